@@ -57,6 +57,14 @@ SAMPLING: tuple[Mutation, ...] = (
         ("tests/test_cached_edge_ids.py::test_they_are_counted_within_the_size_and_asked_for",),
     ),
     Mutation(
+        "scratch for fan-outs that no list has",
+        "budget counting",
+        "featstore/sampling/hops.py",
+        "-1 if fanout >= largest else fanout",
+        "-1 if fanout < 0 else fanout",
+        ("tests/test_epoch_sampler.py::test_fanouts_beyond_every_list_take_no_memory",),
+    ),
+    Mutation(
         "a saved cache without numbers of edges taken for one with them",
         "checksums: topology, node data and saved caches, which are read in sequence",
         "featstore/graph/savedcache.py",

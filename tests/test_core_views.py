@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featstore._core import aggregate, belady, buffers, cache, policies
+from featstore._core import aggregate, belady, buffers, cache, epochs, policies, sampler
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
 from featstore._core.packer import Packer
 from featstore._core.rows import copy_rows
@@ -199,3 +199,47 @@ def test_policies_refuse_hands_and_queues_that_do_not_fit() -> None:
         with pytest.raises(ValueError, match=r"do not fit|outside"):
             policies.s3fifo_victims(i32(0), 1, *arrays)
     policies.s3fifo_insert(i64(7), i32(0), *fits.values())
+
+
+def logs_of(n: int) -> epochs.Logs:
+    n_words = epochs.LEAST_BLOCKS * epochs.LEAST_BLOCK_WORDS
+    return epochs.Logs(n, np.zeros(8 * n_words, np.int8), epochs.LEAST_BLOCK_WORDS, True)
+
+
+@pytest.mark.parametrize(("node", "shift"), [(4, 1), (2, 0), (-1, 0), (-1, 1), (-(2**63), 62)])
+def test_nodes_without_a_log_are_not_logged(node: int, shift: int) -> None:
+    logs = logs_of(2)
+    with pytest.raises(ValueError, match="no log"):
+        logs.scatter(i64(0, node), 0, 2, 0, shift)
+    assert logs.is_empty
+
+
+def test_draws_refuse_targets_of_no_batch_and_lists_that_begin_nowhere() -> None:
+    def draws(*batches: int) -> epochs.Draws:
+        batch, place = np.array(batches, np.uint32), np.zeros(len(batches), np.uint32)
+        options: Any = u64(2).reshape(2, 1), i64(3), (0, 1), False, 2, i64(0), i64(0, len(batches)), batch, place
+        return epochs.Draws(logs_of(2), *options)
+
+    with pytest.raises(ValueError, match="a target of batch 2 of 2"):
+        draws(0, 2, 1)
+    room = np.zeros(epochs.LEAST_POSITIONS, np.int64)
+    for first in (-1, -(2**63)):
+        with pytest.raises(ValueError, match="before the first edge"):
+            draws(0, 1).begin_elsewhere(0, 1, i64(first), i64(5), room, room.copy(), i64())
+
+
+def test_a_hop_that_cannot_begin_ends_the_one_under_way() -> None:
+    hops = sampler.Hops(10, True)
+    nodes, place, degree = np.zeros(10, np.int64), np.zeros(10, np.int64), np.zeros(10, np.int64)
+    hops.attach(nodes, place, degree, u64(16))
+    hops.begin(i64(4))
+    place[0], degree[0] = 0, 3
+    records, src, dst = i32(1, 2, 3), i64(0, 0, 0), i64(0, 0, 0)
+    hops.start(1, -1, False, 0, records, 4, src, dst, i64(), i64(), i64())
+    with pytest.raises(ValueError, match="src has room for 2"):
+        hops.start(1, -1, False, 0, records, 4, src[:2], dst, i64(), i64(), i64())
+    with pytest.raises(ValueError, match="no hop is under way"):
+        hops.number()
+    hops.start(1, -1, False, 0, records, 4, src, dst, i64(), i64(), i64())
+    assert hops.number()
+    assert (src.tolist(), hops.n_nodes) == ([1, 2, 3], 4)

@@ -199,6 +199,34 @@ def test_a_list_longer_than_memory_is_drawn_from_in_pieces(
         assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
 
 
+@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize("kind", [EpochGraph, ChunkedEpochGraph])
+def test_fanouts_beyond_every_list_take_no_memory(tmp_path: Path, kind: type[EpochGraph], edges: bool) -> None:
+    """Users write "all neighbours" so: the same batches as of -1, in the same memory. A longer list is drawn from."""
+    base = random_graph(3000, 20)
+    largest = int(np.diff(base.indptr).max())
+    hub = np.concatenate([[0], np.cumsum(np.where(np.arange(3000) == 7, 6000, np.diff(base.indptr)))])
+    ids = np.random.default_rng(4).integers(0, 3000, hub[-1]).astype(np.int32)
+    whole, drawn = (
+        kind(indptr, indices, path=str(tmp_path / "g")) for indptr, indices in ((base.indptr, base.indices), (hub, ids))
+    )
+    batches = [np.array([7, 1, 2]), np.arange(100, 130)]
+    for g, fanouts, equal in ((whole, [2**31 - 1, largest, 3], (-1, -1, 3)), (drawn, [10**9, 5000], (-1, 5000))):
+        sampler, other = NeighborSampler(g, fanouts, seed=3, edges=edges), NeighborSampler(g, equal, seed=3, edges=edges)
+        assert sampler.drawn_fanouts == equal
+        for k, seeds in enumerate(batches):
+            assert same(sampler.sample(torch.from_numpy(seeds), 0, k), other.sample(torch.from_numpy(seeds), 0, k))
+        least = least_bytes(g, equal, len(batches), is_wide(g))
+        check_window(sampler, g, batches, tmp_path, n_bytes=least)
+        with (
+            pytest.raises(BudgetError, match=f"at least {least} bytes"),
+            window_of(sampler, g, batches, tmp_path, n_bytes=least - 1),
+        ):
+            pass
+    again = NeighborSampler(whole, [5000], replace=True)
+    assert again.drawn_fanouts == (5000,)
+
+
 def test_a_hop_reads_each_needed_page_once_and_no_other(tmp_path: Path) -> None:
     """Of the file; lists in the neighbour cache are not read, nor pages without a list that is drawn from."""
     base = random_graph(40_000, 8)

@@ -71,7 +71,8 @@ COVERAGE: dict[str, list[str]] = {
         "test_catalog::test_something_else_in_its_place",
     ],
     "files: indptr not monotone, last ≠ nnz, neighbour id ≥ N": [
-        "test_create::test_bad_topologies_are_corruption",
+        "test_create::test_bad_offsets_are_found_before_anything_is_made",
+        "test_create::test_an_id_that_is_no_node_is_named",
         "test_damaged_dataset::test_verify_checks_the_adjacency_itself",
         "test_edge_index::test_wrong_edges_are_refused_and_leave_nothing",
     ],
@@ -120,7 +121,9 @@ COVERAGE: dict[str, list[str]] = {
         "test_passes::test_the_process_grows_by_no_more_than_the_budget",
     ],
     "system: io_uring refused (ENOSYS, EPERM, ENOMEM)": [
-        "test_faults::test_refused_ring",
+        "test_refused_rings::test_refused_from_the_start",
+        "test_refused_rings::test_refused_later",
+        "test_played_ring::test_a_kernel_that_refuses_for_ever_is_an_error",
         "test_reader::test_backend_by_name_is_a_demand_and_auto_says_why",
     ],
     "process: kill −9 at every system call of create and commit": [

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.testing.faults import Fault, deny_syscalls, forked, run_in_child, sweep
+from featstore.testing.faults import Fault, forked, run_in_child, sweep
 from featstore.testing.limits import memory_group
 
 N, DIM = 600, 75  # rows of 300 bytes: 13 a page, 47 pages
@@ -357,31 +357,6 @@ def few_descriptors(path: str) -> None:
 def test_too_few_descriptors(tmp_path: Path) -> None:
     create(tmp_path / "g", 0)
     run_in_child(few_descriptors, str(tmp_path / "g"))
-
-
-# -- the ring is refused -------------------------------------------------------------------------------------------------------
-
-
-def ring_refused(path: str, error: int) -> None:
-    x = arrays(0)[2]
-    with featstore.open(path, memory="64MiB", backend="io_uring") as g:
-        assert g.features["x"].stats()["backend"] == "io_uring", "the control: this machine has rings"
-    deny_syscalls(["io_uring_setup"], error)
-    with featstore.open(path, memory="64MiB") as g:
-        store = g.features["x"]
-        assert np.array_equal(store[:].numpy(), x)
-        stats = store.stats()
-        assert stats["backend"] == "pread"
-        assert os.strerror(error) in stats["reason"]
-    with pytest.raises(OSError, match=os.strerror(error)) as caught:
-        featstore.open(path, memory="64MiB", backend="io_uring").features["x"][0]
-    assert caught.value.errno == error
-
-
-@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.ENOMEM], ids=errno.errorcode.get)
-def test_refused_ring(error: int, tmp_path: Path) -> None:
-    create(tmp_path / "g", 0)
-    run_in_child(ring_refused, str(tmp_path / "g"), error)
 
 
 # -- little memory -------------------------------------------------------------------------------------------------------------

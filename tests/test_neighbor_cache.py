@@ -26,6 +26,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.rowfile import RowFile
 from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
+from tests.test_hostile_sections import altered
 
 
 @settings(max_examples=150, deadline=None)
@@ -294,3 +295,18 @@ def test_a_cache_of_another_topology_is_refused() -> None:
             NeighborCache.from_arrays(g.topology, {"records": bad_records})
     with pytest.raises(ValueError, match="offset_of_node"):
         NeighborCache.from_arrays(g.topology, {"records": records, "offset_of_node": offsets[:-1]})
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_arrays_are_refused_or_safe(data: st.DataObject) -> None:
+    """Whatever a file says under a right checksum, no batch names what is no node."""
+    g = random_graph(20, 4, seed=3)
+    given = g.cached(40).neighbor_cache.to_arrays()  # type: ignore[union-attr]
+    arrays = dict(zip(given, altered(data, list(given.values())), strict=True))
+    try:
+        g.neighbor_cache = NeighborCache.from_arrays(g.topology, arrays)
+    except ValueError:
+        return
+    batch = NeighborSampler(g, [3, -1]).sample(torch.arange(20))
+    assert batch.input_ids.tolist() == list(range(20))

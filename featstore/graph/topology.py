@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,13 @@ class Topology(ABC):
             offsets = self.offsets_between(begin, min(begin + _PIECE, stop))
             np.subtract(offsets[1:], offsets[:-1], out=found[begin - first : begin - first + len(offsets) - 1])
         return found
+
+    @cached_property
+    def largest_degree(self) -> int:
+        """The most neighbours of a node; goes through all offsets, once."""
+        return max(
+            (int(self.degrees(k, min(k + _PIECE, self.num_nodes)).max()) for k in range(0, self.num_nodes, _PIECE)), default=0
+        )
 
     def check_ids(self, first: int, ids: npt.NDArray[Any]) -> None:
         """Raise CorruptionError if one of ``ids``, those of the edges ``first …``, is no node."""

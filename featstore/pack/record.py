@@ -32,6 +32,11 @@ __all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "
 PACK_VERSION = 1
 RECORD, SAMPLES = "pack", "samples"
 NODE_DATA = "node_data"  # what the record calls the files of node data that the pack carries
+FIELDS: dict[str, dict[str, type]] = {  # of each kind of record, those that are read without asking
+    "pack": {"num_nodes": int, "epochs": int, "batches": int, "samples": str, "made_of": dict},
+    "layout": {"samples": str, "tables": dict, "features": list, "policy": str, "digest": str}
+    | dict.fromkeys(("capacity", "superbatch", "device_rows"), int),
+}
 
 
 def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudget | None = None) -> None:
@@ -54,15 +59,21 @@ def read_record(path: str, kind: str, directory: OpenDirectory | None = None) ->
     """
     file = SectionFile(path, kind, directory=directory)
     try:
-        record: dict[str, Any] = json.loads(file[0].tobytes())
-    except (ValueError, IndexError) as error:
+        record = json.loads(file[0].tobytes())
+    except (ValueError, IndexError, RecursionError) as error:
         if isinstance(error, CorruptionError):
             raise
         raise CorruptionError(f"the record is not a JSON object: {error}", path) from None
     finally:
         file.close()
+    if not isinstance(record, dict):
+        raise CorruptionError("the record is not a JSON object", path)
     if record.get("format") != PACK_VERSION:
         raise VersionError(f"{path}: pack format {record.get('format')}; this release reads {PACK_VERSION}", path)
+    for name, kind_of in FIELDS.get(kind, {}).items():
+        value = record.get(name)
+        if not isinstance(value, kind_of) or (isinstance(value, int) and value < 0):
+            raise CorruptionError(f"the record's {name} is {value!r:.100}", path)
     return record
 
 

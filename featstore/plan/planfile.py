@@ -62,7 +62,10 @@ class PlanFile:
 
         ``array`` as for :meth:`plan`.
         """
-        return self._file.read(SECTIONS * number + 1, array)
+        found = self._file.read(SECTIONS * number + 1, array)
+        if found.dtype != np.int32:
+            raise CorruptionError(f"the plan of batch {number} is not of integers", self._file.path)
+        return found
 
     def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return the plan of a batch whose input ids are ``ids``.
@@ -75,7 +78,10 @@ class PlanFile:
         CorruptionError, OSError
             The file is damaged, or of other batches.
         """
-        slots, missed, in_positions, in_slots, out_rows = self._file.run(SECTIONS * number, SECTIONS, array)
+        arrays = self._file.run(SECTIONS * number, SECTIONS, array)
+        slots, missed, in_positions, in_slots, out_rows = arrays
+        if any(each.dtype != np.int32 for each in arrays[:-1]) or out_rows.dtype.kind != "i":
+            raise CorruptionError(f"the plan of batch {number} is not of integers", self._file.path)
         k = len(slots)
         hit_positions, hit_slots = array(k, np.int64), array(k, np.int32)
         n_hits = hits_of(slots, hit_positions, hit_slots)
@@ -85,12 +91,12 @@ class PlanFile:
         if len(in_slots) or len(out_rows):
             positions = _copy(in_positions, np.int64, array)
             slots = _copy(in_slots, np.int32, array)  # or it would keep all that was read
-            changes = Changeset(_take(ids, positions, array), positions, slots, _copy(out_rows, np.int64, array))
+            changes = Changeset(self._take(ids, positions, array), positions, slots, _copy(out_rows, np.int64, array))
         missed_at = _copy(missed, np.int64, array)
         if self.tier == Tier.PACKED:
             others = Part(Tier.PACKED, range(len(missed)), missed_at)
         else:
-            others = Part(Tier.BASE, _take(ids, missed_at, array), missed_at)
+            others = Part(Tier.BASE, self._take(ids, missed_at, array), missed_at)
         return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
 
     def close(self) -> None:
@@ -99,8 +105,17 @@ class PlanFile:
 
     def misses(self, number: int, ids: Ints, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Int64s:
         """Return the rows that a batch of ``ids`` reads from the file, in the plan's order; ``array`` as for :meth:`plan`."""
-        rows = _take(ids, self.missed(number, array), array)
+        rows = self._take(ids, self.missed(number, array), array)
         return rows if rows.dtype == np.int64 else _copy(rows, np.int64, array)
+
+    def _take(self, ids: Ints, positions: Ints, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Return ``ids[positions]`` without the array that NumPy would make of it."""
+        taken, width = array(len(positions), ids.dtype), ids.itemsize
+        try:
+            copy_rows(ids.view(np.uint8).reshape(-1, width), positions, taken.view(np.uint8).reshape(-1, width), None)
+        except IndexError:
+            raise CorruptionError(f"a plan names rows beyond the {len(ids)} of its batch", self._file.path) from None
+        return taken
 
     def remove(self) -> None:
         """Delete the file."""
@@ -111,13 +126,6 @@ def _copy(values: npt.NDArray[Any], dtype: npt.DTypeLike, array: Callable[..., n
     copied = array(len(values), dtype)
     copied[:] = values
     return copied
-
-
-def _take(ids: Ints, positions: Ints, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return ``ids[positions]`` without the array that NumPy would make of it."""
-    taken, width = array(len(positions), ids.dtype), ids.itemsize
-    copy_rows(ids.view(np.uint8).reshape(-1, width), positions, taken.view(np.uint8).reshape(-1, width), None)
-    return taken
 
 
 class Appends(Protocol):

@@ -238,8 +238,8 @@ class SampleFile:
         self._kept = kept
         self.n_hops, form = 0, PLAIN
         if len(file):
-            head = file[0].tolist()
-            self.n_hops, form = head[3:HEAD] if len(head) >= HEAD else (-1, PLAIN)
+            head = file[0]
+            self.n_hops, form = head[3:HEAD].tolist() if head.dtype == np.int64 and len(head) >= HEAD else (-1, PLAIN)
         self._has_history = bool(form & WITH_HISTORY)
         form &= ~WITH_HISTORY
         self._arrays = _arrays_of(form)
@@ -255,13 +255,21 @@ class SampleFile:
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[Any]:
         """Return the input ids of a batch, int32 or int64: kept ones, or in memory that ``array(n, dtype)`` makes."""
         kept = None if self._kept is None else self._kept.get(number)
-        return kept if kept is not None else self._file.read(number * self._stride + 1, array)
+        return kept if kept is not None else self._stored_ids(number, array)
+
+    def _stored_ids(self, number: int, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        ids = self._file.read(number * self._stride + 1, array)
+        if ids.dtype not in (np.int32, np.int64):
+            raise CorruptionError(f"the ids of batch {number} are {ids.dtype}", self._file.path)
+        return ids
 
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
         """Return a batch as it was sampled, in pooled memory."""
         first = number * self._stride
         head = self._file[first].tolist()
-        ids = self._file.read(first + 1, pool.array)
+        if len(head) != HEAD + 2 * self.n_hops:
+            raise CorruptionError(f"the head of batch {number} is not of {self.n_hops} blocks", self._file.path)
+        ids = self._stored_ids(number, pool.array)
         input_ids = pool.tensor((len(ids),), torch.int64)
         input_ids.numpy()[:] = ids
         blocks = []
@@ -271,7 +279,8 @@ class SampleFile:
             counts, sources = self._file.run(at, 2, pool.array)
             edges = pool.tensor((2, len(sources)), torch.int64)  # in one array, which is an edge_index without a copy
             src, dst = edges[0], edges[1]
-            if len(counts) != n_dst or not expand(counts, sources, n_src, dst.numpy(), src.numpy()):
+            is_narrow = counts.dtype == sources.dtype == np.int32
+            if not is_narrow or len(counts) != n_dst or not expand(counts, sources, n_src, dst.numpy(), src.numpy()):
                 raise CorruptionError(f"block {hop} of batch {number} does not fit its counts", self._file.path)
             arrays = {name: self._edge_array(at + 2 + i, name, len(sources), pool) for i, name in enumerate(self._arrays)}
             blocks.append(Block(src, dst, n_src, n_dst, **arrays))

@@ -238,8 +238,9 @@ class EpochSampler:
         width = 8 if is_wide(self._dataset) else 4
         targets, edges = self.expected(n_seeds)
         drawn = drawn_bytes(edges, targets, width, has_places(self.hops))
-        useful = useful_bytes(self._dataset, self.fanouts, n, drawn, targets, self.threads)
-        return least_bytes(self._dataset, self.fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
+        fanouts = self.hops.drawn_fanouts
+        useful = useful_bytes(self._dataset, fanouts, n, drawn, targets, self.threads)
+        return least_bytes(self._dataset, fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
 
     def windows(self, n_batches: int, n_seeds: int, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
         """Return how an epoch is cut into windows in so many bytes; None where the user said.
@@ -251,16 +252,17 @@ class EpochSampler:
         return Cut(self, n_batches, n_seeds, batch).windows(n_bytes, disk_of(self))
 
     def expected(self, n_seeds: int) -> tuple[int, int]:
-        """Return how many nodes of a batch draw, and how many edges: the most that there can be, or the mean of -1.
+        """Return how many nodes of a batch draw, and how many edges: the most that there can be, or the mean of whole lists.
 
         With ``draws="labor"``, the mean of the most: how many neighbours a node takes is random.
         """
-        n_nodes = self._dataset.num_nodes
-        mean = self._dataset.topology.num_edges // max(1, n_nodes) + 1
+        n_nodes, n_edges = self._dataset.num_nodes, self._dataset.topology.num_edges
+        mean = n_edges // max(1, n_nodes) + 1
         n, targets, edges = n_seeds, 0, 0
-        for fanout in self.fanouts:
+        for fanout in self.hops.drawn_fanouts:
             each = mean if fanout < 0 else fanout
-            targets, n, edges = n, min(n_nodes, n * (1 + each)), edges + n * each
+            most = n * each if getattr(self.hops, "replace", False) else min(n * each, n_edges)  # a node's list is taken once
+            targets, n, edges = n, min(n_nodes, n + most), edges + most
         return targets, edges
 
 

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 Prune = Callable[[Int64s], npt.NDArray[np.bool_]]  # given the sources of the seeds' own hop: which of them are not expanded
+LARGE_FANOUT = 4096  # drawing one takes more than 100 kB of scratch
 HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
 
 
@@ -376,6 +378,17 @@ class FanoutSampler(HopSampler):
     def fanouts(self) -> tuple[int, ...]:
         """Neighbours that a node draws in each hop, the seeds' own first."""
         return self._hop_sizes
+
+    @cached_property
+    def drawn_fanouts(self) -> tuple[int, ...]:
+        """The fan-outs, with -1 for each that takes all lists whole, so that memory sized by them fits the graph.
+
+        Needs the largest degree where a fan-out is large: a pass over the offsets, once.
+        """
+        if getattr(self, "replace", False) or max(self.fanouts) <= LARGE_FANOUT:
+            return self.fanouts
+        largest = self._g.topology.largest_degree
+        return tuple(-1 if fanout >= largest else fanout for fanout in self.fanouts)
 
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:

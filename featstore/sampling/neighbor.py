@@ -140,9 +140,11 @@ class NeighborSampler(FanoutSampler):
             np.invert(scratch.starts[:n_dst], out=place)
         scratch.n_located = n_dst
         fanout, (key,) = self.fanouts[hop], self.hop_key(at)
-        draw = pool.array((_core.draw_scratch(fanout),), np.int64) if fanout > 0 else EMPTY
         edge_pos = pool.tensor((len(dst),), torch.int64)
         degree = scratch.degree[:n_dst]
+        is_drawn = self.replace or int(degree.max(initial=0)) > fanout
+        n_draw = _core.draw_scratch(fanout) if is_drawn else 0
+        draw = pool.array((n_draw,), np.int64) if n_draw else EMPTY
         arrays = place, degree, dst.numpy(), draw, edge_pos.numpy(), edge_ids
         n_missing = scratch.hops.draw_positions(n_dst, fanout, self.replace, key, *arrays)
         if cache is not None and edge_ids is not None:

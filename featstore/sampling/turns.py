@@ -87,12 +87,12 @@ class Cut:
     """
 
     def __init__(self, sampler: Drawer, n: int, n_seeds: int, batch: tuple[int, int] | None = None) -> None:
-        self._graph, self._fanouts, self._n = sampler.graph, sampler.fanouts, n
+        self._graph, self._fanouts, self._n = sampler.graph, sampler.hops.drawn_fanouts, n
         self._wide = is_wide(sampler.graph)
         width = 8 if self._wide else 4
-        targets, edges = sampler.expected(n_seeds) if batch is None or -1 not in sampler.fanouts else batch
+        targets, edges = sampler.expected(n_seeds) if batch is None or -1 not in self._fanouts else batch
         self._stored = max(1, drawn_bytes(edges, targets, width, has_places(sampler.hops)) + TARGET_WORDS * width * targets)
-        self._each = 2 * LOG_WORDS * width * len(sampler.fanouts)
+        self._each = 2 * LOG_WORDS * width * len(self._fanouts)
 
     def size(self, held: int, disk: int) -> int:
         """Return how many batches a window has, in so many bytes of memory and disk."""
@@ -372,12 +372,12 @@ class Turns:
             size = min(sampler.window, n)
         else:
             batch = None
-            if -1 in sampler.fanouts:
+            if -1 in sampler.hops.drawn_fanouts:
                 alone = sampler.sample(seeds, self._epoch, self._next)
                 batch = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
             size = Cut(sampler, n, len(seeds), batch).size(held, disk_of(sampler))
         follows = size < n or self._coming is not None
-        has_room = 2 * least_bytes(graph, sampler.fanouts, size, wide) <= held
+        has_room = 2 * least_bytes(graph, sampler.hops.drawn_fanouts, size, wide) <= held
         most = 2 if follows and has_room else 1
         return _Plan(size, most, held // most)
 

@@ -178,7 +178,7 @@ class EpochWindow:
         self._topology = graph.topology  # asked for once; asking takes the graph's lock
         self._wide, self._has_places = is_wide(graph), has_places(sampler)
         self._n = stop - first
-        fanouts = sampler.fanouts
+        fanouts = sampler.drawn_fanouts
         least = least_bytes(graph, fanouts, self._n, self._wide)
         if n_bytes < least:
             raise BudgetError(f"a window of {self._n} batches cannot be drawn in {n_bytes} bytes", least)

@@ -96,6 +96,7 @@ class DriveReader(Queues, Protocol):
     """A reader that knows its drive; None until that is measured."""
 
     drive: DriveSpeed | None
+    backend: str
 
 
 def drive_speed(

@@ -54,7 +54,8 @@ class PagedSums:
         ``set_page(number, page)`` checks a page of the table and hands it to ``file``.
     engine : callable
         ``engine(n_rows)`` lends a queue.
-    backend : str
+    with_backend : callable
+        ``with_backend(make)`` returns ``make(backend)``, a queue to be kept.
     budget : Budget
     """
 
@@ -67,7 +68,7 @@ class PagedSums:
         *,
         set_page: Callable[[int, npt.NDArray[np.uint8]], None],
         engine: Callable[[int], AbstractContextManager[Engine]],
-        backend: str,
+        with_backend: Callable[[Callable[[str], Engine]], Engine],
         budget: Budget,
     ) -> None:
         self._file = file
@@ -75,7 +76,7 @@ class PagedSums:
         self._row_bytes = row_bytes
         self._set_page = set_page
         self._borrow = engine
-        self._backend = backend
+        self._with_backend = with_backend
         n_slots, span = self._slots(row_bytes, n_slots)
         self.capacity = n_slots - span
         # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
@@ -123,7 +124,7 @@ class PagedSums:
             self._hand = (self._hand + 1) % len(self._page_of_slot)
         numbers, places = np.array(missing, np.int64), np.array(slots, np.int64)
         if self._engine is None or self._engine.pid != os.getpid():
-            self._engine = Engine(self._backend, MIN_ARENA_BYTES // PAGE_BYTES, MIN_ARENA_BYTES)
+            self._engine = self._with_backend(lambda backend: Engine(backend, MIN_ARENA_BYTES // PAGE_BYTES, MIN_ARENA_BYTES))
             self._engine.set_scratch(len(self._page_of_slot))
         reads, n_bytes = self._engine.gather(self._table, numbers, self._pages, places, 0)
         self._reads += reads

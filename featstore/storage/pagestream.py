@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -102,8 +103,6 @@ class PageFile(Protocol):
     @property
     def path(self) -> str: ...
     @property
-    def backend(self) -> str: ...
-    @property
     def stream_threads(self) -> int: ...
     @property
     def is_direct(self) -> bool: ...
@@ -116,6 +115,7 @@ class PageFile(Protocol):
     @property
     def holds_sums(self) -> bool: ...
     def duplicate(self) -> int: ...
+    def with_backend(self, make: Callable[[str], Stream]) -> Stream: ...
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]: ...
     def count(self, rows: int, reads: int, n_bytes: int) -> object: ...
 
@@ -152,16 +152,29 @@ class PageStream:
         # Pages of sums in use: the piece after the last that needs them, and the pages by number.
         self._groups: deque[tuple[int, dict[int, npt.NDArray[np.uint64]]]] = deque()
         self._in_use: dict[int, npt.NDArray[np.uint64]] = {}
-        fd = file.duplicate()
-        self.core = Stream(fd, file.is_direct, file.path, file.backend, self._pages, self._counts, n_buffers, buffer_bytes, arena)
+        self.core = file.with_backend(
+            lambda backend: Stream(
+                file.duplicate(),
+                file.is_direct,
+                file.path,
+                backend,
+                self._pages,
+                self._counts,
+                n_buffers,
+                buffer_bytes,
+                arena,
+            )
+        )
         self._makes_ready = file.verifies
         if self._makes_ready:
             self.core.use_sums(file.seed, file.n_sums_pages)
             if file.holds_sums:
                 self._hold_sums()
                 self._makes_ready = False
+        # One thread a ring, also where others have been refused one since.
+        n_threads = 1 if self.core.backend == "io_uring" else file.stream_threads
         self._threads = [
-            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(file.stream_threads)
+            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
         ]
         started = []
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
 from featstore.budget import Budget, Living, Reservation
@@ -17,6 +18,8 @@ from featstore.storage.pagedsums import MIN_ARENA_BYTES
 from featstore.storage.rowfile import RowFile
 
 __all__ = ["Reader", "least_queue_bytes"]
+
+T = TypeVar("T")
 
 MAX_ARENA_BYTES = 8 << 20
 PREAD_THREADS = 64
@@ -61,8 +64,9 @@ class Reader:
         self._closed = False
         self._may_measure = True
         self._start()
-        first, self.backend, self.reason = self._probe()
-        self._idle.append(first)
+        self.backend = "pread" if options.backend == "pread" else "io_uring"
+        self.reason = "the kernel allows it" if options.backend == "auto" else "asked for"
+        self._idle.append(self.with_backend(self._make))
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -75,16 +79,26 @@ class Reader:
         self._depths: dict[int, int] = {}
         self._n_short = 0  # of those that make do with one queue
 
-    def _probe(self) -> tuple[Engine, str, str]:
-        wanted = self.options.backend
-        if wanted == "pread":
-            return self._make("pread"), "pread", "asked for"
+    def with_backend(self, make: Callable[[str], T]) -> T:
+        """Return ``make(backend)``, which makes what reads.
+
+        Where the kernel refuses it a ring, and the backend is ``"auto"``, it is made for pread, as is all that is made later.
+
+        Raises
+        ------
+        OSError
+            The kernel refuses a ring that was asked for by name, or what pread needs.
+        """
+        backend = self.backend
         try:
-            return self._make("io_uring"), "io_uring", "asked for" if wanted == "io_uring" else "the kernel allows it"
+            return make(backend)
         except OSError as error:
-            if wanted == "io_uring":
+            if backend == "pread" or self.options.backend == "io_uring":
                 raise
-            return self._make("pread"), "pread", f"io_uring was refused: {error.strerror}"
+            made = make("pread")
+            with self._lock:
+                self.backend, self.reason = "pread", f"io_uring was refused: {error.strerror}"
+            return made
 
     def _make(self, backend: str, n_rows: int = 0) -> Engine:
         """Make a queue, with scratch to sort ``n_rows``."""
@@ -198,14 +212,16 @@ class Reader:
         """Wait until there is an idle queue, or make one; the lock is held."""
         self._check_open()
         while not self._idle:
+            if not self._held:
+                self._idle.append(self.with_backend(self._make))
+                break
             if len(self._held) < self._most_queues:
                 try:
                     # One beside others needs no memory later: a read never fails for want of what a queue less would leave.
-                    self._idle.append(self._make(self.backend, SCRATCH_STEP if self._held else 0))
+                    self._idle.append(self._make(self.backend, SCRATCH_STEP))
                     break
                 except (BudgetError, OSError):
-                    if not self._held:
-                        raise
+                    pass  # the others do
             self._changed.wait()
             self._check_open()
 
@@ -237,7 +253,7 @@ class Reader:
         reservation = self._held.pop(id(engine))
         del self._depths[id(engine)]
         try:
-            self._idle.append(self._make_in(reservation, self.backend, n_rows))
+            self._idle.append(self.with_backend(lambda backend: self._make_in(reservation, backend, n_rows)))
         except BaseException:
             reservation.release()
             self._changed.notify_all()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from featstore.storage.pagedsums import PagedSums, is_kept, pages_cached, table_
 from featstore.storage.pagestream import PageStream
 
 __all__ = ["Queues", "ReadStats", "RowFile"]
+
+T = TypeVar("T")
 
 SCAN_BYTES = 4 << 20  # of one read where all pages are checked
 
@@ -61,10 +63,10 @@ class Queues(Protocol):
     """What a row file needs of the reader that opened it: queues, what pays for them, and which gaps to read over."""
 
     budget: Budget
-    backend: str
 
     @property
     def stream_threads(self) -> int: ...
+    def with_backend(self, make: Callable[[str], T]) -> T: ...
     def engine(self, n_rows: int = 0) -> AbstractContextManager[Engine]: ...
     def gap_for(self, file: File, n_rows: int) -> int: ...
 
@@ -134,10 +136,9 @@ class RowFile:
         """``"direct"`` or ``"buffered: …"`` with the reason."""
         return self._file.mode
 
-    @property
-    def backend(self) -> str:
-        """What reads: ``"io_uring"`` or ``"pread"``."""
-        return self._reader.backend
+    def with_backend(self, make: Callable[[str], T]) -> T:
+        """Return ``make(backend)``, which makes what reads it (see :meth:`~featstore.storage.reader.Reader.with_backend`)."""
+        return self._reader.with_backend(make)
 
     @property
     def stream_threads(self) -> int:
@@ -221,7 +222,7 @@ class RowFile:
                 pages_cached(budget.total),
                 set_page=lambda number, page: self._set_sums_page(number, page, sums_seed),
                 engine=self._reader.engine,
-                backend=self._reader.backend,
+                with_backend=self._reader.with_backend,
                 budget=budget,
             )
             return

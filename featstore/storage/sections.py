@@ -40,6 +40,7 @@ _ENTRY: Final = np.dtype([("offset", "<u8"), ("items", "<u8"), ("dtype", "<u8"),
 _CODES: Final = {np.dtype(name): code for name, (code, _) in DTYPES.items() if name != "bfloat16"} | {np.dtype(np.uint64): 64}
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 _MASK: Final = 2**64 - 1
+_WIDTHS: Final = np.array([_DTYPES[code].itemsize if code in _DTYPES else 0 for code in range(max(_DTYPES) + 1)], np.uint64)
 _VERIFY_BYTES: Final = 1 << 20
 
 
@@ -250,6 +251,16 @@ class SectionFile:
         if _sum(index, self._seed, _MASK) != index_sum:
             raise CorruptionError("the index is damaged", self.path, where)
         self._index = np.frombuffer(index, _ENTRY)
+        self._check_entries()
+
+    def _check_entries(self) -> None:
+        """Refuse arrays of no dtype, or that do not lie before the index, whatever the checksums say."""
+        offsets, items, codes = (self._index[name] for name in ("offset", "items", "dtype"))
+        widths = _WIDTHS[np.minimum(codes, len(_WIDTHS) - 1)]
+        is_good = (codes < len(_WIDTHS)) & (widths > 0) & (offsets <= self._index_at)
+        is_good &= items <= (self._index_at - np.minimum(offsets, self._index_at)) // np.maximum(widths, 1)
+        if not is_good.all():
+            raise CorruptionError(f"array {int(is_good.argmin())} cannot be where the index says", self.path, self._index_at)
 
     def __len__(self) -> int:
         return len(self._index)

@@ -39,12 +39,12 @@ static void fs_uring_stage(fs_uring *u, const fs_job *job, uint64_t seq) {
 
 static void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
     uint64_t head = 0, tail = 0, arena_head = 0, arena_tail = 0, n_done = 0, next_poll = 4096;
-    unsigned in_flight = 0;
+    const unsigned *in_flight = &u->ring.in_flight;
     int pending = 0, exhausted = 0;
     fs_op op;
     for (;;) {
         /* Keep the queue full: refill as completions arrive, no barriers. */
-        while (!atomic_load_explicit(&job->stop, memory_order_relaxed) && in_flight < u->depth && head - tail < FS_WINDOW) {
+        while (!atomic_load_explicit(&job->stop, memory_order_relaxed) && *in_flight < u->depth && head - tail < FS_WINDOW) {
             if (!pending && !(pending = fs_next_op(job, &op))) {
                 exhausted = 1;
                 break;
@@ -62,37 +62,28 @@ static void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
             slot->retries = 0;
             slot->complete = 0;
             fs_uring_stage(u, job, head++);
-            in_flight++;
             pending = 0;
         }
-        if (!in_flight) {
+        if (!*in_flight) {
             if (exhausted || atomic_load(&job->stop)) break;
             continue;
         }
-        int r = fs_ring_enter(&u->ring, in_flight >= 64 ? 16 : 1);
-        const int short_of_memory = r == -EAGAIN || r == -EBUSY; /* for requests or completions: what is in flight must land first */
-        if (r == -EINTR || short_of_memory || n_done >= next_poll) {
+        int r = fs_ring_enter(&u->ring, *in_flight >= 64 ? 16 : 1);
+        if (r < 0 && r != -EINTR) {
+            fs_job_fail(job, FS_ERR_OS, -r, 0);
+        } else if (r || n_done >= next_poll) {
             next_poll = n_done + 4096;
             if (!atomic_load(&job->stop) && poll()) fs_job_fail(job, FS_ERR_SIGNAL, 0, 0);
-            if (short_of_memory) nanosleep(&(struct timespec){0, 50000}, NULL);
-        } else if (r < 0) {
-            /* What is staged was not taken and never will be; what was taken is drained below. */
-            fs_job_fail(job, FS_ERR_OS, -r, 0);
-            in_flight -= u->ring.n_staged;
-            atomic_fetch_sub_explicit(u->ring.sq_tail, u->ring.n_staged, memory_order_release);
-            u->ring.n_staged = 0;
         }
         struct fs_cqe cqe;
         while (fs_ring_reap(&u->ring, &cqe)) {
             fs_slot *slot = &u->slots[cqe.user_data % FS_WINDOW];
             uint64_t offset = slot->op.page0 * FS_PAGE + slot->done, bad_page;
             int64_t got = fs_progress(job, fs_inject(job, cqe.res), slot->len - slot->done, offset, &slot->retries);
-            in_flight--;
             if (got >= 0) {
                 slot->done += (uint32_t)got;
                 if (slot->done < slot->len && !atomic_load_explicit(&job->stop, memory_order_relaxed)) {
                     fs_uring_stage(u, job, cqe.user_data);
-                    in_flight++;
                     continue;
                 }
             }

@@ -100,15 +100,20 @@ cdef class Bits:
         """Mark what the cache holds at the start: the first position of each resident row (paid for, so as if hit before)."""
         cdef int64_t i, q
         cdef uint64_t bit
-        for i in range(positions.shape[0]):
-            q = positions[i]
-            if not 0 <= q < self.length:
-                raise ValueError("a resident row is not accessed in this trace")
-            bit = <uint64_t>1 << (q & 63)
-            self.words[2 * (q >> 6)] |= bit
-            self.words[2 * (q >> 6) + 1] |= bit
-            self.marks[q >> 9] = 1
-            self.count += 1
+        cdef bint good = True
+        with nogil:
+            for i in range(positions.shape[0]):
+                q = positions[i]
+                good = 0 <= q < self.length
+                if not good:
+                    break
+                bit = <uint64_t>1 << (q & 63)
+                self.words[2 * (q >> 6)] |= bit
+                self.words[2 * (q >> 6) + 1] |= bit
+                self.marks[q >> 9] = 1
+                self.count += 1
+        if not good:
+            raise ValueError("a resident row is not accessed in this trace")
 
     cdef int64_t highest(self) noexcept nogil:
         """The highest kept position; −1 if none."""
@@ -295,9 +300,10 @@ cdef class Slots:
         cdef int64_t i
         if self.n_free + slots.shape[0] > self.free_slots.shape[0]:
             raise ValueError("more slots are free than there are")
-        for i in range(slots.shape[0]):
-            self.free_slots[self.n_free] = slots[i]
-            self.n_free += 1
+        with nogil:
+            for i in range(slots.shape[0]):
+                self.free_slots[self.n_free] = slots[i]
+                self.n_free += 1
 
     def changes(self, Bits bits not None, const row_t[::1] rows not None, const row_t[::1] numbers not None,
                 const pos_t[::1] nxt not None, int64_t limit, int32_t[::1] slots not None, int64_t[::1] in_rows not None,
@@ -373,9 +379,10 @@ def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1
     cdef int64_t i, q
     if out.shape[0] < positions.shape[0]:
         raise ValueError("an array shorter than the positions")
-    for i in range(positions.shape[0]):
-        q = positions[i]
-        out[i] = 0 <= q < bits.length and bits.words[2 * (q >> 6)] >> (q & 63) & 1
+    with nogil:
+        for i in range(positions.shape[0]):
+            q = positions[i]
+            out[i] = 0 <= q < bits.length and bits.words[2 * (q >> 6)] >> (q & 63) & 1
 
 
 def next_uses(const row_t[::1] rows not None, int64_t batch, int64_t[::1] ptr not None, const int64_t[::1] end not None,

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cdef extern from "bits.h" nogil:
+    void fs_fetch(const void *p)
     void fs_touch(const void *p)
     void fs_peek(const void *p)
     int fs_popcount(uint64_t x)

@@ -7,16 +7,17 @@ raises.
 
 from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint32_t, uint64_t
 
-from featstore._core.bits cimport outside, row_t
+from featstore._core.bits cimport fs_fetch, outside, row_t
 
 cdef extern from *:
     """
     #include <stdint.h>
+    #include "bits.h"
 
     /* Hints only: an id that is out of range may be hinted at before it is checked, hence integer arithmetic. */
     static inline void featstore_prefetch_entry(const int32_t *table, uint64_t entry)
     {
-        __builtin_prefetch((const void *)((uintptr_t)table + (uintptr_t)entry * sizeof *table), 0, 3);
+        fs_fetch((const void *)((uintptr_t)table + (uintptr_t)entry * sizeof *table));
     }
     """
     void featstore_prefetch_entry(const int32_t *table, uint64_t entry) noexcept nogil
@@ -183,7 +184,7 @@ def check_hits(const row_t[::1] rows not None, const int32_t[::1] slots not None
     ``row_of_slot[s]`` is the row in slot ``s``, -1 where it is empty.
     """
     cdef int64_t i, n = slots.shape[0]
-    cdef uint32_t n_slots = <uint32_t>row_of_slot.shape[0], slot
+    cdef uint32_t n_slots = <uint32_t>row_of_slot.shape[0], slot, ahead
     cdef bint is_slot, is_wrong = False
     cdef const held_t *table
     if rows.shape[0] != n:
@@ -201,6 +202,9 @@ def check_hits(const row_t[::1] rows not None, const int32_t[::1] slots not None
     with nogil:
         # No branch: which rows hit is as good as random to the processor. Of what is no slot, slot 0 is looked at in vain.
         for i in range(n):
+            if i + AHEAD < n:
+                ahead = <uint32_t>slots[i + AHEAD]
+                fs_fetch(table + ahead * <bint>(ahead < n_slots))
             slot = <uint32_t>slots[i]
             is_slot = slot < n_slots
             is_wrong |= (is_slot & (table[slot * is_slot] != rows[i])) | ((not is_slot) & (slots[i] != -1))
@@ -258,12 +262,15 @@ def claim(const int64_t[::1] rows not None, const int64_t[::1] positions not Non
 
 def distinct_slots(const int32_t[::1] slots not None, uint64_t[::1] bitmap not None, int32_t[::1] out not None):
     """Write the distinct slots in order of first appearance; return how many. ``bitmap`` is all zero before and after."""
-    cdef int64_t i, n = slots.shape[0], n_out = 0
+    cdef int64_t i, n = slots.shape[0], n_out = 0, bad = -1
     cdef uint32_t slot
     cdef uint64_t word, bit
     if out.shape[0] < n:
         raise ValueError("an output is too short")
-    if n and outside(&slots[0], n, 64 * bitmap.shape[0]) >= 0:
+    if n:
+        with nogil:
+            bad = outside(&slots[0], n, 64 * bitmap.shape[0])
+    if bad >= 0:
         raise ValueError("a slot without a bit")
     with nogil:
         for i in range(n):

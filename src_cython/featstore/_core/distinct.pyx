@@ -58,7 +58,7 @@ cdef class Ranks:
 
     def of(self, const row_t[::1] rows not None, row_t[::1] out not None):
         """Write the number of each row, −1 for one that the window does not have; each is in ``0 … n - 1``."""
-        cdef int64_t i, k = rows.shape[0]
+        cdef int64_t i, k = rows.shape[0], bad
         cdef uint64_t word, below
         cdef uint64_t *pair
         if out.shape[0] < k:
@@ -66,8 +66,10 @@ cdef class Ranks:
         if k == 0:
             return
         cdef const row_t *r = &rows[0]
-        if outside(r, k, self.n) >= 0:
-            raise IndexError(f"row {rows[outside(r, k, self.n)]} is out of range for {self.n} rows")
+        with nogil:
+            bad = outside(r, k, self.n)
+        if bad >= 0:
+            raise IndexError(f"row {rows[bad]} is out of range for {self.n} rows")
         with nogil:
             for i in range(k):
                 if i + AHEAD < k:

@@ -163,12 +163,14 @@ cdef class Logs:
         int
             The first position that there was no room for, or ``end``.
         """
-        cdef int64_t i, last = 0
+        cdef int64_t i
+        cdef uint64_t last = 0
         if not 0 <= first <= end <= nodes.shape[0] or not 0 <= batch < INT32_MAX or not 0 <= shift < 63 or end > INT32_MAX:
             raise ValueError("impossible targets")
-        for i in range(first, end):
-            last = max(last, <int64_t>((<uint64_t>nodes[i]) >> shift))
-        if last >= self.logs.n_logs:
+        with nogil:
+            for i in range(first, end):
+                last = max(last, (<uint64_t>nodes[i]) >> shift)
+        if last >= <uint64_t>self.logs.n_logs:
             raise ValueError("a node has no log")
         if first == end:
             return end
@@ -258,6 +260,7 @@ cdef class Draws:
                   bint replace, int64_t n_batches, const int64_t[::1] nodes not None, const int64_t[::1] starts not None,
                   const uint32_t[::1] batch not None, const uint32_t[::1] place not None, int level=2, bint numbered=False):
         cdef int64_t n = nodes.shape[0], n_targets, i
+        cdef uint32_t most = 0
         self.first_hop, self.pass_.n_hops = hops
         if not 0 <= self.first_hop < self.pass_.n_hops <= fanouts.shape[0]:
             raise ValueError("no such hops")
@@ -266,9 +269,11 @@ cdef class Draws:
         n_targets = starts[n]
         if batch.shape[0] < n_targets or place.shape[0] < n_targets:
             raise ValueError("arrays of lengths that disagree")
-        for i in range(n_targets):
-            if batch[i] >= n_batches:
-                raise ValueError(f"a target of batch {batch[i]} of {n_batches}")
+        with nogil:
+            for i in range(n_targets):
+                most = max(most, batch[i])
+        if n_targets > 0 and most >= n_batches:
+            raise ValueError(f"a target of batch {most} of {n_batches}")
         self.views = (logs, keys, fanouts, nodes, starts, batch, place)
         self.pass_.logs = &logs.logs
         self.pass_.keys, self.pass_.fanouts = &keys[0, 0], &fanouts[0]
@@ -288,7 +293,7 @@ cdef class Draws:
 
     @staticmethod
     def scratch(fanouts):
-        """Return how many int64 words :meth:`begin` needs for these fan-outs."""
+        """Return how many int64 words :meth:`begin` needs for these fan-outs; -1, which takes whole lists, needs none."""
         cdef int64_t fanout, most = 0
         for fanout in fanouts:
             if fanout > LANE_DRAWS:
@@ -315,14 +320,16 @@ cdef class Draws:
             Places in a list are logged, and one is too long for words of 32 bits: more than 2**32 neighbours.
         """
         cdef Py_buffer view
-        cdef int64_t i
+        cdef int64_t i, longest = 0
         self.check_ids(id_bytes)
         if self.pass_.numbered and not self.pass_.logs.wide:
-            for i in range(degree.shape[0]):
-                if degree[i] > <int64_t>UINT32_MAX + 1:
-                    raise OverflowError(
-                        f"a list of {degree[i]} neighbours is too long for the logs of a graph of less than 2**31 nodes: "
-                        "LaborSampler(edges=True) draws the same batches one by one")
+            with nogil:
+                for i in range(degree.shape[0]):
+                    longest = max(longest, degree[i])
+            if longest > <int64_t>UINT32_MAX + 1:
+                raise OverflowError(
+                    f"a list of {longest} neighbours is too long for the logs of a graph of less than 2**31 nodes: "
+                    "LaborSampler(edges=True) draws the same batches one by one")
         PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
         try:
             self.pass_.ids, self.pass_.n_ids = view.buf, view.len // id_bytes
@@ -347,14 +354,16 @@ cdef class Draws:
         holes : int64 array, shape (n,)
             Scratch, until the lists are done.
         """
-        cdef int64_t i
+        cdef int64_t i, least = 0
         if positions.shape[0] < LEAST_POSITIONS or holes.shape[0] != positions.shape[0]:
             raise ValueError("no room for positions")
         if self.pass_.take != NULL:
             raise ValueError("layer-neighbour sampling goes through lists: they must be in memory")
-        for i in range(at.shape[0]):
-            if at[i] < 0:
-                raise ValueError("a list begins before the first edge")
+        with nogil:
+            for i in range(at.shape[0]):
+                least = min(least, at[i])
+        if least < 0:
+            raise ValueError("a list begins before the first edge")
         self.pass_.ids, self.pass_.n_ids, self.pass_.wide = NULL, INT64_MAX, FS_ELSEWHERE
         self.take(first, end, at, degree, scratch)
         self.pass_.positions, self.pass_.holes = &positions[0], &holes[0]

@@ -12,7 +12,7 @@ from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.rowio cimport (
     FS_ERR_OS, FS_ERR_SHORT, FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, fs_job, fs_ring,
-    fs_ring_close, fs_ring_open, fs_row_start, fs_sort_keys,
+    fs_ring_close, fs_row_start, fs_sort_keys, open_ring,
 )
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best
 from featstore.errors import CorruptionError, FormatError
@@ -262,9 +262,7 @@ cdef class Engine:
             if self.uring == NULL:
                 raise MemoryError
             self.uring.ring.fd = -1
-            error = fs_ring_open(&self.uring.ring, depth)
-            if error:
-                raise OSError(-error, f"io_uring_setup: {os.strerror(-error)}")
+            open_ring(&self.uring.ring, depth)
             self.uring.depth = min(depth, self.uring.ring.entries)
             self.uring.arena = self.arena
             self.uring.arena_bytes = self.arena_bytes

@@ -55,6 +55,20 @@ STEP = FS_PIECE + FS_SPARE
 fs_make_kept()
 
 
+cdef int64_t _total(const int64_t *counts, int64_t n, int64_t most) except -1:
+    """Return the sum of the edges of ``n`` destinations, which is not above ``most``."""
+    cdef int64_t i, total = 0
+    with nogil:
+        for i in range(n):
+            if counts[i] < 0 or counts[i] > most - total:
+                total = -1
+                break
+            total += counts[i]
+    if total < 0:
+        raise ValueError("counts are not those of the hop")
+    return total
+
+
 @cython.final
 cdef class Layer:
     """One hop: destinations go through their neighbours' numbers, then what they take is numbered. One owner thread.
@@ -229,7 +243,7 @@ cdef class Layer:
             Output: local numbers.
         """
         cdef fs_hop *hop = &self.hops.hop
-        cdef int64_t n = self.layer.n_chosen, i, total = 0
+        cdef int64_t n = self.layer.n_chosen
         cdef int wants
         cdef Py_buffer view
         if not self.done:
@@ -239,10 +253,7 @@ cdef class Layer:
         if src.shape[0] != n or dst.shape[0] != n:
             raise ValueError(f"the hop has {n} edges; src has room for {src.shape[0]}, dst for {dst.shape[0]}")
         if not self.is_numbering:
-            for i in range(self.layer.n_dst):
-                if counts[i] < 0 or counts[i] > n - total:
-                    raise ValueError("counts are not those of the hop")
-                total += counts[i]
+            _total(&counts[0] if counts.shape[0] else NULL, counts.shape[0], n)
             hop.n_dst, hop.n_edges = self.layer.n_dst, n
             hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
             self.is_numbering = True
@@ -297,7 +308,7 @@ cdef class Importance:
     cdef bint is_held
 
     def __cinit__(self, Layer layer not None, Hops sources not None, int64_t fanout, listed, int64_t[::1] counts not None):
-        cdef int64_t i, total = 0
+        cdef int64_t total
         if fanout < 1:
             raise ValueError(f"a fan-out of at least 1 is weighed, not {fanout}")
         if sources is layer.hops or sources.hop.n_nodes or not sources.hop.nodes:
@@ -306,10 +317,7 @@ cdef class Importance:
             raise ValueError("the layer's lists are gone through first")
         if counts.shape[0] != layer.layer.n_dst:
             raise ValueError(f"counts has {counts.shape[0]} entries for {layer.layer.n_dst} destinations")
-        for i in range(counts.shape[0]):
-            if counts[i] < 0 or counts[i] > layer.layer.n_chosen - total:
-                raise ValueError("counts are not those of the hop")
-            total += counts[i]
+        total = _total(&counts[0] if counts.shape[0] else NULL, counts.shape[0], layer.layer.n_chosen)
         if total != layer.layer.n_chosen:
             raise ValueError("counts are not those of the hop")
         PyObject_GetBuffer(listed, &self.listed, PyBUF_WRITABLE)
@@ -366,8 +374,9 @@ cdef class Importance:
             raise ValueError(f"weights of shape ({n}, 2) expected, not ({weights.shape[0]}, {weights.shape[1]})")
         self.weights = weights
         sources = <fs_source *>&weights[0, 0] if n else NULL
-        for t in range(n):
-            sources[t].weight = 1
+        with nogil:
+            for t in range(n):
+                sources[t].weight = 1
         self.n_weighed = n
         found = []
         while n and len(found) != steps:

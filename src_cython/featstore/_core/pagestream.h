@@ -98,36 +98,22 @@ static void fs_stream_stage(fs_stream *s, fs_ring *ring, uint64_t piece) {
 
 /* Read until the end, an error or close; one thread. Never returns while a read is in flight. */
 static void fs_stream_uring(fs_stream *s, fs_ring *ring) {
-    unsigned in_flight = 0;
     for (;;) {
         pthread_mutex_lock(&s->lock);
         /* With nothing in flight no completion comes: wait for the consumer instead. */
-        while (!in_flight && !fs_stream_over(s) && !fs_stream_can_begin(s)) pthread_cond_wait(&s->freed, &s->lock);
-        while (in_flight < ring->entries && fs_stream_can_begin(s)) {
-            fs_stream_stage(s, ring, fs_stream_begin(s));
-            in_flight++;
-        }
+        while (!ring->in_flight && !fs_stream_over(s) && !fs_stream_can_begin(s)) pthread_cond_wait(&s->freed, &s->lock);
+        while (ring->in_flight < ring->entries && fs_stream_can_begin(s)) fs_stream_stage(s, ring, fs_stream_begin(s));
         pthread_mutex_unlock(&s->lock);
-        if (!in_flight) return;
+        if (!ring->in_flight) return;
         int r = fs_ring_enter(ring, 1);
-        if (r == -EAGAIN || r == -EBUSY) {
-            nanosleep(&(struct timespec){0, 50000}, NULL);
-        } else if (r < 0 && r != -EINTR) {
-            fs_stream_fail(s, FS_ERR_OS, -r, 0);
-            in_flight -= ring->n_staged;
-            atomic_fetch_sub_explicit(ring->sq_tail, ring->n_staged, memory_order_release);
-            ring->n_staged = 0;
-        }
+        if (r < 0 && r != -EINTR) fs_stream_fail(s, FS_ERR_OS, -r, 0);
         struct fs_cqe cqe;
         while (fs_ring_reap(ring, &cqe)) {
             int whole = fs_stream_progress(s, &s->slots[cqe.user_data % s->n_buffers], cqe.res);
-            in_flight--;
-            if (whole > 0) {
+            if (whole > 0)
                 fs_stream_land(s, cqe.user_data);
-            } else if (whole == 0 && s->job.error_kind == FS_OK) {
+            else if (whole == 0 && s->job.error_kind == FS_OK)
                 fs_stream_stage(s, ring, cqe.user_data);
-                in_flight++;
-            }
         }
     }
 }

@@ -10,6 +10,8 @@ from libc.stdlib cimport calloc, free
 
 cimport cython
 
+from featstore._core.ids cimport count_of
+
 
 cdef extern from "partition.h" nogil:
     ctypedef struct fs_placer:
@@ -45,14 +47,6 @@ cdef extern from "partition.h" nogil:
     void fs_list_starts(const int64_t *, const int32_t *, int64_t, int64_t *, int64_t *) noexcept
     int64_t fs_move_lists(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *, int64_t,
                           int64_t, int) noexcept
-
-
-cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
-    if id_bytes != 4 and id_bytes != 8:
-        raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
-    if view.len % id_bytes:
-        raise ValueError(f"{view.len} bytes are no whole number of ids of {id_bytes} bytes")
-    return view.len // id_bytes
 
 
 cdef int64_t _leaves(int64_t width) noexcept:
@@ -214,7 +208,7 @@ cdef class Placer:
             raise ValueError(f"no block begins at {first}")
         PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
         try:
-            n = _count_of(&view, id_bytes)
+            n = count_of(&view, id_bytes)
             with nogil:
                 fs_place(&self.state, view.buf, id_bytes == 8, first, n)
         finally:
@@ -252,7 +246,7 @@ def edges_inside(const int64_t[::1] offsets not None, int64_t first_node, const 
     cdef int64_t n, found = 0
     PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
     try:
-        n = _count_of(&view, id_bytes)
+        n = count_of(&view, id_bytes)
         _check_block(offsets, first_node, part.shape[0], first, n)
         if n:
             with nogil:
@@ -290,7 +284,7 @@ def cross_edges(const int64_t[::1] offsets not None, int64_t first_node, const i
             raise ValueError(f"counts must be {n_nodes} numbers of 4 or 8 bytes, not {target.len} bytes of {target.itemsize}")
         PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
         try:
-            n = _count_of(&view, id_bytes)
+            n = count_of(&view, id_bytes)
             _check_block(offsets, first_node, n_nodes, first, n)
             if n:
                 with nogil:
@@ -368,10 +362,10 @@ def move_lists(block, int64_t first, const int64_t[::1] indptr not None, const i
         return 0
     PyObject_GetBuffer(block, &source, PyBUF_SIMPLE)
     try:
-        n_ids = _count_of(&source, id_bytes)
+        n_ids = count_of(&source, id_bytes)
         PyObject_GetBuffer(window, &target, PyBUF_WRITABLE)
         try:
-            room = _count_of(&target, id_bytes)
+            room = count_of(&target, id_bytes)
             with nogil:
                 node = fs_move_lists(<const char *>source.buf, first, n_ids, &indptr[0], &starts[0], n, node,
                                      <char *>target.buf, begin, room, id_bytes)

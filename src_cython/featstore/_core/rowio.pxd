@@ -1,6 +1,7 @@
 """The C of reading pages (``rowio.h``, ``uring.h``) as the modules that use it see it: declared once."""
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport strerror
 
 from featstore._core.xxh3 cimport fs_secret, fs_xxh3_fn
 
@@ -51,3 +52,10 @@ cdef extern from "uring.h" nogil:
         unsigned entries
     int fs_ring_open(fs_ring *ring, unsigned entries)
     void fs_ring_close(fs_ring *ring, int mapped)
+
+
+cdef inline int open_ring(fs_ring *ring, unsigned entries) except -1:
+    cdef int error = fs_ring_open(ring, entries)
+    if error:
+        raise OSError(-error, f"setting up io_uring: {strerror(-error).decode()}")
+    return 0

@@ -40,6 +40,17 @@ def draw_scratch(int64_t fanout):
     return 0 if fanout <= LANE_DRAWS else fs_draw_scratch(fanout)
 
 
+cdef const void *_ids_of(buffer, int id_bytes, int64_t *n) except? NULL:
+    """Return where the ``n`` ids of a buffer lie; the caller keeps it."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        n[0] = count_of(&view, id_bytes)
+        return view.buf
+    finally:
+        PyBuffer_Release(&view)
+
+
 @cython.final
 cdef class Hops:
     """The nodes of one batch, numbered in order of first appearance, and its hops. One owner thread.
@@ -144,8 +155,7 @@ cdef class Hops:
         """Return the edges of a hop over the first ``n_dst`` nodes, how many of them must be read, and whether any is drawn."""
         cdef int64_t n_edges = 0, n_missing = 0
         cdef int any_drawn = 0
-        if n_dst < 0 or n_dst > self.hop.n_nodes:
-            raise ValueError("more destinations than nodes")
+        self._check_dst(n_dst)
         with nogil:
             fs_count(self.hop.place, self.hop.degree, n_dst, fanout, replace, &n_edges, &n_missing, &any_drawn)
         return n_edges, n_missing, bool(any_drawn)
@@ -175,53 +185,40 @@ cdef class Hops:
         edge_ids : int32 or int64 array, as long as ``records``, optional
             What an edge whose id is in ``records`` gets in ``edge_pos`` instead; an edge to read gets ``~`` of its number.
         """
-        cdef int64_t n_edges, n_missing, n_records = 0
-        cdef Py_buffer view
+        cdef int64_t n_edges, n_missing, n_records = 0, n_numbers = 0
+        cdef const void *numbers
         check_width(id_bytes)
-        n_edges, n_missing, any_drawn = self.count(n_dst, fanout, replace)
+        self._check_dst(n_dst)
+        self._end_hop()
+        self._begin_hop(&self.hop, n_dst, fanout, replace, key, scratch)
+        n_edges, n_missing = self.hop.n_edges, self.hop.n_missing
         if src.shape[0] != n_edges or dst.shape[0] != n_edges:
             raise ValueError(f"the hop has {n_edges} edges; src has room for {src.shape[0]}, dst for {dst.shape[0]}")
         if positions.shape[0] != n_missing or edges.shape[0] != n_missing:
             raise ValueError(f"the hop lacks {n_missing} edges; positions has room for {positions.shape[0]}")
-        check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
         if edge_pos is not None and (starts is None or starts.shape[0] < n_dst or edge_pos.shape[0] != n_edges):
             raise ValueError(f"edge_pos needs {n_edges} entries, and the starts of {n_dst} lists")
-        if records is None:
-            if n_edges != n_missing:
-                raise ValueError("lists in memory, and no records")
-            self.hop.records = NULL
-        else:
-            PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-            try:
-                n_records = count_of(&view, id_bytes)
-                self.hop.records = view.buf
-            finally:
-                PyBuffer_Release(&view)
-        self.hop.edge_ids, self.hop.edge_ids_wide = NULL, 0
+        if records is None and n_edges != n_missing:
+            raise ValueError("lists in memory, and no records")
+        self.hop.records = NULL
+        if records is not None:
+            self.hop.records = _ids_of(records, id_bytes, &n_records)
         if edge_ids is not None:
-            PyObject_GetBuffer(edge_ids, &view, PyBUF_SIMPLE)
-            try:
-                self.hop.edge_ids_wide = edge_ids.itemsize == 8
-                if count_of(&view, 8 if self.hop.edge_ids_wide else 4) != n_records or edge_pos is None:
-                    raise ValueError(f"edge_ids has an entry for each of the {n_records} records, and goes with edge_pos")
-                if n_edges:
-                    self.hop.edge_ids = view.buf
-            finally:
-                PyBuffer_Release(&view)
+            self.hop.edge_ids_wide = edge_ids.itemsize == 8
+            numbers = _ids_of(edge_ids, 8 if self.hop.edge_ids_wide else 4, &n_numbers)
+            if n_numbers != n_records or edge_pos is None:
+                raise ValueError(f"edge_ids has an entry for each of the {n_records} records, and goes with edge_pos")
+            if n_edges:
+                self.hop.edge_ids = numbers
         self.records = records, edge_ids  # held while the hop runs
-        self.hop.wide = id_bytes == 8
-        self.hop.n_dst, self.hop.fanout, self.hop.replace, self.hop.key = n_dst, fanout, replace, key
-        self.hop.n_edges, self.hop.n_missing = n_edges, 0
-        self.hop.next_dst = self.hop.drawn = self.hop.gathered = self.hop.numbered = 0
+        self.hop.wide, self.hop.n_missing = id_bytes == 8, 0
         self.src_view, self.dst_view, self.scratch_view = src, dst, scratch
         self.positions_view, self.edges_view = positions, edges
         self.starts_view, self.edge_pos_view = starts, edge_pos
-        self.hop.starts = self.hop.edge_pos = NULL
         if edge_pos is not None and n_edges:
             self.hop.starts, self.hop.edge_pos = &starts[0], &edge_pos[0]
         self.hop.src = &src[0] if n_edges else NULL
         self.hop.dst = &dst[0] if n_edges else NULL
-        self.hop.scratch = &scratch[0] if scratch.shape[0] else NULL
         self.hop.positions = &positions[0] if n_missing else NULL
         self.hop.edges = &edges[0] if n_missing else NULL
         self.in_hop = True
@@ -258,41 +255,47 @@ cdef class Hops:
             So many edges are not drawn.
         """
         cdef fs_hop hop = self.hop
-        cdef int64_t n_edges = 0, n_missing = 0, i
-        cdef int any_drawn = 0
-        cdef Py_buffer view
-        if n_dst < 0 or n_dst > self.hop.n_nodes or min(place.shape[0], degree.shape[0]) < n_dst:
+        cdef int64_t n_records = 0, i
+        cdef bint has_ids = edge_ids is not None
+        self._check_dst(n_dst)
+        if min(place.shape[0], degree.shape[0]) < n_dst:
             raise ValueError("more destinations than nodes")
         if n_dst == 0:
             return 0
-        fs_count(&place[0], &degree[0], n_dst, fanout, replace, &n_edges, &n_missing, &any_drawn)
-        if (edge_ids is None and n_edges != n_missing) or dst.shape[0] != n_edges or edge_pos.shape[0] != n_edges:
-            raise ValueError(f"{n_edges} edges are drawn, and not {edge_pos.shape[0]}")
-        check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
-        if n_edges == 0:
-            return 0
         hop.place, hop.degree = &place[0], &degree[0]
-        hop.n_dst, hop.fanout, hop.replace, hop.key, hop.n_edges = n_dst, fanout, replace, key, n_edges
+        self._begin_hop(&hop, n_dst, fanout, replace, key, scratch)
+        if (not has_ids and hop.n_edges != hop.n_missing) or dst.shape[0] != hop.n_edges or edge_pos.shape[0] != hop.n_edges:
+            raise ValueError(f"{hop.n_edges} edges are drawn, and not {edge_pos.shape[0]}")
+        if hop.n_edges == 0:
+            return 0
         hop.src, hop.dst, hop.edge_pos = &edge_pos[0], &dst[0], &edge_pos[0]
-        hop.scratch = &scratch[0] if scratch.shape[0] else NULL
-        hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
-        if edge_ids is None:
-            hop.records = hop.edge_ids = NULL
-            with nogil:
-                fs_draw_places(&hop, self.draw_lanes)
-                for i in range(n_edges):
-                    edge_pos[i] = ~edge_pos[i]
-            return n_missing
-        PyObject_GetBuffer(edge_ids, &view, PyBUF_SIMPLE)
-        try:
+        hop.records = hop.edge_ids = NULL
+        if has_ids:
             hop.wide = hop.edge_ids_wide = edge_ids.itemsize == 8
-            count_of(&view, 8 if hop.wide else 4)
-            hop.records = hop.edge_ids = view.buf  # fetched ahead where ids would be
-            with nogil:
-                fs_draw_places(&hop, self.draw_lanes)
-        finally:
-            PyBuffer_Release(&view)
-        return n_missing
+            hop.records = hop.edge_ids = _ids_of(edge_ids, 8 if hop.wide else 4, &n_records)  # fetched where ids would be
+        with nogil:
+            fs_draw_places(&hop, self.draw_lanes)
+            if not has_ids:
+                for i in range(hop.n_edges):
+                    edge_pos[i] = ~edge_pos[i]
+        return hop.n_missing
+
+    cdef int _begin_hop(self, fs_hop *hop, int64_t n_dst, int64_t fanout, bint replace, uint64_t key,
+                        int64_t[::1] scratch) except -1:
+        """Set ``hop`` to the beginning of a hop over its first ``n_dst`` nodes, and count its edges."""
+        cdef int any_drawn = 0
+        with nogil:
+            fs_count(hop.place, hop.degree, n_dst, fanout, replace, &hop.n_edges, &hop.n_missing, &any_drawn)
+        check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
+        hop.scratch = &scratch[0] if scratch.shape[0] else NULL
+        hop.n_dst, hop.fanout, hop.replace, hop.key = n_dst, fanout, replace, key
+        hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
+        return 0
+
+    cdef int _check_dst(self, int64_t n_dst) except -1:
+        if n_dst < 0 or n_dst > self.hop.n_nodes:
+            raise ValueError("more destinations than nodes")
+        return 0
 
     def fill(self, ids, int id_bytes):
         """Take the ids read from ``positions``; returns the first that is no node's, or -1."""

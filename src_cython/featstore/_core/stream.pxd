@@ -49,6 +49,7 @@ cdef Arena arena_for(Arena given, uint64_t nbytes)
 
 cdef class Stream:
     cdef fs_stream s
+    cdef fs_ring ring
     cdef fs_secret secret
     cdef const uint64_t[::1] pages
     cdef const uint32_t[::1] counts

@@ -8,8 +8,8 @@ from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.bits cimport row_t
 from featstore._core.rowio cimport (
-    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, fs_job, fs_ring, fs_ring_close,
-    fs_ring_open, fs_row_start,
+    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, fs_job, fs_ring_close,
+    fs_row_start, open_ring,
 )
 from featstore._core.xxh3 cimport fs_secret_init, fs_xxh3_best
 from featstore.errors import ClosedError, CorruptionError
@@ -94,18 +94,28 @@ cdef class Stream:
         Taken over: closed with the stream.
     direct : bool
         Whether reads bypass the page cache.
+    path : str
+    backend : str
+        ``"io_uring"``, for one thread that reads, or ``"pread"``.
     pages, counts : uint64 and uint32 arrays, shape (n,)
         First page and pages of each piece; counts of at most ``buffer_bytes`` / 4096.
     arena : Arena, optional
         Memory for the buffers.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses a ring.
     """
 
     def __cinit__(self):
-        self.s.job.fd = -1
+        self.s.job.fd = self.ring.fd = -1
         self.pid = getpid()
 
     def __init__(self, int fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
                  const uint32_t[::1] counts not None, unsigned n_buffers, uint64_t buffer_bytes, Arena arena=None):
+        cdef Py_ssize_t i
+        cdef bint good = True
         self.s.job.fd = fd
         self.s.job.direct = direct
         self.s.job.hash = fs_xxh3_best()
@@ -114,9 +124,13 @@ cdef class Stream:
         if (pages.shape[0] != counts.shape[0] or n_buffers < 1 or buffer_bytes % FS_PAGE
                 or not 0 < buffer_bytes <= MAX_OP_BYTES):
             raise ValueError("impossible stream")
-        for i in range(counts.shape[0]):
-            if not 0 < counts[i] * FS_PAGE <= buffer_bytes:
-                raise ValueError("a piece is empty or longer than a buffer")
+        with nogil:
+            for i in range(counts.shape[0]):
+                good = good and 0 < counts[i] * FS_PAGE <= buffer_bytes
+        if not good:
+            raise ValueError("a piece is empty or longer than a buffer")
+        if backend == "io_uring":
+            open_ring(&self.ring, n_buffers)
         self.pages, self.counts = pages, counts
         self.s.n_pieces = pages.shape[0]
         if self.s.n_pieces:
@@ -134,9 +148,14 @@ cdef class Stream:
     def use_sums(self, uint64_t seed, uint64_t n_sums_pages):
         """Verify pages, against pages of sums set by :meth:`set_sums_page` before their pieces are allowed."""
         cdef uint64_t n_pages = n_sums_pages * FS_SUMS_PER_PAGE
-        for i in range(self.pages.shape[0]):
-            if self.pages[i] > n_pages or self.pages[i] + self.counts[i] > n_pages:
-                raise ValueError(f"page {self.pages[i]} has no sum among {n_sums_pages} pages of them")
+        cdef Py_ssize_t i, bad = -1
+        with nogil:
+            for i in range(self.pages.shape[0]):
+                if self.pages[i] > n_pages or self.pages[i] + self.counts[i] > n_pages:
+                    bad = i
+                    break
+        if bad >= 0:
+            raise ValueError(f"page {self.pages[bad]} has no sum among {n_sums_pages} pages of them")
         fs_secret_init(&self.secret, seed)
         self.s.job.secret = &self.secret
         self.n_sums_pages = n_sums_pages
@@ -184,21 +203,10 @@ cdef class Stream:
 
     def read(self):
         """Read until the end, an error or :meth:`stop`; by one thread with io_uring, by several with pread."""
-        cdef fs_ring ring
-        cdef int error
-        if self.backend == "io_uring":
-            error = fs_ring_open(&ring, self.s.n_buffers)
-            if error:
-                pthread_mutex_lock(&self.s.lock)
-                self.s.job.error_kind, self.s.job.error_number = FS_ERR_OS, -error
-                pthread_cond_broadcast(&self.s.landed)
-                pthread_mutex_unlock(&self.s.lock)
-                return
-            with nogil:
-                fs_stream_uring(&self.s, &ring)
-            fs_ring_close(&ring, True)
-        else:
-            with nogil:
+        with nogil:
+            if self.ring.fd >= 0:
+                fs_stream_uring(&self.s, &self.ring)
+            else:
                 fs_stream_pread(&self.s)
 
     def scatter(self, uint64_t n, positions, uint8_t[:, ::1] out not None):
@@ -299,6 +307,7 @@ cdef class Stream:
                     pthread_cond_wait(&self.s.landed, &self.s.lock)
                 pthread_mutex_unlock(&self.s.lock)
         self.s.closed = True
+        fs_ring_close(&self.ring, self.pid == getpid())
         if fd >= 0:
             c_close(fd)
         if self.arena is not None:

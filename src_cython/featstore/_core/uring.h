@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef __NR_io_uring_setup
@@ -23,6 +24,8 @@
 #define FS_OFF_SQ_RING 0ULL
 #define FS_OFF_CQ_RING 0x8000000ULL
 #define FS_OFF_SQES 0x10000000ULL
+#define FS_MAX_REFUSALS 400 /* in a row, with a longer wait after each: 4 s in all */
+#define FS_REFUSED_NS 50000L
 
 struct fs_sq_offsets { uint32_t head, tail, ring_mask, ring_entries, flags, dropped, array, resv1; uint64_t resv2; };
 struct fs_cq_offsets { uint32_t head, tail, ring_mask, ring_entries, overflow, cqes, flags, resv1; uint64_t resv2; };
@@ -43,7 +46,8 @@ struct fs_cqe { uint64_t user_data; int32_t res; uint32_t flags; };
 
 typedef struct {
     int fd;
-    unsigned entries, n_staged;
+    unsigned entries, n_staged, in_flight; /* reads staged; reads staged or taken by the kernel, and not reaped */
+    unsigned n_refused;
     void *sq_map, *cq_map;
     size_t sq_map_bytes, cq_map_bytes, sqe_bytes;
     struct fs_sqe *sqes;
@@ -69,6 +73,58 @@ static void *fs_ring_map(fs_ring *ring, size_t bytes, uint64_t offset) {
     if (p == MAP_FAILED) return NULL;
     madvise(p, bytes, MADV_DONTFORK); /* a child must never reap its parent's completions */
     return p;
+}
+
+/* Stage one read. The caller keeps at most `entries` reads in flight, so there is always room. */
+static void fs_ring_read(fs_ring *ring, int fd, void *buf, uint32_t len, uint64_t offset, uint64_t tag) {
+    uint32_t tail = atomic_load_explicit(ring->sq_tail, memory_order_relaxed);
+    uint32_t index = tail & ring->sq_mask;
+    struct fs_sqe *sqe = &ring->sqes[index];
+    memset(sqe, 0, sizeof *sqe);
+    sqe->opcode = FS_OP_READ;
+    sqe->fd = fd;
+    sqe->off = offset;
+    sqe->addr = (uint64_t)(uintptr_t)buf;
+    sqe->len = len;
+    sqe->user_data = tag;
+    ring->sq_array[index] = index;
+    atomic_store_explicit(ring->sq_tail, tail + 1, memory_order_release);
+    ring->n_staged++;
+    ring->in_flight++;
+}
+
+/* Hand over what is staged and wait for `min_complete` completions. 0 or -EINTR: there may be some. Another -errno: the kernel
+ * refuses, so nothing that was staged is in flight any more; what it has taken before lands all the same: reap until nothing is. */
+static int fs_ring_enter(fs_ring *ring, unsigned min_complete) {
+    int r = (int)syscall(__NR_io_uring_enter, ring->fd, ring->n_staged, min_complete, min_complete ? FS_ENTER_GETEVENTS : 0, NULL, 0);
+    if (r >= 0) {
+        ring->n_staged -= (unsigned)r;
+        ring->n_refused = 0;
+        return 0;
+    }
+    r = -errno;
+    if (r == -EINTR) return r;
+    ring->n_refused = ring->in_flight > ring->n_staged ? 0 : ring->n_refused + 1; /* what was taken lands, whatever is refused */
+    if ((r == -EAGAIN || r == -EBUSY) && ring->n_refused < FS_MAX_REFUSALS) {
+        r = -EINTR; /* short of memory for requests or completions, which passes */
+    } else {
+        ring->n_refused = 0;
+        ring->in_flight -= ring->n_staged;
+        atomic_fetch_sub_explicit(ring->sq_tail, ring->n_staged, memory_order_release);
+        ring->n_staged = 0;
+    }
+    if (ring->in_flight) nanosleep(&(struct timespec){0, FS_REFUSED_NS * (1 + ring->n_refused)}, NULL);
+    return r;
+}
+
+/* Take the next completion; 0 when there is none. */
+static int fs_ring_reap(fs_ring *ring, struct fs_cqe *out) {
+    uint32_t head = atomic_load_explicit(ring->cq_head, memory_order_relaxed);
+    if (head == atomic_load_explicit(ring->cq_tail, memory_order_acquire)) return 0;
+    *out = ring->cqes[head & ring->cq_mask];
+    atomic_store_explicit(ring->cq_head, head + 1, memory_order_release);
+    ring->in_flight--;
+    return 1;
 }
 
 /* Create a ring; 0 or -errno. */
@@ -113,41 +169,9 @@ static int fs_ring_open(fs_ring *ring, unsigned entries) {
     ring->cq_tail = (_Atomic uint32_t *)(cq + p.cq_off.tail);
     ring->cq_mask = *(uint32_t *)(cq + p.cq_off.ring_mask);
     ring->cqes = (struct fs_cqe *)(cq + p.cq_off.cqes);
-    return 0;
-}
-
-/* Stage one read. The caller keeps at most `entries` reads in flight, so there is always room. */
-static void fs_ring_read(fs_ring *ring, int fd, void *buf, uint32_t len, uint64_t offset, uint64_t tag) {
-    uint32_t tail = atomic_load_explicit(ring->sq_tail, memory_order_relaxed);
-    uint32_t index = tail & ring->sq_mask;
-    struct fs_sqe *sqe = &ring->sqes[index];
-    memset(sqe, 0, sizeof *sqe);
-    sqe->opcode = FS_OP_READ;
-    sqe->fd = fd;
-    sqe->off = offset;
-    sqe->addr = (uint64_t)(uintptr_t)buf;
-    sqe->len = len;
-    sqe->user_data = tag;
-    ring->sq_array[index] = index;
-    atomic_store_explicit(ring->sq_tail, tail + 1, memory_order_release);
-    ring->n_staged++;
-}
-
-/* Hand over what is staged and wait for `min_complete` completions; 0 or -errno (-EINTR: a signal came). */
-static int fs_ring_enter(fs_ring *ring, unsigned min_complete) {
-    int r = (int)syscall(__NR_io_uring_enter, ring->fd, ring->n_staged, min_complete, min_complete ? FS_ENTER_GETEVENTS : 0, NULL, 0);
-    if (r < 0) return -errno;
-    ring->n_staged -= (unsigned)r;
-    return 0;
-}
-
-/* Take the next completion; 0 when there is none. */
-static int fs_ring_reap(fs_ring *ring, struct fs_cqe *out) {
-    uint32_t head = atomic_load_explicit(ring->cq_head, memory_order_relaxed);
-    if (head == atomic_load_explicit(ring->cq_tail, memory_order_acquire)) return 0;
-    *out = ring->cqes[head & ring->cq_mask];
-    atomic_store_explicit(ring->cq_head, head + 1, memory_order_release);
-    return 1;
+    int error = fs_ring_enter(ring, 0); /* it may be refused where setting up is not */
+    if (error) fs_ring_close(ring, 1);
+    return error;
 }
 
 #endif

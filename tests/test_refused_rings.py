@@ -1,0 +1,150 @@
+"""A kernel that refuses rings, at first or later: pread takes their place everywhere, unless a ring was asked for by name."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import featstore
+from featstore._core.stream import Stream
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.pagestream import PageStream
+from featstore.storage.reader import MIN_ARENA_BYTES, STREAM_THREADS
+from featstore.storage.rowfile import RowFile
+from featstore.storage.writer import FileRecord
+from featstore.testing.faults import deny_syscalls, forked, run_in_child
+from tests.written_rows import opened, write_rows
+
+ROWS = np.random.default_rng(0).integers(0, 256, (90_000, 512), dtype=np.uint8)
+
+
+def gathers(file: RowFile) -> bool:
+    """Whether a gather returns the right rows."""
+    ids = np.random.default_rng(1).integers(0, len(ROWS), 300)
+    out = np.zeros((300, ROWS.shape[1]), np.uint8)
+    file.gather(ids, out)
+    return np.array_equal(out, ROWS[ids])
+
+
+def streams(file: RowFile) -> bool:
+    """Whether a stream of the first pages does."""
+    out = np.zeros((2000, ROWS.shape[1]), np.uint8)
+    with PageStream(file, np.array([[1, out.nbytes // PAGE_BYTES]]), 1 << 20) as stream:
+        stream.feed(stream.n_pieces)
+        stream.core.scatter(len(out), None, out)
+    return np.array_equal(out, ROWS[:2000])
+
+
+def refused_from_the_start(path: str, x: npt.NDArray[np.float32], error: int) -> None:
+    deny_syscalls(["io_uring_setup"], error)
+    with featstore.open(path, memory="64MiB") as g:
+        store = g.features["x"]
+        assert np.array_equal(store[:].numpy(), x)
+        assert store.stats()["backend"] == "pread"
+        assert os.strerror(error) in store.stats()["reason"]
+    with pytest.raises(OSError, match=os.strerror(error)) as caught:
+        featstore.open(path, memory="64MiB", backend="io_uring")
+    assert caught.value.errno == error
+
+
+def refused_with_each_error(path: str) -> None:
+    with featstore.open(path, memory="64MiB", backend="io_uring") as g:
+        x = g.features["x"][:].numpy()
+        assert g.features["x"].stats()["backend"] == "io_uring", "the control: this machine has rings"
+    for error in (errno.EPERM, errno.ENOSYS, errno.ENOMEM):
+        assert forked(functools.partial(refused_from_the_start, path, x, error)) is None, errno.errorcode[error]
+
+
+def test_refused_from_the_start(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((300, 75), dtype=np.float32)
+    indptr, indices = np.arange(301), np.zeros(300, np.int64)
+    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, features={"x": x}, progress=False).close()
+    run_in_child(refused_with_each_error, str(tmp_path / "g"))
+
+
+# What the kernel refuses cannot be undone: each runs in a fork of one child.
+
+
+def to_a_stream(folder: Path, record: FileRecord) -> None:
+    with (
+        opened(folder, record, backend="auto") as (file, reader),
+        opened(folder, record, backend="io_uring") as (other, demanding),
+    ):
+        assert gathers(file)
+        assert streams(file)
+        deny_syscalls(["io_uring_setup"])
+        assert reader.backend == "io_uring"
+        assert streams(file)
+        assert (reader.backend, reader.reason.startswith("io_uring was refused")) == ("pread", True)
+        assert gathers(file)
+        with pytest.raises(OSError, match=os.strerror(errno.EPERM)) as caught:
+            streams(other)
+        assert caught.value.errno == errno.EPERM
+        assert gathers(other)  # its ring is there
+        assert demanding.backend == "io_uring"
+
+
+def to_a_fork(folder: Path, record: FileRecord) -> None:
+    with opened(folder, record, backend="auto") as (file, reader):
+        assert gathers(file)
+
+        def child() -> None:
+            deny_syscalls(["io_uring_setup"])
+            assert gathers(file)
+            assert reader.backend == "pread"
+
+        assert forked(child) is None
+        assert reader.backend == "io_uring"
+
+
+def to_the_queue_of_checksums(folder: Path, record: FileRecord) -> None:
+    with opened(folder, record, memory=6 * MIN_ARENA_BYTES, backend="auto") as (file, reader):
+        assert file._paged is not None
+        deny_syscalls(["io_uring_setup"])
+        assert gathers(file)
+        assert reader.backend == "pread"
+
+
+def while_in_use(folder: Path, record: FileRecord) -> None:
+    with opened(folder, record, backend="auto") as (file, reader):
+        assert gathers(file)
+        deny_syscalls(["io_uring_enter"], errno.ENXIO)
+        for _ in range(2):
+            with pytest.raises(OSError, match=os.strerror(errno.ENXIO)) as caught:
+                gathers(file)
+            assert (caught.value.errno, caught.value.filename) == (errno.ENXIO, file.path)
+        assert streams(file)  # a ring that can be made and not be used is none
+        assert reader.backend == "pread"
+
+
+def while_a_stream_begins(folder: Path, record: FileRecord) -> None:
+    """Another is refused its ring between this one's ring and its thread: one thread reads it all the same."""
+    with opened(folder, record, backend="auto") as (file, reader):
+        assert gathers(file)
+
+        def late(make: Callable[[str], Stream]) -> Stream:
+            made = reader.with_backend(make)
+            reader.backend = "pread"
+            return made
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(file, "with_backend", late)
+            with PageStream(file, np.array([[1, 2000]]), 1 << 20) as stream:
+                assert (stream.core.backend, len(stream._threads), file.stream_threads) == ("io_uring", 1, STREAM_THREADS)
+
+
+def refused_later(folder: str) -> None:
+    record = write_rows(Path(folder), ROWS)
+    for refused in (to_a_stream, while_a_stream_begins, to_a_fork, to_the_queue_of_checksums, while_in_use):
+        assert forked(functools.partial(refused, Path(folder), record)) is None, refused
+
+
+def test_refused_later(tmp_path: Path) -> None:
+    run_in_child(refused_later, str(tmp_path))
