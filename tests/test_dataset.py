@@ -410,7 +410,7 @@ def test_sizes_and_threads_as_users_write_them(small: SimpleNamespace, monkeypat
     with featstore.open(small.path, memory=np.int64(40 << 20)) as g:  # NumPy's integers are integers
         assert g.budget.total == 40 << 20
     for wrong in (np.int32(-1), True, 1e9):
-        with pytest.raises((ValueError, TypeError), match="size"):
+        with pytest.raises((ValueError, TypeError), match="memory"):
             featstore.open(small.path, memory=wrong)  # type: ignore[arg-type]
     for text, n_bytes in (("1.5x", 1500), ("0.1X", 100), (" 2 x ", 2000), ("1.5KB", 1500), ("0x", 0), (7, 7)):
         assert parse_disk(text, 1000) == n_bytes
