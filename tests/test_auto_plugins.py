@@ -79,9 +79,6 @@ def test_a_strategy_whose_estimate_is_least_is_taken(path: Path, register: Calla
     assert (found["taken"]["strategy"], found["taken"]["policy"], found["policy"]) == ("mine", "lru", "lru")
     assert seen[0].capacity == 200
     assert seen[0].n_batches == 14
-    assert found["actual"]["strategy"] == "mine"
-    assert found["actual"]["counted_s"] == 1e-9  # asked again, of the rows that were counted
-    assert seen[-1].n_accesses != seen[0].n_accesses
 
 
 def test_a_strategy_that_takes_longer_is_listed(
@@ -106,7 +103,6 @@ def test_each_policy_of_a_strategy_is_a_candidate(path: Path, register: Callable
     found = train(path)
     assert (found["taken"]["strategy"], found["policy"]) == ("mine", "sieve")
     assert [each["policy"] for each in found["estimates"] if each["strategy"] == "mine"] == ["lru", "sieve"]
-    assert found["actual"]["counted_s"] == 1e-9  # that of the policy that was taken
 
 
 def test_what_a_base_class_estimates_is_not_inherited(path: Path) -> None:

@@ -33,7 +33,7 @@ from tests.sampled import one_in
 LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
 CACHE_BYTES = "20KB"
 N = {"old": 700, "new": 800}
-KEY = "auto/runs"
+KEY = "drive/speed"
 IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 
 
@@ -74,7 +74,7 @@ def convert(root: Path, to: str) -> None:
 
 
 def keep(root: Path, value: int) -> None:
-    """As measured drive rates and epochs of ``auto`` are kept."""
+    """As measured rates are kept."""
     with Update(root / "g") as update:
         update.add([], extra={KEY: {"value": value}})
         update.commit()

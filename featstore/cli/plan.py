@@ -46,7 +46,6 @@ from featstore.plan.trace import Trace
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
-from featstore.strategies.actual import kept_runs, runs_table
 from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
@@ -208,13 +207,11 @@ def _explain(options: argparse.Namespace) -> int:
             choices = [_choice(options, graph, each, machine) for each in workloads]
             if options.device_cache == "auto":
                 choices = [replace(each, note=SIZED_LATER) for each in choices]
-        runs = kept_runs(graph.path)
     listed = [each.to_dict() for each in choices]
     result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
-    result["runs"] = [each.to_dict() for each in runs]
     unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
-    text += "\n\n".join([*(each.table() for each in choices), *([runs_table(runs)] if runs else [])])
+    text += "\n\n".join(each.table() for each in choices)
     if options.plot is not None:
         draw_estimates(choices, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, feature {options.feature!r}")
         text += f"\ndrawn: {options.plot}"

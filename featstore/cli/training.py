@@ -339,22 +339,20 @@ def describe_epoch(epoch: Epoch) -> str:
 
 def describe_training(result: TrainResult) -> str:
     """Return where time, rows and memory of a training went, as text."""
-    estimated = f"\n\n{estimate_and_actual(result)}" if "auto" in result.stats else ""
+    estimated = f"\n\n{beside_estimate(result)}" if "auto" in result.stats else ""
     return f"{stage_table(result.stats)}\n\n{result.memory}{estimated}"
 
 
-def estimate_and_actual(result: TrainResult) -> str:
+def beside_estimate(result: TrainResult) -> str:
     """Return what ``strategy="auto"`` took and why, and its estimate beside what an epoch was, as text."""
     stats = result.stats
     auto, taken, n = stats["auto"], stats["auto"]["taken"], max(1, len(result.epochs))
     lines = [f"taken: {taken['strategy']} ({taken['policy']}): {auto['reason']}"]
     if "epoch_s" in taken:
         seconds = sum(epoch.seconds for epoch in result.epochs) / n
-        actual = auto.get("actual")  # None: no epoch was whole
-        prepared = "" if actual is None else f"{'' if actual['is_all_loading'] else '>= '}{actual['prepared_s']:.3g}"
         lines += [
             f"{'an epoch':<36}{'estimate':>14}{'actual':>14}",
-            f"{'seconds of data preparation':<36}{taken['epoch_s']:>14.3g}{prepared:>14}",
+            f"{'seconds of data preparation':<36}{taken['epoch_s']:>14.3g}",
             f"{'seconds with the model':<36}{'':>14}{seconds:>14.3g}",
             f"{'seconds that the loop waited':<36}{'':>14}{stats['seconds'].get('wait', 0.0) / n:>14.3g}",
             f"{'rows loaded':<36}{taken['rows_loaded']:>14,}{stats['rows_loaded'] // n:>14,}",

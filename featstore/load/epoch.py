@@ -95,8 +95,6 @@ class RunningEpoch(Iterator[MiniBatch]):
         if batch is None:
             self._over = True
             self.close()
-            if self._run.on_delivered is not None:
-                self._run.on_delivered()
             raise StopIteration
         return batch
 

@@ -398,8 +398,7 @@ class Loader:
             many an epoch has, and the ``passes`` over the features of an epoch where they are streamed. With rows on the device
             ``device_cache``: ``rows`` of each feature, ``bytes`` of all, the ``way`` to a batch (``"host"``, ``"one pass"`` or
             ``"two passes"``), or ``why`` there are none. With :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the
-            ``estimates`` of all strategies, and ``actual``, the last whole epoch
-            (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and whether it was ``made`` now.
+            ``estimates`` of all strategies; with a pack ``layout``: its ``name``, and whether it was ``made`` now.
             With edge features ``edge_features``: what was read of them alone, by the same names, and the stage ``edges``.
             With ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over lists a hop,
             and ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and
@@ -435,12 +434,7 @@ class Loader:
     # The end.
 
     def close(self) -> None:
-        """Stop all iterators; they raise ClosedError from now on. The cache stays with the graph. May be called again.
-
-        After a whole epoch under ``strategy="auto"`` the loader keeps the epoch's seconds in the dataset's catalog, beside their
-        estimate, if the dataset can be written. If the drive took 1.5 times longer or shorter than its stored speeds say, they
-        are marked as suspect, and the next ``"auto"`` measures the drive again.
-        """
+        """Stop all iterators; they raise ClosedError from now on. The cache stays with the graph. May be called again."""
         self._close(failed=False)
 
     def _close(self, failed: bool) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from featstore._core.rows import copy_rows
 from featstore.storage.calls import close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
-from featstore.storage.keptrates import SHARES_OF_TIME, keep, kept_rates
+from featstore.storage.keptrates import keep, kept_rates
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.rowfile import Queues, RowFile
@@ -30,9 +30,7 @@ from featstore.storage.rundir import RunDirectory
 __all__ = [
     "TIMED_MIN_BYTES",
     "DriveSpeed",
-    "doubted",
     "drive_speed",
-    "forget_speed",
     "kept_speed",
     "settled",
     "share_end",
@@ -53,7 +51,6 @@ FIRST_GATHER_S = 0.05  # of timing reads when a gather needs their ratio first
 SCRATCH_BYTES = 64 << 20
 FILL_BYTES = 64 << 20  # as many at once are read and then copied into a cache
 LEAST_SCRATCH_BYTES = 1 << 20
-SAME = 1.5  # rates that differ by less, one measured because the other was doubted, confirm each other
 CHUNK_BYTES = 1 << 20
 GATHER_BYTES, CLUSTER_BYTES = 64 << 20, 2 << 20  # dense parts of the file whose rows are gathered
 GATHER_SHARE = 0.3  # of those parts' pages: the others are read over
@@ -139,8 +136,8 @@ def drive_speed(
     again, alone and beside a stream. A rate is the median of slices, so a slow first request says nothing.
 
     What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is not
-    used: what was measured while others used the drive is soon forgotten. Neither is what an epoch made doubtful
-    (:func:`doubted`). A dataset that may not be written, or that somebody is writing, keeps nothing, and is measured again.
+    used: what was measured while others used the drive is soon forgotten. A dataset that may not be written, or that somebody is
+    writing, keeps nothing, and is measured again.
     """
     where = {"machine": platform.node(), "drive": os.stat(dataset).st_dev, "backend": reader.backend, "method": METHOD}
     known = reader.drive
@@ -150,11 +147,7 @@ def drive_speed(
     found = None if again else _saved(kept, where)
     if found is None:
         found = _measure(reader, sources, f"{dataset}.runs" if run_dir is None else os.fspath(run_dir), disk)
-        entry = {"where": where, "when": time.time(), **asdict(found)}
-        if kept is not None and kept.get("doubted"):
-            earlier = _saved({**kept, "doubted": False}, where)
-            entry["confirmed"] = earlier is not None and _same(earlier, found)
-        keep(dataset, KEY, entry)
+        keep(dataset, KEY, {"where": where, "when": time.time(), **asdict(found)})
     reader.drive = found
     return found
 
@@ -162,22 +155,6 @@ def drive_speed(
 def kept_speed(catalog: Catalog) -> dict[str, Any] | None:
     """Return the entry of a catalog with the drive's rates; None where there is none."""
     return catalog.extra.get(KEY)
-
-
-def doubted(catalog: Catalog) -> dict[str, dict[str, Any]]:
-    """Return the entry of a dataset's catalog with the drive's rates, marked so that they are measured again.
-
-    None where there are no rates, and where those there are confirmed others that had been doubted: then it is not the drive that
-    an epoch differs by, and measuring after every epoch would not help.
-    """
-    entry = catalog.extra.get(KEY)
-    return {} if entry is None or entry.get("confirmed") else {KEY: {**entry, "doubted": True}}
-
-
-def forget_speed(reader: DriveReader) -> None:
-    """Let :func:`drive_speed` look into the catalog again; until then reads are merged as before."""
-    if reader.drive is not None:
-        reader.drive = replace(reader.drive, write_bandwidth=0.0)
 
 
 def share_end(name: str) -> float:
@@ -253,11 +230,6 @@ def _time_random(reader: Queues, file: File) -> float:
             return settled(lambda: some(n), end)
     finally:
         pages.close()
-
-
-def _same(one: DriveSpeed, other: DriveSpeed) -> bool:
-    pairs = zip(asdict(one).items(), asdict(other).values(), strict=True)
-    return all(1 / SAME <= rate / again <= SAME for (name, rate), again in pairs if name not in SHARES_OF_TIME)
 
 
 def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | None:

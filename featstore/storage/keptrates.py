@@ -47,7 +47,7 @@ def kept_or_measured(
 
 def kept_rates(entry: dict[str, Any] | None, where: dict[str, Any], kind: type[Any]) -> dict[str, float] | None:
     """Return the rates of an entry, the fields of the dataclass ``kind``, if they were measured there within a day."""
-    if entry is None or entry.get("where") != where or entry.get("doubted"):
+    if entry is None or entry.get("where") != where:
         return None
     when = entry.get("when")
     if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:

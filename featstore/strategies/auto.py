@@ -19,12 +19,11 @@ from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.pack.tablespeed import table_speed
-from featstore.plan.choice import Choice, chosen_mask, observe
+from featstore.plan.choice import chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
-from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import edge_cache_bytes, make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
@@ -126,41 +125,25 @@ class Auto(Strategy):
 
 
 class AutoRunner(Runner):
-    """The runner of the strategy that was decided on, and its epochs beside their estimates."""
+    """The runner of the strategy that was decided on, and why it was."""
 
     def __init__(self, chosen: Runner, decision: Decision) -> None:
         super().__init__(chosen.setup, chosen.memory)
         self._chosen, self._decision, self.prefetch = chosen, decision, chosen.prefetch
-        self._epochs: Epochs | None = None
-        if decision.choice is not None:
-            self._epochs = Epochs(decision.choice, len(self.setup.features), len(self.setup.batches))
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """See :class:`~featstore.Runner`."""
-        run = self._chosen.prepare(epoch, start)
-        if self._epochs is not None:
-            run.on_delivered = self._epochs.begin(self._counters)
-        return run
-
-    def _counters(self) -> dict[str, Any]:
-        return {**self.setup.counts.total(), "seconds": self.setup.watch.seconds()}
+        return self._chosen.prepare(epoch, start)
 
     def stats(self) -> dict[str, Any]:
-        """Return ``auto``: what was taken, why, all estimates, and the last whole epoch."""
-        record = dict(self._decision.record)
-        if self._epochs is not None and self._epochs.last is not None:
-            record["actual"] = self._epochs.last.to_dict()
-        return {**self._chosen.stats(), "auto": record}
+        """Return ``auto``: what was taken, why, and all estimates."""
+        return {**self._chosen.stats(), "auto": dict(self._decision.record)}
 
     def close(self, failed: bool = False) -> None:
-        """Close the strategy; keep the last whole epoch in the dataset's catalog, unless the loop failed."""
+        """Close the strategy and what was sampled to choose it."""
         self._chosen.close(failed)
         if self._decision.profile is not None:
             self._decision.profile.close()
-        if self._epochs is not None:
-            if failed:
-                self._epochs.drop()  # the error is what matters
-            self._epochs.keep(self.setup.graph)
 
 
 @dataclass(frozen=True)
@@ -178,8 +161,6 @@ class Decision:
         Batches that were sampled to find out; the run uses them.
     miss_share : float
         Of a batch's rows, those that a planned cache will lack, with a margin.
-    choice : Choice, optional
-        All that was estimated; None where nothing could be.
     """
 
     strategy: str
@@ -187,7 +168,6 @@ class Decision:
     record: dict[str, Any]
     profile: Profile | None = None
     miss_share: float = 1.0
-    choice: Choice | None = None
 
 
 def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capacity: int, epochs: int) -> Decision:
@@ -270,7 +250,7 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
             return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
-    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share, choice)
+    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share)
 
 
 def _warn(reason: str, more: str) -> None:

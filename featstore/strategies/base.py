@@ -8,7 +8,7 @@ looks ahead samples in threads of its own, plans, and answers :meth:`EpochRun.ba
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,8 +51,6 @@ class Prepared:
 
 class EpochRun(ABC):
     """One epoch under way. What is not overridden does nothing, or reads on demand."""
-
-    on_delivered: Callable[[], None] | None = None  # called when the loop has had all batches
 
     @property
     @abstractmethod

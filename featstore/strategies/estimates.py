@@ -17,7 +17,7 @@ from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 from featstore.strategies.setup import Setup
 
-__all__ = ["choose", "estimate_again", "estimate_all", "estimate_of", "foreseen_lengths", "made_with"]
+__all__ = ["choose", "estimate_all", "estimate_of", "foreseen_lengths", "made_with"]
 
 
 def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
@@ -94,12 +94,6 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Len
     return [
         each if each.impossible or each.is_of_layout else replace(each, impossible="has no rows on the device") for each in found
     ]
-
-
-def estimate_again(taken: Estimate, workload: Workload, machine: Machine) -> Estimate:
-    """Return the estimate of the strategy and policy of another one for other counts; that other one where there is none."""
-    found = estimate_of(taken.strategy, workload, machine)
-    return next((each for each in found if each.policy == taken.policy), taken)
 
 
 def choose(workload: Workload, machine: Machine, lengths: Mapping[str, Length], *, has_history: bool = False) -> Choice:
