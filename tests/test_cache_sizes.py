@@ -74,7 +74,6 @@ def test_what_is_none(size: Any, said: str) -> None:
         ("memory", lambda g, size: featstore.open(g.path, memory=size)),
         ("memory", lambda g, size: featstore.OutOfCoreGraph.create(f"{g.path}.other", [0], [], memory=size)),
         ("memory", lambda g, size: g.aggregate("x", "mean", memory=size)),
-        ("memory", lambda g, size: featstore.Loader(g, featstore.NeighborSampler(g, [2]), [1], memory=size)),
         ("chunk_bytes", lambda g, size: featstore.convert(g.path, "chunked", chunk_bytes=size)),
         ("budget", lambda g, size: g.cache("x", size)),
         ("budget", lambda g, size: g.cache_neighbors(size)),

@@ -221,16 +221,13 @@ def test_lists_that_get_no_memory_are_not_counted(path: Path, why: str) -> None:
 
 
 @pytest.mark.parametrize("memory", ["900KiB", "1600KiB"])
-@pytest.mark.parametrize("share", [None, "900KiB"])
 @pytest.mark.parametrize("strategy", ["degree", "superbatch"])
-def test_what_is_divided_is_there(
-    path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, share: str | None, strategy: str
-) -> None:
+def test_what_is_divided_is_there(path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, strategy: str) -> None:
     """For embeddings and the cache together; in the least memory it is less than counting takes."""
     monkeypatch.setattr(savedsplit, "measured_beta", lambda *measured: 0.25)  # of a busy machine it may leave nothing to a cache
     with featstore.open(path, memory=memory) as g:
         history = featstore.History(DIM, "auto", 50)
-        with make(g, history, STRATEGIES[strategy], memory=share) as loader:
+        with make(g, history, STRATEGIES[strategy]) as loader:
             split, cached = loader.stats()["history"]["split"], g.memory_report()["cache of 'x'"]
     assert split["alpha"] < 1
     assert split["bytes"] == pytest.approx(cached + split["nodes"] * (2 * 4 * DIM + 24), abs=split["bytes"] // 100 + 404)
@@ -372,18 +369,6 @@ def test_the_nodes_stay(path: Path, g: featstore.OutOfCoreGraph) -> None:
     with make(g, broken) as loader:
         run(loader, 1)
     assert len(broken) > 0
-
-
-def test_a_share_of_the_memory_holds_the_embeddings_too(path: Path) -> None:
-    with featstore.open(path, memory="32MiB") as g:
-        history = featstore.History(DIM, "auto", 50)
-        with make(g, history, featstore.OnDemand(cache="auto"), memory="900KiB") as loader:
-            run(loader, 1)
-            split = loader.stats()["history"]["split"]
-            assert split["bytes"] < 900 << 10
-            cache = g.features["x"].cache
-            assert cache is not None
-            assert cache.nbytes + len(history) * (2 * 4 * DIM + 24) <= split["bytes"]
 
 
 def test_what_is_refused(g: featstore.OutOfCoreGraph) -> None:

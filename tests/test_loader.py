@@ -67,15 +67,14 @@ def test_delivered_on_a_device(prefetch):
     assert batches.stats()["seconds"].keys() == {"sample", "gather", "labels", "transfer", *(["wait"] if prefetch else [])}
 
 
-@pytest.mark.parametrize("memory", [None, 10_000])
-def test_a_device_takes_batches_off_the_host_of_any_epoch(memory):
+def test_a_device_takes_batches_off_the_host_of_any_epoch():
     """The loop may hold every batch of the epoch, which the host's memory has no room for."""
     g = graph(12_000)
-    kept = list(loader(g, device="meta", memory=memory, prefetch=4))
+    kept = list(loader(g, device="meta", prefetch=4))
     assert len(kept) == 13
     assert g.budget.peak <= 12_000
     with pytest.raises(BudgetError):
-        list(loader(graph(12_000), memory=memory, prefetch=4))
+        list(loader(graph(12_000), prefetch=4))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory on the device"), KeyboardInterrupt(), StopIteration()])
@@ -112,13 +111,12 @@ def test_errors_of_a_transfer(error, prefetch, monkeypatch):
     threads=st.integers(1, 4),
     prefetch=st.integers(0, 4),
     memory=st.sampled_from([10**8, 40_000, 12_000]),
-    share=st.sampled_from([None, 10_000, 9_000]),
     shuffle=st.booleans(),
 )
-def test_batches_do_not_depend_on_how_they_are_made(threads, prefetch, memory, share, shuffle):
+def test_batches_do_not_depend_on_how_they_are_made(threads, prefetch, memory, shuffle):
     want = [content(batch) for batch in loader(graph(), threads=1, prefetch=0, shuffle=shuffle)]
     g = graph(memory)
-    got = [content(batch) for batch in loader(g, threads=threads, prefetch=prefetch, memory=share, shuffle=shuffle)]
+    got = [content(batch) for batch in loader(g, threads=threads, prefetch=prefetch, shuffle=shuffle)]
     assert got == want
     assert g.budget.peak <= memory
 
@@ -363,32 +361,13 @@ def test_a_budget_too_small_names_the_least():
     assert failures
 
 
-def test_a_share_of_the_budget():
-    g = graph(100_000)
-    with pytest.raises(BudgetError, match="more than the graph's budget") as caught:
-        loader(g, memory=200_000)
-    assert caught.value.needed == 200_000
-    resting = g.budget.used
-    # Beside the share: the order of the epoch, and what each thread has sampled and not yet counted.
-    sampled = 8 * 4 * 20 + 2 * 8 * 3 * 20
-    most = 9_000 + 8 * N + g.options.threads * sampled
-    peak = 0
-    for _ in loader(g, memory=9_000, prefetch=4):
-        peak = max(peak, g.budget.used - resting)
-    assert peak <= most
-    with pytest.raises(BudgetError, match="loader budget"):
-        list(loader(g, memory=1_000))
-    with pytest.raises(BudgetError):
-        list(loader(g, memory=20_000))
-
-
 def test_no_thread_keeps_memory_from_another():
     """Threads that lose the processor at any moment: what two batches need is always enough."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(150):
-            assert sum(1 for _batch in loader(graph(100_000), memory=9_000, prefetch=4, threads=4)) == 13
+            assert sum(1 for _batch in loader(graph(12_000), prefetch=4, threads=4)) == 13
     finally:
         sys.setswitchinterval(interval)
 
@@ -408,7 +387,6 @@ def test_no_thread_keeps_memory_from_another():
         ({"features": ["x", "x"]}, ValueError, "twice"),
         ({"labels": "z"}, ValueError, "labels=None"),
         ({"labels": "few"}, ValueError, f"'few' has 3 entries for {N} nodes"),
-        ({"memory": "much"}, ValueError, "not a size"),
         ({"feature_cache": 1.5}, ValueError, "share of the rows"),
         ({"feature_cache": "some"}, ValueError, "not a size"),
         ({"seeds": [0.5]}, TypeError, "integers"),

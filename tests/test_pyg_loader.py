@@ -393,8 +393,12 @@ def pickled(batch: Any) -> Any:
     return pickle.loads(pickle.dumps(batch))
 
 
-def test_batches_that_are_kept_are_counted_and_their_copies_are_not(small, g) -> None:
-    with NeighborLoader(g, [-1, -1], small.train_idx, batch_size=15, features=["x", "h"], memory="2MiB", prefetch=0) as loader:
+def test_batches_that_are_kept_are_counted_and_their_copies_are_not(small) -> None:
+    options: Any = {"batch_size": 15, "features": ["x", "h"], "prefetch": 0}
+    with (
+        featstore.open(small.path, memory="2MiB") as g,
+        NeighborLoader(g, [-1, -1], small.train_idx, **options) as loader,
+    ):
         for keep in (copy.deepcopy, pickled):
             kept = [keep(batch) for batch in loader]
             assert len(kept) == len(loader)

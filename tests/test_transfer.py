@@ -29,7 +29,6 @@ from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Assembled, Transfer
 from featstore.sampling.batch import Block
 from featstore.strategies.counters import Stopwatch
-from tests.loaders import make_loader
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import dataset, ondemand, same
 
@@ -94,46 +93,6 @@ def test_assembly_goes_on_beside_the_transfer(
     assert same(found[0], ondemand[:25])
     assert {"load", "read", "gather", "transfer"} <= stats["seconds"].keys()
     assert sum(stats["hits"].values()) == stats["rows"]
-
-
-def test_what_waits_for_its_transfer_is_counted(
-    dataset: Path, pack: Path, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch holds its assembled rows; with the tier in host memory also the memory it is put together in, then only this."""
-    on_host = int(device == "cpu")
-    mine = copied(pack, tmp_path)
-    run(dataset, mine, epochs=0, policy="frequency", **TIERS)
-    go = threading.Event()
-    together = Apart.together
-    monkeypatch.setattr(Apart, "together", lambda apart: together(apart) if go.wait(30) else None)
-    with featstore.open(dataset, memory="64MB") as g:
-        options: dict[str, Any] = {"policy": "frequency", "memory": "16MB", "features": ["x", "z"], "device": device, **TIERS}
-        loader = make_loader(g, strategy="packed", pack=mine, **options)
-        with loader, featstore.Pack(mine) as opened:
-            top = np.argsort(-opened.counts(), kind="stable")[: round(0.05 * g.num_nodes)]
-            resting = loader._runner.setup.share.used
-            iterator = iter(loader)
-            run_ = iterator.begin()._pipeline
-            deadline = threading.Event()
-            while not (len(run_._assembled) == 1 and run_._finishing == 2 and len(run_._ready) == 2):
-                assert not deadline.wait(0.001)
-            order = loader._runner.setup.batches.epoch(0).order
-            first = [int(k) for k in order[:4]]
-
-            def sample_bytes(batch: int) -> int:
-                sampled = opened.batch(batch, g.pool)
-                return sum(t.nbytes for t in [sampled.input_ids, *(t for b in sampled.blocks for t in (b.src, b.dst))])
-
-            samples = sum(sample_bytes(batch) for batch in first)
-            width = 33 * 4 + 7
-            waiting = sum(width * ((1 + on_host) * len(ids) - int(np.isin(ids, top).sum())) for ids in map(opened.ids, first[:2]))
-            assert loader._runner.setup.share.used == resting + samples + waiting
-            go.set()
-            batch = next(iterator)
-            iterator.close()
-            whole = sample_bytes(first[0]) + width * len(batch.input_ids)
-            assert loader._runner.setup.share.used == resting + on_host * whole
-            del batch
 
 
 def test_short_memory_between_features_loses_no_counts(
@@ -223,7 +182,7 @@ def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
     others = made(n - 8, 3, dtype=torch.float32)
     features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}
     batch = MiniBatch(ids[: n // 2], ids, (block,), features, made(n // 2), 0)
-    return Assembled(batch, {"z": Apart(tier, part, others, tier.memory_for(part))}, batch.nbytes, None)
+    return Assembled(batch, {"z": Apart(tier, part, others, tier.memory_for(part))})
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featstore.budget import Budget
-from featstore.config import check_at_least, parse_size
-from featstore.errors import BudgetError
+from featstore.config import check_at_least
 from featstore.pack.packgraph import PackedGraph
 
-__all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "parse_share"]
+__all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch"]
 
 
 def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
@@ -62,13 +60,3 @@ def check_prefetch(prefetch: int | str, threads: int) -> int:
         raise ValueError(f"prefetch must be a number of batches or 'auto', not {prefetch!r}")
     check_at_least("prefetch", prefetch, 0)
     return prefetch
-
-
-def parse_share(memory: int | str | None, budget: Budget) -> Budget | None:
-    """Return a loader's share of a graph's budget, none where ``memory`` is None; BudgetError where it is more than that."""
-    if memory is None:
-        return None
-    share = parse_size(memory, "memory")
-    if share > budget.total:
-        raise BudgetError(f"memory={memory!r} is more than the graph's budget of {budget.total} bytes: open it with more", share)
-    return Budget(share, "loader")

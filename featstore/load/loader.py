@@ -20,7 +20,7 @@ from featstore.cache.base import get_policy
 from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
-from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch, parse_share
+from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
@@ -86,10 +86,6 @@ class Loader:
         :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or one that
         was registered. A name, such as ``"superbatch"``, is that strategy with its defaults. A strategy that runs a pack brings
         sampler and seeds itself.
-    memory : int or str, optional
-        Most bytes that batches in flight, those handed out, and the cache that this loader makes may take: a share of the graph's
-        budget. By default what the graph has left. The size of a sample is known once it is drawn: one a thread may lie beyond
-        the share until it is counted or dropped, never beyond the graph's budget.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
         ``"auto"``: one more each time the loop waits, while memory is free, 16 at most; one fewer when all were there for long.
@@ -129,8 +125,8 @@ class Loader:
     BusyError
         Another loader is in the middle of an epoch of plans for these features.
     BudgetError
-        The cache or ``memory`` is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the
-        least budget that does. The loop still holds one batch while it asks for the next, so two must fit.
+        The cache is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the least budget
+        that does. The loop still holds one batch while it asks for the next, so two must fit.
     PluginError
         From the loop: the sampler returned what is no batch of this graph.
 
@@ -159,7 +155,6 @@ class Loader:
         drop_last: bool = False,
         device: torch.device | str = "cpu",
         device_cache: int | float | str | DeviceCache | None = None,
-        memory: int | str | None = None,
         prefetch: int | str = 2,
         threads: int | Mapping[str, int] | None = None,
         edge_features: str | Sequence[str] = (),
@@ -179,7 +174,6 @@ class Loader:
             labels=check_labels(g, labels),
             device=target,
             prefetch=check_prefetch(prefetch, by_stage.sample),
-            share=parse_share(memory, g.budget),
         )
         cache = None if device_cache is None else DeviceCache.of(device_cache)
         self._held: list[Reservation] = []

@@ -8,38 +8,13 @@ from typing import Any
 
 import torch
 
-from featstore.budget import Budget
 from featstore.load.history import BatchHistory
 from featstore.registry import adapter
 from featstore.sampling.batch import Block
-from featstore.strategies.memory import BATCHES
 
-__all__ = ["Held", "MiniBatch"]
+__all__ = ["MiniBatch"]
 
 _Move = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Held:
-    """Bytes of a loader's memory, released after the last batch object that refers to them has died.
-
-    Parameters
-    ----------
-    share : Budget
-        The loader's memory.
-    n_bytes : int
-
-    Raises
-    ------
-    BudgetError
-        They are not available.
-    """
-
-    def __init__(self, share: Budget, n_bytes: int) -> None:
-        self._reservation = share.reserve(BATCHES, n_bytes, owner=self)
-
-    def resize(self, n_bytes: int) -> None:
-        """Hold ``n_bytes`` from now on, or raise BudgetError."""
-        self._reservation.resize(n_bytes)
 
 
 @dataclass(eq=False)
@@ -73,8 +48,6 @@ class MiniBatch:
     features: dict[str, torch.Tensor]
     y: torch.Tensor | Any  # or None, which type checkers need not rule out: a loop knows whether it asked for labels
     index: int
-    # Keeps the batch's share of a loader's memory reserved while the batch lives.
-    _held: object = field(default=None, repr=False)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     history: BatchHistory | Any = None  # as y
 
@@ -137,7 +110,6 @@ class MiniBatch:
             features={name: move(tensor) for name, tensor in self.features.items()},
             y=None if self.y is None else move(self.y),
             index=self.index,
-            _held=self._held if input_ids is self.input_ids else None,
             edge_features={name: tuple(map(move, blocks)) for name, blocks in self.edge_features.items()},
             history=None if self.history is None else self.history.map(move),
         )

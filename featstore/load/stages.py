@@ -19,11 +19,11 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
-from featstore.load.minibatch import Held, MiniBatch
-from featstore.load.transfer import Assembled, Transfer, host_rows
+from featstore.load.minibatch import MiniBatch
+from featstore.load.transfer import Assembled, Transfer
 from featstore.load.waiting import Waiting
 from featstore.pack.packgraph import PackedGraph
-from featstore.sampling.numbered import edge_numbers, n_edge_rows
+from featstore.sampling.numbered import edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.counters import Overlap
@@ -43,7 +43,6 @@ class Item:
 
     prepared: Prepared
     n_bytes: int
-    held: Held | None
     split: tuple[DeviceRows, torch.Tensor] | None = None
     features: dict[str, torch.Tensor] = field(default_factory=dict)
     apart: dict[str, Apart] = field(default_factory=dict)
@@ -66,10 +65,8 @@ class Stages:
     def __init__(self, setup: Setup, memory: Memory, history: History | None = None) -> None:
         self._history = history
         self.watch, self.memory, self.overlap = setup.watch, memory, Overlap()
-        self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
-        self._edge_row_bytes = sum(setup.edge_row_bytes.values())
+        self._g, self._setup = setup.graph, setup
         self._stores = {name: setup.graph.features[name] for name in setup.features}
-        self._share, self._limit = setup.share, setup.limit
         self._on_device = setup.on_device
         # None: a batch is whole once it is assembled.
         is_whole = setup.device.type == "cpu" and self._on_device is None
@@ -157,7 +154,7 @@ class Stages:
         On a CUDA device as well, where batches wait for the loop.
         """
         needed = 2 * self.memory.batch_bytes(self.memory.batch.n_rows)
-        if self.memory.spare() < needed or self._limit.available < needed:
+        if self.memory.spare() < needed or self._g.budget.available < needed:
             return False
         on_device = spare_bytes(self._setup.device)
         return on_device is None or on_device >= needed
@@ -199,7 +196,7 @@ class Stages:
             if tier is not None and prepared.plans is None:
                 part, others = tier.split(prepared.sampled.input_ids.numpy(), self._g.pool.array)
                 split = part, torch.from_numpy(others)
-            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes), split)
+            return Item(prepared, n_bytes, split)
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far.
             self.memory.expect()
@@ -210,20 +207,15 @@ class Stages:
         """Return a batch of what the host has of it: whole, unless a device has some of its rows."""
         sampled = item.prepared.sampled
         n_rows = len(sampled.input_ids)
-        budget = self._limit
         try:
-            if item.held is not None:
-                item.held.resize(item.n_bytes + self._host_bytes(item))
-            budget = self._g.budget
             self._gather_edges(item)
             self._gather_features(run, item)
         except BudgetError as error:
             self.memory.saw(n_rows, item.n_bytes)
-            needed = self.memory.least(n_rows) if budget is self._g.budget else self.memory.least_share(budget, n_rows)
-            raise self._too_small(position, error, needed) from None
+            raise self._too_small(position, error, self.memory.least(n_rows)) from None
         with self.watch.time("labels"):
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index, item.held)
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index)
         batch.edge_features = item.edge_features
         if self._history is not None and sampled.history is not None:
             batch.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
@@ -233,20 +225,7 @@ class Stages:
 
     def _assemble_apart(self, run: EpochRun, position: int, item: Item) -> Assembled:
         """Assemble a batch that is to be transferred."""
-        batch = self._assemble(run, position, item)
-        whole = item.n_bytes + len(batch.input_ids) * sum(self._row_bytes.values()) + self._edge_bytes(item)
-        return Assembled(batch, item.apart, whole, item.held)
-
-    def _host_bytes(self, item: Item) -> int:
-        """Return the bytes of features that the host holds of a batch until it is transferred."""
-        n_rows, plans = len(item.prepared.sampled.input_ids), item.prepared.plans or {}
-        n_bytes = self._edge_bytes(item)
-        for name, width in self._row_bytes.items():
-            n_bytes += host_rows(n_rows, self._device_part(plans.get(name), item), self._setup.device) * width
-        return n_bytes
-
-    def _edge_bytes(self, item: Item) -> int:
-        return n_edge_rows(item.prepared.sampled.blocks) * self._edge_row_bytes if self._edge_row_bytes else 0
+        return Assembled(self._assemble(run, position, item), item.apart)
 
     def _gather_features(self, run: EpochRun, item: Item) -> None:
         """Gather what the batch lacks, and count seconds and reads, also where it fails: what was read was read."""

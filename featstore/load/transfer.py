@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from featstore.gather.device import Apart
-from featstore.gather.plan import DeviceRows
-from featstore.load.minibatch import Held, MiniBatch
+from featstore.load.minibatch import MiniBatch
 from featstore.strategies.counters import Stopwatch
 
-__all__ = ["Assembled", "Transfer", "host_rows", "numbered"]
+__all__ = ["Assembled", "Transfer", "numbered"]
 
 
 def numbered(device: torch.device) -> torch.device:
@@ -32,23 +31,10 @@ class Assembled:
         Of features that are ``apart`` it has the rows that the host assembled.
     apart : mapping of str to Apart
         Features of which the device holds rows.
-    n_bytes : int
-        What of the loader's memory the batch holds once it is whole, where it is delivered in the host's.
-    held : Held, optional
-        What it holds now.
     """
 
     batch: MiniBatch
     apart: Mapping[str, Apart]
-    n_bytes: int
-    held: Held | None
-
-
-def host_rows(n_rows: int, part: DeviceRows | None, device: torch.device) -> int:
-    """Return how many rows of a feature the host holds for a batch of ``n_rows`` until it is transferred."""
-    if part is None:
-        return n_rows
-    return len(part.others) + (n_rows if device.type == "cpu" else 0)
 
 
 class Transfer:
@@ -89,8 +75,6 @@ class Transfer:
                         batch = self._move(assembled)
                 finally:  # whatever failed: what was begun reads the host's memory until it is over
                     self._stream.synchronize()
-        if assembled.held is not None and batch.input_ids is assembled.batch.input_ids:
-            assembled.held.resize(assembled.n_bytes)
         return batch
 
     def _move(self, assembled: Assembled) -> MiniBatch:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from featstore.errors import PluginError
 from featstore.sampling.batch import Block
 
-__all__ = ["are_one_array", "edge_numbers", "n_edge_rows"]
+__all__ = ["are_one_array", "edge_numbers"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -20,12 +20,6 @@ def are_one_array(blocks: tuple[Block, ...]) -> bool:
     """Whether each block begins with the edges of the next inner one, in the same memory: nodes draw once."""
     first = None if not blocks or blocks[0].edge_pos is None else blocks[0].edge_pos.data_ptr()
     return first is not None and all(block.edge_pos is not None and block.edge_pos.data_ptr() == first for block in blocks)
-
-
-def n_edge_rows(blocks: tuple[Block, ...]) -> int:
-    """Return how many rows :func:`edge_numbers` names."""
-    sizes = [len(block.src) for block in blocks]
-    return max(sizes, default=0) if are_one_array(blocks) else sum(sizes)
 
 
 def edge_numbers(

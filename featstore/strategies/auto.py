@@ -7,7 +7,6 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -93,9 +92,7 @@ class Auto(Strategy):
         if setup.refused is not None or not memory.suffices:  # what is taken then says what does
             decision = _default(setup, planning, 0, "no memory for two batches")
             return AutoRunner(self._chosen(decision, cache, pack).run(setup), decision)
-        with ExitStack() as held:  # what the strategy's caches of edge features will take
-            for budget in {id(each): each for each in (setup.graph.budget, setup.limit)}.values():
-                held.enter_context(budget.reserve(EDGES, sum(of_edges.values())))
+        with setup.budget.reserve(EDGES, sum(of_edges.values())):  # what the strategy's caches of edge features will take
             if pack is not None and cache == "auto":
                 cache = size_for_pack(setup, memory, pack)
             with setup.watch.time("auto"):

@@ -95,7 +95,6 @@ def make_online_edge_caches(setup: Setup, sizes: Mapping[str, int], policy: str 
         assert isinstance(own, OnlinePolicy)
         with setup.watch.time("cache"):
             setup.graph.cache_for_planner(name, rows, of_edges=True, policy=own)
-    setup.hold_share(sizes)
 
 
 def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:
@@ -123,11 +122,11 @@ def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, po
     if size is None or not widths or not n:
         return {}, prefetch
     if size != "auto":
-        return cache_bytes(size, n, widths, policy, setup.limit, setup.room_with_loans), prefetch
-    spare, prefetch = memory.left_for_caches(setup.room, prefetch)
+        return cache_bytes(size, n, widths, policy, setup.budget, setup.budget.available + setup.budget.on_loan), prefetch
+    spare, prefetch = memory.left_for_caches(setup.budget.available, prefetch)
     if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
         return {}, prefetch  # what is left may be nothing; the loader then goes without
-    return cache_bytes(spare, n, widths, policy, setup.limit, setup.room), prefetch
+    return cache_bytes(spare, n, widths, policy, setup.budget, setup.budget.available), prefetch
 
 
 def cache_bytes(

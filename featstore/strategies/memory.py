@@ -25,9 +25,8 @@ from featstore.sampling.scratch import SCRATCH
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
-__all__ = ["BATCHES", "SAMPLED_AHEAD", "SAMPLED_SHARE", "Memory", "Request", "ask", "before_asking", "too_small"]
+__all__ = ["SAMPLED_AHEAD", "SAMPLED_SHARE", "Memory", "Request", "ask", "before_asking", "too_small"]
 
-BATCHES = "batches"  # in the report of a loader's share
 SAMPLED_AHEAD = "epoch samples"  # holder
 SAMPLED_SHARE = 4  # of what is left beyond the leasts: what is drawn for many batches at once goes to disk beyond it
 
@@ -186,7 +185,7 @@ class Memory:
     ) -> None:
         graph = setup.graph
         self._budget: Budget = graph.budget
-        self._graph, self._share, self._row_bytes = graph, setup.share, setup.row_bytes
+        self._graph, self._row_bytes = graph, setup.row_bytes
         self._edge_row_bytes = setup.edge_row_bytes
         self._edge_capacity = 0 if setup.planning is None else setup.planning.edge_capacity
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
@@ -212,7 +211,7 @@ class Memory:
         return self._held_of(self._budget.report())
 
     def _held_of(self, report: MemoryReport) -> int:
-        held = sum(n_bytes for holder, n_bytes in report.items() if holder not in (HOLDER, BATCHES))
+        held = sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER)
         return int(held - self._graph.reader.held_bytes)
 
     def _fixed_now(self) -> int:
@@ -313,11 +312,6 @@ class Memory:
         more = sum(max(0, (each.otherwise or 0) - each.least) for each in self.requests)
         held_now = self._solve(self._fixed_now() + self.loop_bytes(rows) + self._others(idle=True))
         return more + max(self._total(rows, idle=True), held_now)
-
-    def least_share(self, share: Budget, n_rows: int) -> int:
-        """Return the least share of the memory for the loop's batch and the next one, as :meth:`least`."""
-        rows = larger(max(n_rows, self.batch.n_rows))
-        return share.used - share.report().get(BATCHES, 0) + self.loop_bytes(rows)
 
     def expect(self) -> None:
         """Before an error: learn from the degrees how large batches are, where nothing is known of them."""

@@ -129,7 +129,6 @@ class OnDemandRunner(Runner):
         self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or setup.lends_caches)
         self._remake()
         self._is_static = bool(sizes) and isinstance(get_policy(policy), StaticPolicy)
-        setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
         graph, tier = self.setup.graph, self.setup.tier

@@ -89,7 +89,7 @@ def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> 
     ``beside``: bytes that other caches will take.
     """
     n, n_device = setup.graph.num_nodes, setup.device_rows or 0
-    spare, _ = memory.left_for_caches(setup.room, setup.prefetch)
+    spare, _ = memory.left_for_caches(setup.budget.available, setup.prefetch)
     spare -= beside + memory.least_of_requests(first=False)
     there = [
         each.capacity
@@ -201,7 +201,6 @@ class Packed(Strategy):
                     larger = layouts.wanted(size_for_pack(setup, memory, layouts.pack, sum(of_edges.values())))
                     if larger in layouts.there or layout not in layouts.there:
                         layout = larger
-                setup.hold_share(_cache_bytes(setup, layout.capacity))
                 made = layouts.make(layout)
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.

@@ -107,13 +107,11 @@ class HistorySplit:
             try:
                 nodes, found = self._choose(setup, memory, cache, policy, in_turn=in_turn)
                 graph.pool.trim()
-                n_bytes = self._history.keep(nodes, graph, setup.device, found.to_dict())
+                self._history.keep(nodes, graph, setup.device, found.to_dict())
             except BudgetError as error:
                 graph.pool.trim()
                 why = f"no memory to judge: {error}"
-                n_bytes = self._history.keep(EMPTY, graph, setup.device, {"alpha": 0.0, "nodes": 0, "why": why})
-        if setup.share is not None:
-            setup.share.reserve("historical embeddings", n_bytes)
+                self._history.keep(EMPTY, graph, setup.device, {"alpha": 0.0, "nodes": 0, "why": why})
 
     def _choose(
         self, setup: Setup, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool
@@ -133,7 +131,6 @@ class HistorySplit:
                 idle.trim()
             # What counting holds is there again when memory is divided.
             room = graph.budget.available + held.n_bytes
-            room = room if setup.share is None else min(room, setup.share.available)
             room = memory.left_for_caches(room, setup.prefetch, held.n_bytes)[0]
             if cache is not None and cache != "auto" and setup.features:
                 given = cache_bytes(cache, n, setup.row_bytes, policy, setup.graph.budget, 1 << 62)

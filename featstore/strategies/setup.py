@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -135,8 +134,6 @@ class Setup:
         Node data that the loader delivers.
     prefetch : int
         Batches made ahead of the one that the loop holds, while memory suffices.
-    share : Budget, optional
-        The loader's part of the graph's budget, where it has one.
     watch : Stopwatch
         Measures the stages.
     reads : ReadCounts
@@ -173,7 +170,6 @@ class Setup:
     on_device: OnDevice | None = None
     labels: str | None = None
     prefetch: int = 0
-    share: Budget | None = None
     watch: Stopwatch = field(default_factory=Stopwatch)
     reads: ReadCounts = field(default_factory=ReadCounts)
     edge_reads: ReadCounts = field(default_factory=ReadCounts)
@@ -216,24 +212,7 @@ class Setup:
         return {name: row_bytes(self.graph.edge_features[name]) for name in self.edge_features}
 
     @property
-    def limit(self) -> Budget:
-        """What this loader's batches and caches are held to: its share, or the graph's budget."""
-        limit: Budget = self.graph.budget if self.share is None else self.share
-        return limit
-
-    @property
-    def room(self) -> int:
-        """Bytes that are left to this loader."""
-        left: int = min(self.graph.budget.available, self.limit.available)
-        return left
-
-    @property
-    def room_with_loans(self) -> int:
-        """Bytes that this loader may have, what others give back included."""
-        left: int = min(self.graph.budget.available + self.graph.budget.on_loan, self.limit.available)
-        return left
-
-    def hold_share(self, sizes: Mapping[str, int]) -> None:
-        """Count caches in the loader's share of the budget, which ends with the loader."""
-        if self.share is not None:
-            self.share.reserve("feature cache", sum(sizes.values()))
+    def budget(self) -> Budget:
+        """The graph's budget."""
+        found: Budget = self.graph.budget
+        return found

@@ -329,7 +329,6 @@ class SuperbatchRunner(Runner):
         self._edge_caches = LeasedCaches(setup.graph, setup.edge_features, of_edges=True)
         with setup.watch.time("cache"):
             self._edge_caches.make(edge_capacities(setup, sizes, None))
-        setup.hold_share(sizes)
 
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
@@ -340,7 +339,6 @@ class SuperbatchRunner(Runner):
         if sizes:
             with setup.watch.time("cache"):
                 self._make_caches(sizes, on_loan=size == "auto" or setup.lends_caches)
-            setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
         setup, graph, n = self.setup, self.setup.graph, self.setup.graph.num_nodes

@@ -27,7 +27,7 @@ def describe_windows(setup: Setup, memory: Memory) -> dict[str, Any]:
         more = []
         if found.memory is not None:
             short = SAMPLED_SHARE * (found.memory - granted)
-            more.append(f"memory='{at_least(setup.limit.total + short * 9 // 8)}'")
+            more.append(f"memory='{at_least(setup.budget.total + short * 9 // 8)}'")
         if found.disk is not None:
             more.append(f"EpochSampler(disk='{at_least(found.disk)}')")
         advice = (
