@@ -269,8 +269,6 @@ def test_cache_sizes(small):
         with pytest.raises(BudgetError) as caught:
             rows(feature_cache="100B")
         assert caught.value.needed == 4100
-        with pytest.raises(BudgetError):
-            rows(memory=100_000, feature_cache=1.0)
         with pytest.raises(ValueError, match="one cache"):
             rows(features=["x", "h"], policy=featstore.get_policy("lru"), feature_cache=0.5)
         with pytest.raises(ValueError, match="no policy"):
