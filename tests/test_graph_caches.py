@@ -62,6 +62,34 @@ def test_rows_are_the_same_through_every_cache(small: SimpleNamespace, policy: s
         assert torch.equal(x[[3]], torch.from_numpy(small.x[[3]]))
 
 
+def test_without_arguments_all_features_are_cached(tmp_path: Path) -> None:
+    """Whole where the memory suffices; else as many rows of each, which give way to whoever needs the memory."""
+    n, rng = 4000, np.random.default_rng(0)
+    rows = {"x": rng.standard_normal((n, 256), np.float32), "h": rng.integers(0, 256, (n, 300), np.uint8)}
+    OutOfCoreGraph.create(tmp_path / "g", np.arange(n + 1), rng.integers(0, n, n), features=rows, progress=False).close()
+    for memory, is_whole in (("64MiB", True), ("6MiB", False)):
+        with featstore.open(tmp_path / "g", memory=memory, threads=1) as g:
+            g.cache()
+            caches = [g.features[name].cache for name in rows]
+            capacities = {0 if cache is None else cache.capacity for cache in caches}
+            assert (capacities == {n}) == is_whole
+            assert min(capacities) == max(capacities) > n // 8
+            for name, values in rows.items():
+                before = g.features[name].stats()["rows_loaded"]
+                assert np.array_equal(g.features[name][:].numpy(), values)
+                assert (g.features[name].stats()["rows_loaded"] == before) == is_whole
+            with g.budget.reserve("somebody else", g.budget.available + (1 << 20)):  # which the caches give back
+                assert np.array_equal(g.features["x"][:100].numpy(), rows["x"][:100])
+            g.cache(budget="400KB", policy="lru")  # bytes of all together
+            assert sum(size for holder, size in g.memory_report().items() if holder.startswith("cache of")) <= 400_000
+            g.cache(budget=0)
+            assert all(g.features[name].cache is None for name in rows)
+            with pytest.raises(BudgetError, match="one row"):
+                g.cache(budget="20KB")
+            with pytest.raises(ValueError, match="one cache"):
+                g.cache(policy=featstore.get_policy("lru"))
+
+
 def test_the_degree_policy_keeps_the_highest_out_degrees(small: SimpleNamespace) -> None:
     degrees = np.bincount(small.indices, minlength=1000)
     with featstore.open(small.path, memory="64MiB") as g:

@@ -166,7 +166,7 @@ def test_options_of_a_strategy_are_frozen_and_kept_as_they_were_checked(tmp_path
     with pytest.raises(dataclasses.FrozenInstanceError):
         strategy.length = 4  # type: ignore[misc]
     with pytest.raises(featstore.OptionError, match="no cache that it could manage"):
-        featstore.OnDemand(policy="lru")
+        featstore.OnDemand(cache=None, policy="lru")
     with pytest.raises(featstore.OptionError, match=r"^length: goes with a planned policy"):
         featstore.Packed("p", policy="frequency", length=3)
 

@@ -349,7 +349,10 @@ def test_a_damaged_page_reaches_the_loop(small, tmp_path):
         file.seek(4096 + 5000)
         file.write(bytes([byte ^ 1]))
     with featstore.open(path, memory="64MiB") as g:
-        loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(1000), 50)
+        sampler, seeds = featstore.NeighborSampler(g, [5]), np.arange(1000)
+        with pytest.raises(featstore.CorruptionError, match=r"node\.x"):
+            featstore.Loader(g, sampler, seeds, 50)  # whose cache is filled
+        loader = featstore.Loader(g, sampler, seeds, 50, strategy=featstore.OnDemand(cache=0))
         with pytest.raises(featstore.CorruptionError, match=r"node\.x"):
             list(loader)
 

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from featstore.cache.base import get_policy
+from featstore.cache.sizes import cache_bytes
 from featstore.cli.arguments import (
     BATCHES,
     Given,
@@ -36,7 +37,6 @@ from featstore.pack.offline import Pack, sample_offline
 from featstore.pack.record import RECORD
 from featstore.sampling.batch import Sampler
 from featstore.storage.writer import is_drive_full
-from featstore.strategies.caches import cache_bytes
 from featstore.strategies.options import LENGTH
 from featstore.strategies.packed import Packed
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack

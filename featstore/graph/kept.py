@@ -13,10 +13,12 @@ from featstore.budget import Budget
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
+from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.config import Options, check_flag, parse_cache_size
-from featstore.errors import FormatError
+from featstore.errors import BudgetError, FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
+from featstore.graph.feature import FeatureStore
 from featstore.graph.listscores import WriteScores, scores_by_degrees
 from featstore.graph.madefeatures import MadeFeatures
 from featstore.graph.neighborcache import NeighborCache
@@ -93,8 +95,8 @@ class Kept(MadeFeatures):
 
     def cache(
         self,
-        name: str,
-        budget: int | float | str,
+        name: str | None = None,
+        budget: int | float | str = "auto",
         policy: str | Policy | type[Policy] = "degree",
         *,
         counts: Given = None,
@@ -105,12 +107,13 @@ class Kept(MadeFeatures):
 
         Parameters
         ----------
-        name : str
-            The feature.
+        name : str, optional
+            The feature; by default all features of nodes, each with as many rows.
         budget : int, float or str
             Memory of the cache within the graph's budget, its row map of 4 bytes a node included: bytes, or text such as
             ``"1GiB"``. A share (``"10%"`` or ``0.1``) means the bytes that this share of the rows takes. Never more than all rows
-            take; 0: no cache.
+            take; 0: no cache. By default ``"auto"``: seven eighths of what the budget has left, and rows are given back where
+            others need the memory.
         policy : str, Policy or class
             A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
         counts : integer array, shape (num_nodes,), or callable that returns it, optional
@@ -137,8 +140,21 @@ class Kept(MadeFeatures):
         -----
         A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
         """
-        self.features[name]  # a name that is none is said first
-        self.make_cache(name, parse_cache_size(budget, "budget"), get_policy(policy), counts=counts, parts=parts, seed=seed)
+        names = list(self.features) if name is None else [name]
+        widths = {each: self.features[each].row_bytes for each in names}  # a name that is none is said first
+        chosen, is_auto = get_policy(policy), isinstance(budget, str) and budget == "auto"
+        if isinstance(policy, Policy) and len(names) > 1:
+            raise ValueError("a policy instance serves one cache: give its name or class for several features")
+        size = 0 if is_auto else parse_cache_size(budget, "budget")
+        sizes: dict[str, int] | dict[str, int | float] = dict.fromkeys(names, size)
+        if is_auto or (size and len(names) > 1):
+            for each in names:  # what these hold is divided, too
+                self.make_cache(each, 0, chosen)
+            n_bytes = self.budget.available // 8 * 7 if is_auto else size
+            if not is_auto or rows_within(int(n_bytes), self.num_nodes, list(widths.values()), chosen):
+                sizes = cache_bytes(n_bytes, self.num_nodes, widths, chosen, self.budget, self.budget.available)
+        for each, of_each in sizes.items():
+            self.make_cache(each, of_each, get_policy(policy), counts=counts, parts=parts, seed=seed, on_loan=is_auto)
 
     def make_cache(
         self,
@@ -154,7 +170,8 @@ class Kept(MadeFeatures):
     ) -> None:
         """Make a cache as :meth:`cache` does; loaders call this.
 
-        ``on_loan``: the budget may take its memory back. ``without``: a static policy's rows are those without a slot there.
+        ``on_loan``: the budget may take its memory back, and where choosing the rows takes memory, too, it has fewer, or none.
+        ``without``: a static policy's rows are those without a slot there.
         """
         store = self.features[name]
         if isinstance(chosen, PlannedPolicy):
@@ -162,8 +179,29 @@ class Kept(MadeFeatures):
         with self.locked():
             self._drop_cache(store)
         # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
-        if size == 0:
-            return
+        left = size
+        while left > 0:
+            try:
+                self._fill_cache(store, left, chosen, counts=counts, parts=parts, seed=seed, without=without, on_loan=on_loan)
+                break
+            except BudgetError as error:
+                if not on_loan:
+                    raise
+                left -= max(size // 8, (error.needed or 0) - self.budget.total)
+
+    def _fill_cache(
+        self,
+        store: FeatureStore,
+        size: int | float,
+        chosen: Policy,
+        *,
+        counts: Given,
+        parts: GivenParts,
+        seed: int,
+        without: RowMap | None,
+        on_loan: bool,
+    ) -> None:
+        name = store.name
         file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
         with self.policy_inputs(file.row_bytes, counts, parts, seed, self.budget) as inputs:
             if isinstance(size, float):

@@ -55,7 +55,7 @@ class Auto(Strategy):
     Parameters
     ----------
     epochs : int
-        Epochs to come: what is done once is spread over them.
+        Epochs to come, 10 unless given: what is done once is spread over them.
     cache : int, str, float or None
         As of :class:`~featstore.OnDemand`.
     pack : Pack, path-like or None
@@ -66,7 +66,7 @@ class Auto(Strategy):
         As of :class:`~featstore.OnDemand`, by the default policy of the strategy that is taken.
     """
 
-    epochs: int = option(1, EPOCHS, "epochs to come: what is done once is spread over them")
+    epochs: int = option(10, EPOCHS, "epochs to come: what is done once is spread over them")
     cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
     pack: Pack | str | os.PathLike[str] | None = option(None, PACK, "run the samples of a pack, in its batches")
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Budget
 from featstore.cache.base import OnlinePolicy, Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
+from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.cache.table import FeatureCache
-from featstore.config import parse_size
 from featstore.errors import BudgetError, BusyError, OptionError
 from featstore.graph.feature import FeatureStore
 from featstore.strategies.memory import Memory
@@ -23,7 +22,6 @@ __all__ = [
     "CacheLease",
     "LeasedCaches",
     "beside_caches",
-    "cache_bytes",
     "check_free",
     "check_instances",
     "edge_cache_bytes",
@@ -32,7 +30,6 @@ __all__ = [
     "make_room",
     "online_edge_bytes",
     "read_rows",
-    "rows_within",
     "size_caches",
 ]
 
@@ -127,53 +124,6 @@ def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, po
     if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
         return {}, prefetch  # what is left may be nothing; the loader then goes without
     return cache_bytes(spare, n, widths, policy, setup.budget, setup.budget.available), prefetch
-
-
-def cache_bytes(
-    size: int | float | str, n: int, row_bytes: Mapping[str, int], policy: Policy | None, budget: Budget, room: int
-) -> dict[str, int]:
-    """Return the bytes of each feature's cache for ``size`` bytes in all, or for a share of the rows: the same rows for each.
-
-    Raises
-    ------
-    ValueError
-        Not a size; a share outside 0 … 1.
-    BudgetError
-        More than the ``room`` that is left, or not room for one row; names the least that would do.
-    """
-
-    def least(rows: int) -> dict[str, int]:
-        return {name: FeatureCache.least_bytes(rows, width, n, policy) for name, width in row_bytes.items()}
-
-    if isinstance(size, float):
-        if not 0 < size <= 1:
-            raise ValueError(f"a cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
-        rows = max(1, round(size * n))
-        total = sum(least(rows).values())
-    else:
-        total = parse_size(size)
-        if total == 0:
-            return dict.fromkeys(row_bytes, 0)  # no cache, as in g.cache
-        rows = rows_within(total, n, list(row_bytes.values()), policy)
-        if not rows:
-            one = sum(least(1).values())
-            raise BudgetError(f"a feature cache of one row takes {one} bytes, not {total}", one)
-        total = sum(least(rows).values())
-    if total > room:
-        needed = budget.total + total - room
-        raise BudgetError(
-            f"a feature cache of {rows} rows takes {total} bytes, and {room} of the {budget.name} budget are left", needed
-        )
-    return least(rows)
-
-
-def rows_within(n_bytes: int, n: int, widths: Sequence[int], policy: Policy | None = None) -> int:
-    """Return how many rows caches of features of ``n`` rows of these widths can have within ``n_bytes``, each as many.
-
-    ``policy``: manages them; None: they follow plans.
-    """
-    one, two = (sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2))
-    return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))
 
 
 def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
-from featstore.errors import BudgetError
+from featstore.graph.feature import FeatureStore
 from featstore.plan.cost import (
     DEGREE,
     ONLINE,
@@ -55,8 +55,9 @@ class OnDemand(Strategy):
     Parameters
     ----------
     cache : int, str, float or None
-        Host cache of the features: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``), ``"auto"`` for what batches
-        leave of the memory, None for the cache that ``g.cache`` made, if any.
+        Host cache of the features: bytes (``"1GiB"``) or a share of the rows (``"10%"`` or ``0.1``). ``"auto"``, the default: the
+        cache that a feature has, of ``g.cache`` or of another loader under the same policy; else what batches leave of the
+        memory. None for the cache that ``g.cache`` made, if any.
     policy : str, Policy or class
         A static or an online one. ``"frequency"`` samples the first epoch once to count.
     edge_cache : int, str, float or None
@@ -70,7 +71,7 @@ class OnDemand(Strategy):
         A value that cannot be used; a policy without a cache.
     """
 
-    cache: int | float | str | None = option(None, CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
+    cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
     policy: str | Policy | type[Policy] = option("degree", policy_of(StaticPolicy, OnlinePolicy), "which rows stay in memory")
 
     edge_cache: int | float | str | None = option(None, EDGE_CACHE, EDGE_CACHE_HELP)
@@ -90,25 +91,33 @@ class OnDemand(Strategy):
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        memory = None
+        memory, cache = None, self.cache
         of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
+        own = [name for name in setup.features if cache != "auto" or not _is_cached(setup.graph.features[name], self.policy)]
+        if cache == "auto" and not own:
+            cache = None
         # These caches come in the place of those that are there.
-        make_room(setup.graph, () if self.cache is None else setup.features, of_edges)
+        make_room(setup.graph, () if cache is None else own, of_edges)
         row_bytes = sum(setup.row_bytes.values())
-        shares = self.cache is not None or bool(of_edges) or setup.divides is not None
+        shares = cache is not None or bool(of_edges) or setup.divides is not None
         shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
         if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
-            setup, *caches = beside_caches(setup, self.cache, get_policy(self.policy), of_edges)
+            setup, *caches = beside_caches(setup, cache, get_policy(self.policy), of_edges)
             setup, memory = ask(setup, self.requests, *caches)
         make_online_edge_caches(setup, of_edges, self.edge_policy)
-        return OnDemandRunner(setup, memory, self.cache, self.policy)
+        return OnDemandRunner(setup, memory, cache, self.policy, own)
 
 
 class OnDemandRunner(Runner):
     """Batches sampled when they are asked for."""
 
     def __init__(
-        self, setup: Setup, memory: Memory | None, cache: int | float | str | None, policy: str | Policy | type[Policy]
+        self,
+        setup: Setup,
+        memory: Memory | None,
+        cache: int | float | str | None,
+        policy: str | Policy | type[Policy],
+        own: Sequence[str],
     ) -> None:
         super().__init__(setup, memory)
         self._is_static, self._beside = False, setup.tier
@@ -125,7 +134,7 @@ class OnDemandRunner(Runner):
             setup.divides.divide(setup, self.memory, cache, get_policy(policy))
         if cache is None:
             return
-        sizes, self.prefetch = size_caches(setup, self.memory, cache, get_policy(policy))
+        sizes, self.prefetch = size_caches(replace(setup, features=tuple(own)), self.memory, cache, get_policy(policy))
         self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or setup.lends_caches)
         self._remake()
         self._is_static = bool(sizes) and isinstance(get_policy(policy), StaticPolicy)
@@ -136,17 +145,8 @@ class OnDemandRunner(Runner):
         beside = {} if tier is None or not isinstance(get_policy(policy), StaticPolicy) else {"without": tier.map}
         with self.setup.watch.time("cache"), AccessCounts(self.setup) as counts:
             for name, n_bytes in sizes.items():
-                left = n_bytes
-                while left > 0:
-                    try:
-                        graph.make_cache(name, left, get_policy(policy), counts=counts, on_loan=on_loan, **beside)
-                        self._note(name)
-                        break
-                    except BudgetError as error:
-                        # Choosing the rows takes memory, too: less for a cache whose size is the loader's choice, or none.
-                        if not on_loan:
-                            raise
-                        left -= max(n_bytes // 8, (error.needed or 0) - graph.budget.total)
+                graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, **beside)
+                self._note(name)
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead, but by a sampler that draws many batches at once."""
@@ -178,6 +178,15 @@ class OnDemandRunner(Runner):
         """Give back what is held for the sampler; may be called again."""
         if self._holdings is not None:
             self._holdings.close()
+
+
+def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool:
+    """Whether a feature has a cache that serves a loader whose own would be automatic."""
+    cache: FeatureCache | None = store.cache
+    if cache is None or cache.policy is None or not cache.capacity:
+        return False  # none, or one that followed plans
+    # What was made for a size that the user gave stays; another loader's does where it would be made alike.
+    return not cache.is_lent or (cache.policy.name == get_policy(policy).name and not cache.is_cut)
 
 
 class _OnDemandEpoch(EpochRun):

@@ -16,6 +16,7 @@ from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
+from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, OptionError
 from featstore.gather.plan import Tier
@@ -34,13 +35,7 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
-from featstore.strategies.caches import (
-    LeasedCaches,
-    cache_bytes,
-    make_online_edge_caches,
-    make_room,
-    online_edge_bytes,
-)
+from featstore.strategies.caches import LeasedCaches, make_online_edge_caches, make_room, online_edge_bytes
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import Memory, Request, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
@@ -117,8 +112,9 @@ class Packed(Strategy):
     pack : Pack, path-like or None
         What :func:`~featstore.sample_offline` made; None with a :class:`~featstore.PackedGraph`, which is one.
     cache : int, str, float or None
-        Host tier: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``); None takes that of the one layout that the pack
-        has; ``"auto"`` the largest of its layouts that fits, or, where it has none, half of the memory that batches leave.
+        Host tier: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``); ``"auto"`` the largest of the pack's layouts
+        that fits, or, where it has none, half of the memory that batches leave. None, the default: that of the one layout that
+        the pack has; ``"auto"`` where it has none.
     policy : str, Policy or class
         A planned one, or a static one.
     length : int or "auto"
@@ -190,6 +186,8 @@ class Packed(Strategy):
         of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
         make_room(setup.graph, setup.features, of_edges)
         layouts = _Layouts(replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None)))
+        if self.cache is None and not isinstance(setup.graph, PackedGraph) and not find_layouts(layouts.pack):
+            return replace(self, cache="auto").run(setup)
         setup, memory = self._ask(layouts, of_edges)
         assert setup.planning is not None
         layout, made = setup.planning.layout, False

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.cache.base import StaticPolicy, get_policy
+from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size, parse_cache_size
 from featstore.errors import BudgetError, OptionError
@@ -30,7 +31,6 @@ from featstore.sampling.batches import Batches, as_batches, together_of
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.storage.writer import free_bytes
-from featstore.strategies.caches import cache_bytes
 from featstore.strategies.devicecache import device_rows
 from featstore.strategies.packed import Packed, packed_length
 from featstore.strategies.profile import pack_trace, profile_batches

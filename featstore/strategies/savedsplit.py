@@ -16,6 +16,7 @@ from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
+from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.errors import BudgetError
 from featstore.graph.kept import NEIGHBOR_POLICY
 from featstore.graph.neighborcache import NeighborCache
@@ -29,7 +30,6 @@ from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.hops import HopSampler
-from featstore.strategies.caches import cache_bytes, rows_within
 from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Setup
 

@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from featstore.budget import Budget, Loan, Reservation
 from featstore.cache.rowmap import huge_array
+from featstore.cache.sizes import rows_within
 from featstore.cache.table import LOAN_COST, FeatureCache
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
-from featstore.strategies.caches import CacheLease, check_free, rows_within
+from featstore.strategies.caches import CacheLease, check_free
 from featstore.strategies.counters import ReadCounts
 
 if TYPE_CHECKING:

@@ -1,0 +1,60 @@
+"""The sizes of feature caches: bytes, shares of the rows, and what several features divide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from featstore.budget import Budget
+from featstore.cache.base import Policy
+from featstore.cache.table import FeatureCache
+from featstore.config import parse_size
+from featstore.errors import BudgetError
+
+__all__ = ["cache_bytes", "rows_within"]
+
+
+def cache_bytes(
+    size: int | float | str, n: int, row_bytes: Mapping[str, int], policy: Policy | None, budget: Budget, room: int
+) -> dict[str, int]:
+    """Return the bytes of each feature's cache for ``size`` bytes in all, or for a share of the rows: the same rows for each.
+
+    Raises
+    ------
+    ValueError
+        Not a size; a share outside 0 … 1.
+    BudgetError
+        More than the ``room`` that is left, or not room for one row; names the least that would do.
+    """
+
+    def least(rows: int) -> dict[str, int]:
+        return {name: FeatureCache.least_bytes(rows, width, n, policy) for name, width in row_bytes.items()}
+
+    if isinstance(size, float):
+        if not 0 < size <= 1:
+            raise ValueError(f"a cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
+        rows = max(1, round(size * n))
+        total = sum(least(rows).values())
+    else:
+        total = parse_size(size)
+        if total == 0:
+            return dict.fromkeys(row_bytes, 0)  # no cache, as in g.cache
+        rows = rows_within(total, n, list(row_bytes.values()), policy)
+        if not rows:
+            one = sum(least(1).values())
+            raise BudgetError(f"a feature cache of one row takes {one} bytes, not {total}", one)
+        total = sum(least(rows).values())
+    if total > room:
+        needed = budget.total + total - room
+        raise BudgetError(
+            f"a feature cache of {rows} rows takes {total} bytes, and {room} of the {budget.name} budget are left", needed
+        )
+    return least(rows)
+
+
+def rows_within(n_bytes: int, n: int, widths: Sequence[int], policy: Policy | None = None) -> int:
+    """Return how many rows caches of features of ``n`` rows of these widths can have within ``n_bytes``, each as many.
+
+    ``policy``: manages them; None: they follow plans.
+    """
+    one, two = (sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2))
+    return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))
