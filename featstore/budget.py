@@ -43,8 +43,9 @@ _BUDGETS: Living[Budget] = Living()
 
 
 def _after_fork() -> None:
-    for budget in _BUDGETS:  # another thread of the parent may have held the lock
-        budget._renew_lock()
+    for budget in _BUDGETS:
+        budget._renew_lock()  # another thread of the parent may have held it
+        budget._workers = Living()  # the parent's loaders work there
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -24,7 +24,7 @@ __all__ = [
     "parse_size",
 ]
 
-Backend = Literal["auto", "io_uring", "pread"]
+Backend = Literal["auto", "buffered", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -221,7 +221,7 @@ class Options:
         if verify is None:
             verify = os.environ.get("FEATSTORE_VERIFY", "always")
         if backend not in get_args(Backend):
-            raise ValueError(f"backend must be 'auto', 'io_uring' or 'pread', not {backend!r}")
+            raise ValueError(f"backend must be 'auto', 'buffered', 'io_uring' or 'pread', not {backend!r}")
         if verify not in get_args(Verify):
             raise ValueError(f"verify must be 'always', 'open' or 'off', not {verify!r}")
         if threads is None:

@@ -293,15 +293,17 @@ def test_gathers_are_timed_beside_their_operations(
     assert 10 <= min(asked) <= max(asked) <= 0.35 * (64 << 20) / 4096
 
 
-def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["another machine", "through the page cache"])
+def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     fixed = DriveSpeed(1.0, 2.0, 3.0, 7.0, 1.5, 0.5)
     monkeypatch.setattr(drive_module, "_measure", lambda *_: fixed)
     with featstore.open(data) as g:
         assert speed_of(g) == fixed
-    monkeypatch.setattr(drive_module.platform, "node", lambda: "elsewhere")
+    if what == "another machine":
+        monkeypatch.setattr(drive_module.platform, "node", lambda: "elsewhere")
     other = DriveSpeed(4.0, 5.0, 6.0, 7.0, 4.5, 0.0)
     monkeypatch.setattr(drive_module, "_measure", lambda *_: other)
-    with featstore.open(data) as g:
+    with featstore.open(data, backend="buffered" if what == "through the page cache" else "auto") as g:
         assert speed_of(g) == other
 
 

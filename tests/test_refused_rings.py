@@ -1,4 +1,5 @@
-"""A kernel that refuses rings, at first or later: pread takes their place everywhere, unless a ring was asked for by name."""
+"""What the kernel refuses: rings, at first or later, where pread takes their place unless a ring was asked for by name; direct
+reads of a file system that takes ``O_DIRECT``, where the page cache does."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from featstore.storage.pagestream import PageStream
 from featstore.storage.reader import MIN_ARENA_BYTES, STREAM_THREADS
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
-from featstore.testing.faults import deny_syscalls, forked, run_in_child
+from featstore.testing.faults import Fault, deny_syscalls, forked, run_in_child
 from tests.written_rows import opened, write_rows
 
 ROWS = np.random.default_rng(0).integers(0, 256, (90_000, 512), dtype=np.uint8)
@@ -148,3 +149,38 @@ def refused_later(folder: str) -> None:
 
 def test_refused_later(tmp_path: Path) -> None:
     run_in_child(refused_later, str(tmp_path))
+
+
+def direct_reads_are_refused(folder: str) -> None:
+    """As on overlayfs over squashfs: opening and ``fcntl`` take O_DIRECT, reads do not."""
+    x = np.random.default_rng(0).standard_normal((3000, 100), dtype=np.float32)
+    indptr, indices = np.arange(0, 12_001, 4), np.random.default_rng(1).integers(0, 3000, 12_000)
+    with Fault(folder, "read_direct", "EINVAL", times=10**9) as fault:
+        featstore.OutOfCoreGraph.create(f"{folder}/g", indptr, indices, features={"x": x}, progress=False).close()
+        assert fault.fired
+        for backend in ("auto", "io_uring", "pread"):
+            with featstore.open(f"{folder}/g", memory="64MiB", backend=backend) as g:
+                store = g.features["x"]
+                assert np.array_equal(store[:].numpy(), x)
+                mode = store.stats()["mode"]
+                assert mode == "buffered: the file system takes O_DIRECT and refuses to read (Invalid argument)"
+                sampler = featstore.NeighborSampler(g, [4, 4])
+                for strategy in ("superbatch", "streamed"):  # run files, too
+                    with featstore.Loader(g, sampler, np.arange(3000), 300, labels=None, strategy=strategy) as loader:
+                        for batch in loader:
+                            assert np.array_equal(batch.x.numpy(), x[batch.input_ids.numpy()])
+    with Fault(folder, "read_direct", "EIO", times=10**9) as fault, featstore.open(f"{folder}/g", backend="buffered") as g:
+        assert np.array_equal(g.features["x"][:].numpy(), x)
+        assert g.features["x"].stats()["mode"] == "buffered: asked for"
+        assert g.features["x"].stats()["reason"] == "the kernel allows it"
+    assert fault.calls == 0
+    with (
+        Fault(folder, "read_direct", "EIO", times=10**9) as fault,
+        pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught,
+    ):
+        featstore.open(f"{folder}/g", backend="pread")
+    assert (caught.value.errno, os.path.dirname(caught.value.filename)) == (errno.EIO, f"{folder}/g")
+
+
+def test_direct_reads_are_refused(tmp_path: Path) -> None:
+    run_in_child(direct_reads_are_refused, str(tmp_path), faults=True)

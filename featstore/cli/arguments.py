@@ -118,7 +118,7 @@ class Given(argparse.Action):
 def add_opening(parser: argparse.ArgumentParser) -> None:
     """Add what :func:`open_graph` wants to know."""
     parser.add_argument("--memory", type=size, metavar="SIZE", help="budget, such as 4GiB (default: half of what is available)")
-    parser.add_argument("--backend", choices=["auto", "io_uring", "pread"], default="auto", help="how files are read")
+    parser.add_argument("--backend", choices=["auto", "buffered", "io_uring", "pread"], default="auto", help="how files are read")
     parser.add_argument("--verify", choices=["always", "open", "off"], help="when checksums are checked (default: always)")
     parser.add_argument("--threads", type=positive, help="threads (default: all processors)")
 

@@ -342,8 +342,9 @@ class OutOfCoreGraph(Kept):
         path : path-like
         memory : int or str, optional
             The budget: bytes or text such as ``"4GiB"``; half of what is available by default.
-        backend : {"auto", "io_uring", "pread"}
-            How files are read. A named backend is a demand: OSError if it is refused. ``FEATSTORE_BACKEND`` replaces ``"auto"``.
+        backend : {"auto", "buffered", "io_uring", "pread"}
+            How files are read. ``"io_uring"`` and ``"pread"`` are demands: OSError if they are refused. ``"buffered"`` is as
+            ``"auto"``, but through the page cache. ``FEATSTORE_BACKEND`` replaces ``"auto"``.
         verify : {"always", "open", "off"}, optional
             Check the checksum of every page that is read, of all pages now, or of none. ``"always"``, or ``FEATSTORE_VERIFY``.
         threads : int, optional

@@ -450,6 +450,8 @@ class Loader:
             stack.callback(self._close_history)
             stack.callback(self._close_batches)
             stack.callback(self._close_tier)
+            if hasattr(self, "_stages"):
+                stack.callback(self._stages.memory.close)
             if hasattr(self, "_runner"):
                 stack.callback(self._runner.close, failed)
 

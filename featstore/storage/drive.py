@@ -139,7 +139,8 @@ def drive_speed(
     used: what was measured while others used the drive is soon forgotten. A dataset that may not be written, or that somebody is
     writing, keeps nothing, and is measured again.
     """
-    where = {"machine": platform.node(), "drive": os.stat(dataset).st_dev, "backend": reader.backend, "method": METHOD}
+    backend = reader.backend if reader.direct else f"{reader.backend}, buffered"
+    where = {"machine": platform.node(), "drive": os.stat(dataset).st_dev, "backend": backend, "method": METHOD}
     known = reader.drive
     if known is not None and known.write_bandwidth and not again:
         return known

@@ -65,7 +65,8 @@ class Reader:
         self._may_measure = True
         self._start()
         self.backend = "pread" if options.backend == "pread" else "io_uring"
-        self.reason = "the kernel allows it" if options.backend == "auto" else "asked for"
+        self.direct = options.backend != "buffered"
+        self.reason = "asked for" if options.backend == self.backend else "the kernel allows it"
         self._idle.append(self.with_backend(self._make))
 
     def _start(self) -> None:

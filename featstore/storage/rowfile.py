@@ -63,6 +63,7 @@ class Queues(Protocol):
     """What a row file needs of the reader that opened it: queues, what pays for them, and which gaps to read over."""
 
     budget: Budget
+    direct: bool  # whether reads bypass the page cache where they can
 
     @property
     def stream_threads(self) -> int: ...
@@ -111,7 +112,8 @@ class RowFile:
         size = PAGE_BYTES + layout.data_bytes(n_rows) if n_bytes is None else n_bytes
         fd, self._sums_fd = fds
         try:
-            self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size, fd=fd)
+            geometry = layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size
+            self._file = File(path, *geometry, reader.direct, fd)
         except BaseException:
             self._drop_sums_fd()
             raise
@@ -211,7 +213,7 @@ class RowFile:
     def _load_sums(self, seed: int, sums_seed: int) -> None:
         n_pages = self.n_sums_pages
         fd, self._sums_fd = self._sums_fd, -1
-        table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES, fd=fd)
+        table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES, self._reader.direct, fd)
         self._file.use_sums(seed)
         budget = self._reader.budget
         if not is_kept(n_pages * PAGE_BYTES, budget.total):

@@ -203,6 +203,7 @@ class Memory:
         self._lock = threading.Lock()
         self._delivered: list[tuple[weakref.ref[Any], int]] = []
         self._n_running = 0
+        self._closed = False
 
     # What is needed.
 
@@ -414,6 +415,10 @@ class Memory:
         with self._lock:
             self._n_running -= 1
 
+    def close(self) -> None:
+        """Note that no epoch begins any more; may be called again."""
+        self._closed = True
+
     def saw(self, n_rows: int, sample_bytes: int) -> None:
         """Note how large a batch was."""
         with self._lock:
@@ -436,10 +441,13 @@ class Memory:
             return len(self._living())
 
     def required(self, *, idle: bool) -> int:
-        """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require."""
+        """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require.
+
+        Those that are still held, too, once the loader is closed.
+        """
         with self._lock:
             held = sum(n_bytes for _, n_bytes in self._living()) * REUSE // (REUSE - 1)
             rows = larger(self.batch.n_rows)
-        if not idle and not self._n_running:
+        if self._closed or (not idle and not self._n_running):
             return held
         return max(held, self.loop_bytes(rows) + self._ahead * self.batch_bytes(rows))

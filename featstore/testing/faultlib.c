@@ -25,7 +25,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MIN_ALLOC 32768
 
-enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, CLOSE, FLOCK, MKDIR, N_OPS };
+enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, CLOSE, FLOCK, MKDIR, READ_DIRECT, N_OPS };
 enum { PASS = 0, SHORT = -1, KILL = -2, END = -3 }; /* what fire() says; above 0: the errno to fail with */
 
 static char directory[PATH_MAX];
@@ -157,17 +157,23 @@ EXPORT int rmdir(const char *path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDI
 
 /* -- reading and writing -- */
 
+/* A read of a descriptor with O_DIRECT is one call, also where both operations are armed. */
+static int fire_transfer(int op, int fd) {
+    if (op == READ && !is_armed(READ) && is_armed(READ_DIRECT) && syscall(SYS_fcntl, fd, F_GETFL) & O_DIRECT) op = READ_DIRECT;
+    return fire_fd(op, fd);
+}
+
 static size_t cut(int what, size_t n) { return what == END ? 0 : what == SHORT && n > 1 ? n / 2 : n; }
 
 static ssize_t transfer(int op, long number, int fd, uintptr_t data, size_t n, off64_t offset) {
-    int what = fire_fd(op, fd);
+    int what = fire_transfer(op, fd);
     FAIL_IF(what, -1);
     return syscall(number, fd, data, cut(what, n), offset);
 }
 
 /* A short vector is its first element; half of that where there is no other. */
 static ssize_t transfer_vector(int op, long number, int fd, const struct iovec *vector, int n, off64_t offset, int flags) {
-    int what = fire_fd(op, fd);
+    int what = fire_transfer(op, fd);
     FAIL_IF(what, -1);
     if (what == SHORT && n == 1) {
         const struct iovec half = {vector->iov_base, cut(what, vector->iov_len)};

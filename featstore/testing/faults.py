@@ -53,8 +53,12 @@ __all__ = [
     "truncated",
 ]
 
-# In the order of the enumeration in faultlib.c. "alloc": malloc and its kin and anonymous mmap, from 32 KiB up.
-OPERATIONS = ("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc", "close", "flock", "mkdir")
+# In the order of the enumeration in faultlib.c. "alloc": malloc and its kin and anonymous mmap, from 32 KiB up. "read_direct":
+# reads past the page cache.
+OPERATIONS = (
+    *("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc", "close", "flock", "mkdir"),
+    "read_direct",
+)
 _ACTIONS = {"short": -1, "kill": -2, "end": -3}
 _LOADED = "FEATSTORE_FAULT_LIBRARY"
 

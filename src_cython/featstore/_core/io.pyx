@@ -40,7 +40,16 @@ cdef extern from *:
         return (long)align;
     }
 
-    static int fs_set_direct(int fd) { return fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_DIRECT) < 0 ? -errno : 0; }
+    /* A file system may take the flag and refuse every read (overlayfs over squashfs): then it is taken off. Another error of
+     * the first page is the reader's to meet. */
+    static int fs_set_direct(int fd, int *refuses_reads) {
+        int flags = fcntl(fd, F_GETFL);
+        if (fcntl(fd, F_SETFL, flags | O_DIRECT) < 0) return -errno;
+        _Alignas(4096) uint8_t page[4096];
+        if (pread(fd, page, sizeof page, 0) >= 0 || (errno != EINVAL && errno != EOPNOTSUPP)) return 0;
+        *refuses_reads = errno;
+        return fcntl(fd, F_SETFL, flags) < 0 ? -errno : 0;
+    }
 
     static void *fs_arena(size_t bytes) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -52,7 +61,7 @@ cdef extern from *:
     static void fs_arena_free(void *p, size_t bytes) { if (p) munmap(p, bytes); }
     """
     long fs_dio_align(int fd) nogil
-    int fs_set_direct(int fd) nogil
+    int fs_set_direct(int fd, int *refuses_reads) nogil
     uint8_t *fs_arena(size_t n_bytes) nogil
     void fs_arena_free(void *p, size_t n_bytes) nogil
 
@@ -92,14 +101,18 @@ cdef int raise_pending() except -1:
 
 def direct_mode(int fd):
     """Make reads and writes of ``fd`` bypass the page cache where they can; returns ``"direct"`` or ``"buffered: why"``."""
+    cdef int error, refused = 0
     cdef long align = fs_dio_align(fd)
     if align == 0:
         return "buffered: the file system has no direct I/O"
     if align > <long>FS_PAGE:
         return f"buffered: direct I/O would need {align}-byte alignment"
-    error = fs_set_direct(fd)
+    with nogil:
+        error = fs_set_direct(fd, &refused)
     if error:
         return f"buffered: O_DIRECT refused ({os.strerror(-error)})"
+    if refused:
+        return f"buffered: the file system takes O_DIRECT and refuses to read ({os.strerror(refused)})"
     return "direct" if align > 0 else "direct: the kernel does not report its alignment"
 
 
