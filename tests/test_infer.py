@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg import GCNConv, SAGEConv
+from pyg import GATConv, GCNConv, SAGEConv
+from pyg import GraphSAGE as PygSAGE
 from whole_graph import skewed_graph, whole_block
 
 import featstore
@@ -144,8 +146,45 @@ def test_pygs_convolutions_are_as_pyg_has_them(path: Path) -> None:
             found = featstore.infer(g, [inference_layer(conv, torch.relu)], "x64", overwrite=True, progress=False)
             with torch.no_grad():
                 torch.testing.assert_close(found[:], conv(x, edges).relu(), rtol=1e-12, atol=1e-12)
-        with pytest.raises(ValueError, match="no blockwise form"):
-            inference_layer(SAGEConv(WIDTH, 8, aggr="max"))
+        with pytest.raises(ValueError, match="only a GCNConv with normalize=True"):
+            inference_layer(GCNConv(WIDTH, 8, improved=True))
+
+
+@pytest.mark.parametrize("conv", [SAGEConv(WIDTH, 8, aggr="max"), GATConv(WIDTH, 4, heads=2)])
+def test_the_line_for_other_convolutions_of_pyg_computes_what_they_do(path: Path, conv: Any) -> None:
+    from featstore.adapters.pyg import inference_layer
+
+    with pytest.raises(ValueError, match="no blockwise form") as caught:
+        inference_layer(conv)
+    line = re.search(r"give infer (lambda .*), and in it", str(caught.value))
+    assert line
+    block = whole_block(*graph())
+    edges = torch.stack([block.src, block.dst])
+    with featstore.open(path, memory="64MiB") as g:
+        found = featstore.infer(g, [eval(line[1], {"conv": conv.eval(), "torch": torch})], progress=False)
+        with torch.no_grad():
+            torch.testing.assert_close(found[:], conv(g.features["x"][:], edges))
+
+
+def test_a_model_of_pyg_is_given_layer_by_layer(path: Path) -> None:
+    from featstore.adapters.pyg import inference_layer
+
+    model = PygSAGE(WIDTH, 16, 2, 3).eval()
+    block = whole_block(*graph())
+    with featstore.open(path, memory="64MiB") as g:
+        for layers, words in (
+            (model, "layers must be a sequence, not a GraphSAGE: give the model's layers in order, featstore.adapters.pyg"),
+            ([model], "layer 0 is a GraphSAGE of PyG, which takes no block: give featstore.adapters.pyg.inference_layer"),
+            (model.convs, r"layer 0 is a SAGEConv of PyG.*inference_layer\(conv, then\) of each conv"),
+            (torch.nn.Linear(3, 3), "layers must be a sequence, not a Linear: .* its activation"),
+            (Aggregate(lambda h, mean: mean), "not an Aggregate"),
+        ):
+            with pytest.raises(TypeError, match=words):
+                featstore.infer(g, layers, progress=False)
+        layers = [inference_layer(model.convs[0], torch.relu), inference_layer(model.convs[1])]
+        found = featstore.infer(g, layers, progress=False)
+        with torch.no_grad():
+            torch.testing.assert_close(found[:], model(g.features["x"][:], torch.stack([block.src, block.dst])))
 
 
 def test_the_example_of_the_aggregate_form_reads_no_more_than_its_passes(path: Path) -> None:

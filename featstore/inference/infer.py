@@ -22,7 +22,7 @@ from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
 from featstore.graph.progress import Progress
 from featstore.graph.source import dtype_name, torch_dtype
 from featstore.inference.gathered import whole_blocks
-from featstore.inference.layers import Aggregate, Layer, digest_of_weights, forms_of
+from featstore.inference.layers import Aggregate, Layer, checked, digest_of_weights, forms_of
 from featstore.storage.catalog import NODE
 from featstore.storage.readahead import read_ahead
 from featstore.storage.writer import RowFileWriter
@@ -154,12 +154,7 @@ def run_layers(
         raise TypeError(f"a graph with an adjacency is needed, not a {type(g).__name__}")
     if resume is not None and (not isinstance(resume, str) or not resume):
         raise TypeError(f"resume must be a name of this model, such as 'sage-1', not {resume!r}")
-    layers = list(layers)
-    if not layers:
-        raise ValueError("layers: at least one is needed")
-    for number, layer in enumerate(layers):
-        if not isinstance(layer, Aggregate) and not callable(layer):
-            raise TypeError(f"layer {number} must be an Aggregate or callable, not {layer!r}")
+    layers = checked(layers)
     stored = g.features[features].dtype
     usual = torch.float64 if stored == torch.float64 else torch.float32
     given = usual if dtype is None else torch_dtype(dtype_name(dtype))

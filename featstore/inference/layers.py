@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from featstore.graph.passes import check_op
 from featstore.sampling.batch import Block
 
-__all__ = ["Aggregate", "Layer", "digest_of_weights", "forms_of"]
+__all__ = ["Aggregate", "Layer", "checked", "digest_of_weights", "forms_of"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,37 @@ class Aggregate:
 
 
 Layer: TypeAlias = Aggregate | Callable[[torch.Tensor, Block], torch.Tensor]
+
+
+def checked(layers: Any) -> list[Layer]:
+    """Return layers as a list; TypeError or ValueError where they are none that :func:`featstore.infer` can run."""
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"layers must be a sequence, not {_named(layers)}: give the model's layers in order, {_advice(layers)}")
+    found = list(layers)
+    if not found:
+        raise ValueError("layers: at least one is needed")
+    for number, layer in enumerate(found):
+        if not isinstance(layer, Aggregate) and not callable(layer):
+            raise TypeError(f"layer {number} must be an Aggregate or callable, not {layer!r}")
+        if _is_pygs(layer):
+            raise TypeError(f"layer {number} is {_named(layer)} of PyG, which takes no block: give {_advice(layer)}")
+    return found
+
+
+def _named(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
+
+
+def _is_pygs(value: Any) -> bool:
+    """Return whether a layer is PyG's own, which is called with ``edge_index``; a user's subclass may take a block."""
+    return type(value).__module__.startswith(("torch_geometric.nn.conv.", "torch_geometric.nn.models."))
+
+
+def _advice(value: Any) -> str:
+    if _is_pygs(value):
+        return "featstore.adapters.pyg.inference_layer(conv, then) of each conv; then is what follows it, such as torch.relu"
+    return "each with what follows it, such as its activation"
 
 
 def forms_of(layers: Iterable[Layer]) -> list[Any]:
