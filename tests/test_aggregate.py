@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -324,7 +325,7 @@ def test_an_interrupted_call_is_gone_on_with(tmp_path: Path, monkeypatch: pytest
 
 def test_what_was_left_of_something_else_is_not_used(tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
     path, indptr, indices, x = wide(tmp_path, 2_000)
-    for damage in ("another op", "record", "rows"):
+    for damage, words in (("another op", "left differs in: op$"), ("record", "left cannot be read$"), ("rows", "")):
         with featstore.open(path, memory="12MiB") as g, monkeypatch.context() as patch:
             real, count = making.Making.checkpoint, [0]
 
@@ -346,7 +347,7 @@ def test_what_was_left_of_something_else_is_not_used(tmp_path: Path, often: None
         elif damage == "rows":
             rows = next(each for each in folder.iterdir() if each.name.endswith(".tmp") and ".sums" not in each.name)
             os.truncate(rows, 4096)
-        with featstore.open(path, memory="12MiB") as g:
+        with featstore.open(path, memory="12MiB") as g, pytest.warns(UserWarning, match=words) if words else nullcontext():
             g.aggregate("x", "sum", name="s", overwrite=True, progress=False)
         expected = torch.from_numpy(aggregated(indptr, indices, x, "sum")).to(torch.float32)
         assert torch.equal(stored(path, "s"), expected), damage
@@ -377,6 +378,7 @@ def attempt(path: Path) -> None:
 def kill_some(folder: str, step: int) -> None:
     """Kill the maker at every ``step``-th system call; the next call makes the same, from there or from the start."""
     making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+    warnings.filterwarnings("ignore", "making 'm' from the start: files are missing")  # of a kill between renames and commit
     expected, seen = expected_small(), set()
     path = make_small(folder)
     for fault in sweep(folder, ["open", "write", "fsync", "rename", "unlink"], "kill", step=step):

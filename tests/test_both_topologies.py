@@ -24,7 +24,7 @@ def test_aggregated_features_and_outputs_of_layers(tmp_path: Path) -> None:
         with make(tmp_path / form, **options) as g:
             made = {op: g.aggregate("x", op, name=f"x_{op}", memory="3MiB", progress=False)[:] for op in ("mean", "sum", "gcn")}
             layers = [featstore.Aggregate(lambda h, mean: h + 2 * mean), lambda h, block: h[: block.n_dst] * 3]
-            made["h"] = featstore.infer(g, layers, "x", "h", memory="4MiB", key="these", progress=False)[:]
+            made["h"] = featstore.infer(g, layers, "x", "h", memory="4MiB", progress=False)[:]
             found[form] = made
     assert found["csc"].keys() == found["chunked"].keys()
     for name, rows in found["csc"].items():

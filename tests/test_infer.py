@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg import GCNConv, SAGEConv
+from pyg import GATConv, GCNConv, SAGEConv
+from pyg import GraphSAGE as PygSAGE
 from whole_graph import skewed_graph, whole_block
 
 import featstore
@@ -22,7 +26,7 @@ from featstore.cli.model import ModelSizes, load_model, save_model
 from featstore.cli.sage import GraphSAGE
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.graph import making
-from featstore.inference.layers import fingerprint
+from featstore.inference.layers import digest_of_weights
 from featstore.sampling.batch import Block
 from featstore.testing.faults import forked, run_in_child, sweep
 
@@ -142,8 +146,45 @@ def test_pygs_convolutions_are_as_pyg_has_them(path: Path) -> None:
             found = featstore.infer(g, [inference_layer(conv, torch.relu)], "x64", overwrite=True, progress=False)
             with torch.no_grad():
                 torch.testing.assert_close(found[:], conv(x, edges).relu(), rtol=1e-12, atol=1e-12)
-        with pytest.raises(ValueError, match="no blockwise form"):
-            inference_layer(SAGEConv(WIDTH, 8, aggr="max"))
+        with pytest.raises(ValueError, match="only a GCNConv with normalize=True"):
+            inference_layer(GCNConv(WIDTH, 8, improved=True))
+
+
+@pytest.mark.parametrize("conv", [SAGEConv(WIDTH, 8, aggr="max"), GATConv(WIDTH, 4, heads=2)])
+def test_the_line_for_other_convolutions_of_pyg_computes_what_they_do(path: Path, conv: Any) -> None:
+    from featstore.adapters.pyg import inference_layer
+
+    with pytest.raises(ValueError, match="no blockwise form") as caught:
+        inference_layer(conv)
+    line = re.search(r"give infer (lambda .*), and in it", str(caught.value))
+    assert line
+    block = whole_block(*graph())
+    edges = torch.stack([block.src, block.dst])
+    with featstore.open(path, memory="64MiB") as g:
+        found = featstore.infer(g, [eval(line[1], {"conv": conv.eval(), "torch": torch})], progress=False)
+        with torch.no_grad():
+            torch.testing.assert_close(found[:], conv(g.features["x"][:], edges))
+
+
+def test_a_model_of_pyg_is_given_layer_by_layer(path: Path) -> None:
+    from featstore.adapters.pyg import inference_layer
+
+    model = PygSAGE(WIDTH, 16, 2, 3).eval()
+    block = whole_block(*graph())
+    with featstore.open(path, memory="64MiB") as g:
+        for layers, words in (
+            (model, "layers must be a sequence, not a GraphSAGE: give the model's layers in order, featstore.adapters.pyg"),
+            ([model], "layer 0 is a GraphSAGE of PyG, which takes no block: give featstore.adapters.pyg.inference_layer"),
+            (model.convs, r"layer 0 is a SAGEConv of PyG.*inference_layer\(conv, then\) of each conv"),
+            (torch.nn.Linear(3, 3), "layers must be a sequence, not a Linear: .* its activation"),
+            (Aggregate(lambda h, mean: mean), "not an Aggregate"),
+        ):
+            with pytest.raises(TypeError, match=words):
+                featstore.infer(g, layers, progress=False)
+        layers = [inference_layer(model.convs[0], torch.relu), inference_layer(model.convs[1])]
+        found = featstore.infer(g, layers, progress=False)
+        with torch.no_grad():
+            torch.testing.assert_close(found[:], model(g.features["x"][:], torch.stack([block.src, block.dst])))
 
 
 def test_the_example_of_the_aggregate_form_reads_no_more_than_its_passes(path: Path) -> None:
@@ -225,7 +266,7 @@ def test_a_node_with_more_in_neighbours_than_memory_names_what_would_do(path: Pa
 
 
 @pytest.mark.parametrize("form", ["aggregate", "general"])
-def test_an_interrupted_run_is_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_an_interrupted_run_with_a_name_is_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
     model = sage()
     with featstore.open(path, memory="64MiB") as g:
@@ -245,38 +286,190 @@ def test_an_interrupted_run_is_gone_on_with(path: Path, monkeypatch: pytest.Monk
         with featstore.open(path, memory="64MiB") as g, monkeypatch.context() as patch:
             patch.setattr(making.Making, "checkpoint", checkpoint)
             with pytest.raises(KeyboardInterrupt):
-                featstore.infer(g, layers, overwrite=True, memory="3500KiB", progress=False)
+                featstore.infer(g, layers, overwrite=True, memory="3500KiB", resume="sage", progress=False)
         assert (path / "making.h" / "state").exists()
         with featstore.open(path, memory="64MiB") as g:
-            store = featstore.infer(g, layers, overwrite=True, memory="3500KiB", progress=False)
+            store = featstore.infer(g, layers, overwrite=True, memory="3500KiB", resume="sage", progress=False)
             assert torch.allclose(store[:], expected)
         assert not (path / "making.h").exists()
 
 
-def test_another_model_starts_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, other = sage(), sage()
+class Scaled(torch.nn.Module):
+    """Multiplies rows by what its attributes, buffers, modules and methods say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope, self.norm = 1.0, torch.nn.BatchNorm1d(WIDTH)
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.register_buffer("shift", torch.zeros(1), persistent=False)
+        self.eval()
+
+    def change(self, h: torch.Tensor, /, *, power: int = 1) -> torch.Tensor:
+        return h**power
+
+    def forward(self, h: torch.Tensor, block: Block) -> torch.Tensor:
+        found: torch.Tensor = self.norm(self.change(h[: block.n_dst].float()) * self.slope * self.weight + self.shift)
+        return found
+
+
+class Stops(torch.nn.Module):
+    """Copies rows; the first time it raises KeyboardInterrupt."""
+
+    calls = 0
+
+    def forward(self, h: torch.Tensor, block: Block) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+        return h[: block.n_dst] + 0
+
+
+def set_weight(module: Scaled) -> None:
     with torch.no_grad():
-        other.layers[0].of_self.bias += 1  # type: ignore[union-attr,operator]
-    assert fingerprint(model.inference_layers()) == fingerprint(sage().inference_layers())
-    assert fingerprint(model.inference_layers()) != fingerprint(other.inference_layers())
-    assert fingerprint(callables(model)) == fingerprint(callables(sage())) != fingerprint(callables(other))
-    assert fingerprint([lambda h, block: h]) != fingerprint([lambda h, block: h * 2])
-    unknown = object()
-    assert fingerprint([lambda h, block: (h, unknown)]) is None
+        module.weight.fill_(3)
+
+
+CHANGES: dict[str, Callable[[Scaled, pytest.MonkeyPatch], Any]] = {
+    "attribute": lambda module, patch: setattr(module, "slope", 3.0),
+    "method": lambda module, patch: patch.setattr(Scaled, "change", lambda self, h: h.tanh()),
+    "keyword default": lambda module, patch: patch.setattr(Scaled.change, "__kwdefaults__", {"power": 2}),
+    "hook": lambda module, patch: module.register_forward_hook(lambda module, given, found: found * 2),
+    "non-persistent buffer": lambda module, patch: module.get_buffer("shift").fill_(3),
+    "mode of an inner module": lambda module, patch: module.norm.train(),
+    "weight": lambda module, patch: set_weight(module),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("form", ["block", "aggregate"])
+def test_without_a_name_nothing_is_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch, change: str, form: str) -> None:
+    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    module, before = Scaled(), sorted(os.listdir(path))
+    block = Block(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 0, N)
+    first: Any = module if form == "block" else Aggregate(lambda h, mean: module(h, block), before=lambda h: h * module.slope)
     with featstore.open(path, memory="64MiB") as g:
-        expected = in_memory(other, g.features["x"][:])
-        with monkeypatch.context() as patch:
-            patch.setattr(making.Making, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        layers = [first, Stops()]
+        with pytest.raises(KeyboardInterrupt):
+            featstore.infer(g, layers, progress=False)
+        assert sorted(os.listdir(path)) == before, "nothing is kept"
+        CHANGES[change](module, monkeypatch)
+        found = featstore.infer(g, layers, progress=False)
+        module.norm.reset_running_stats()
+        expected = featstore.infer(g, [first], out="expected", progress=False)
+        assert not torch.equal(found[:], g.features["x"][:])
+        if change != "mode of an inner module":
+            assert torch.equal(found[:], expected[:])
+
+
+def interrupted(g: Any, layers: Any, **options: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        featstore.infer(g, [*layers, Stops()], progress=False, **options)
+
+
+def test_what_a_named_run_left_of_something_else_is_removed_and_said(path: Path) -> None:
+    module = Scaled()
+    other = Scaled()
+    other.get_buffer("shift").fill_(3)
+    of_two = [module, lambda h, block: h[: block.n_dst]]
+    with featstore.open(path, memory="64MiB") as g:
+        for layers, options, words in (
+            ([module], {}, r"making 'h' from the start: an earlier call did not finish, and a call without resume="),
+            ([module], {"resume": "b"}, r"left differs in: resume$"),
+            ([module], {"resume": "a", "features": "half"}, r"differs in: adjacency and feature$"),
+            ([module], {"resume": "a", "features": "x64", "dtype": "float32"}, r"differs in: adjacency and feature$"),
+            (of_two, {"resume": "a"}, r"differs in: number of layers, forms of layers, weights"),
+            ([Aggregate(lambda h, mean: mean)], {"resume": "a"}, r"differs in: forms of layers, weights"),
+            ([module], {"resume": "a", "dtype": "float64"}, r"differs in: dtype$"),
+            ([other], {"resume": "a"}, r"differs in: weights or train/eval modes$"),
+            ([Scaled().train()], {"resume": "a"}, r"differs in: weights or train/eval modes$"),
+        ):
+            interrupted(g, [module], resume="a")
+            assert (path / "making.h" / "state").exists()
+            with pytest.warns(UserWarning, match=words) as caught:
+                interrupted(g, layers, **options)
+            assert caught[0].filename == __file__
+            shutil.rmtree(path / "making.h", ignore_errors=True)
+        g.aggregate("x", name="h", progress=False)
+
+
+@pytest.mark.parametrize(
+    "bind",
+    [
+        lambda module: module,
+        lambda module: module.forward,
+        lambda module: functools.partial(lambda inner, h, block: inner(h, block), module),
+        lambda module: lambda h, block: module(h, block),
+        lambda module: lambda h, block, inner=module: inner(h, block),
+        lambda module: Aggregate(lambda h, mean: module.norm(h)),
+        lambda module: Aggregate(lambda h, mean: h, before=module.norm),
+    ],
+)
+def test_weights_are_compared_where_a_layer_is_bound_to_a_module(bind: Any) -> None:
+    def digest(module: Scaled) -> str:
+        return digest_of_weights([bind(module), bind(module)])
+
+    changed = Scaled()
+    with torch.no_grad():
+        changed.norm.weight.fill_(2)
+    assert digest(Scaled()) == digest(Scaled()) != digest(changed)
+    changed = Scaled()
+    changed.norm.train()
+    assert digest(Scaled()) != digest(changed)
+
+
+def test_rows_of_another_shape_than_the_interrupted_run_left_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    for width, dtype, error, words in (
+        (8, torch.float32, ValueError, r"not \(\d+, 16\), as the rows that the interrupted call left: another name for resume="),
+        (16, torch.float64, TypeError, r"not float32, as the rows that the interrupted call left"),
+    ):
+        blocks: list[int] = []
+
+        def stops(h: torch.Tensor, block: Block, blocks: list[int] = blocks) -> torch.Tensor:
+            blocks.append(block.n_dst)
+            if len(blocks) == 2:
+                raise KeyboardInterrupt
+            return h[: block.n_dst, :16]
+
+        def other(h: torch.Tensor, block: Block, width: int = width, dtype: torch.dtype = dtype) -> torch.Tensor:
+            return h[: block.n_dst, :width].to(dtype)
+
+        with featstore.open(path, memory="64MiB") as g:
             with pytest.raises(KeyboardInterrupt):
-                featstore.infer(g, model.inference_layers(), progress=False)
-        assert (path / "making.h").exists()
-        store = featstore.infer(g, other.inference_layers(), progress=False)
-        assert torch.allclose(store[:], expected)
+                featstore.infer(g, [stops], memory="2700KiB", resume="a", progress=False)
+            with pytest.raises(error, match=words):
+                featstore.infer(g, [other], memory="2700KiB", resume="a", progress=False)
 
 
-def attempt(path: Path) -> None:
+@pytest.mark.parametrize("resume", ["", True, 3])
+def test_a_name_to_resume_is_a_word(path: Path, resume: Any) -> None:
+    with featstore.open(path, memory="64MiB") as g, pytest.raises(TypeError, match="resume must be a name of this model"):
+        featstore.infer(g, [Scaled()], resume=resume, progress=False)
+
+
+def test_what_nobody_can_go_on_with_is_removed_by_the_next_that_makes_a_feature(path: Path) -> None:
+    with featstore.open(path, memory="64MiB") as g:
+        featstore.infer(g, [Scaled()], out="made", progress=False)
+        for features, out in (("x", "usable"), ("made", "stale"), ("x", "damaged")):
+            interrupted(g, [Scaled()], features=features, out=out, resume="a")
+        os.truncate(path / "making.damaged" / "state", 4096)
+        (path / "making.unnamed").mkdir()
+        (path / "making.unnamed" / "step-1.rows.0.tmp").write_bytes(b"rows")
+        (path / "making.txt").write_text("mine")
+        featstore.infer(g, [Aggregate(lambda h, mean: mean)], out="made", overwrite=True, progress=False)
+        left = {name for name in os.listdir(path) if name.startswith("making")}
+        assert left == {"making.usable", "making.stale", "making.txt"}, "the feature 'made' was there until this was done"
+        g.aggregate("x", progress=False)
+        assert {name for name in os.listdir(path) if name.startswith("making")} == {"making.usable", "making.txt"}
+        stops = Stops()
+        stops.calls = 1
+        found = featstore.infer(g, [Scaled(), stops], out="usable", resume="a", progress=False)
+        assert torch.equal(found[:], featstore.infer(g, [Scaled()], progress=False)[:])
+
+
+def attempt(path: Path, name: str | None) -> None:
     with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
-        featstore.infer(g, [Aggregate(_half), _whole, Aggregate(_half, before=_twice)], progress=False)
+        featstore.infer(g, [Aggregate(_half), _whole, Aggregate(_half, before=_twice)], resume=name, progress=False)
 
 
 def _half(h: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
@@ -291,36 +484,40 @@ def _whole(h: torch.Tensor, block: Block) -> torch.Tensor:
     return h[: block.n_dst] + 1
 
 
-def kill_some(folder: str, step: int) -> None:
+def kill_some(folder: str, step: int, name: str | None) -> None:
     making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+    warnings.filterwarnings("ignore", "making 'h' from the start: files are missing")  # of a kill between renames and commit
     path, seen, expected = Path(folder) / "g", set(), None
     x = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
     for fault in sweep(folder, ["open", "write", "fsync", "rename", "unlink"], "kill", step=step):
         shutil.rmtree(path, ignore_errors=True)
         featstore.OutOfCoreGraph.create(path, *skewed_graph(60, 4), {"x": x}, progress=False, memory="8MiB").close()
         with fault:
-            killed = forked(lambda: attempt(path))
+            killed = forked(lambda: attempt(path, name))
         with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
             there = "h" in g.features
         assert killed is not None or there
         if not there:
-            attempt(path)
+            attempt(path, name)
         with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
             g.verify(progress=False)
             found = g.features["h"][:].clone()
         expected = found if expected is None else expected
         assert torch.equal(found, expected)
+        assert there or not (path / "making.h").exists()
         seen.add(there)
     assert seen == {False, True}
 
 
-def test_runs_killed_at_a_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_some, str(tmp_path), 17, faults=True)
+@pytest.mark.parametrize("name", [None, "model"])
+def test_runs_killed_at_a_system_call(tmp_path: Path, name: str | None) -> None:
+    run_in_child(kill_some, str(tmp_path), 17, name, faults=True)
 
 
 @pytest.mark.stress
-def test_runs_killed_at_every_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_some, str(tmp_path), 1, faults=True, timeout_s=1800)
+@pytest.mark.parametrize("name", [None, "model"])
+def test_runs_killed_at_every_system_call(tmp_path: Path, name: str | None) -> None:
+    run_in_child(kill_some, str(tmp_path), 1, name, faults=True, timeout_s=1800)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------------
@@ -342,6 +539,34 @@ def test_a_trained_model_is_saved_and_infers(path: Path, tmp_path: Path, capsys:
     assert main(["infer", str(path), "--model", saved, "--feature", "cube"]) == 2
     assert "rows of 24 numbers" in capsys.readouterr().err
     assert main(["infer", str(path), "--model", str(path / "writer.lock")]) in (1, 2)
+
+
+def test_the_command_goes_on_with_a_named_run(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, calls = str(tmp_path / "model"), [0]
+    model, real = sage(), GraphSAGE._output
+    save_model(saved, model, ModelSizes("x", WIDTH, 32, 5, 3))
+
+    def output(self: GraphSAGE, i: int, *rows: torch.Tensor) -> torch.Tensor:
+        calls.append(i)
+        if i == 1 and 2 not in calls and calls.count(1) == 1:
+            raise KeyboardInterrupt
+        return real(self, i, *rows)
+
+    monkeypatch.setattr(GraphSAGE, "_output", output)
+    command = ["infer", str(path), "--model", saved, "--memory", "64MiB", "--resume"]
+    assert main([*command, "model-1"]) == 130
+    assert (path / "making.h").exists()
+    del calls[:]
+    calls.append(2)
+    assert main([*command, "model-1"]) == 0
+    assert 0 not in calls
+    with featstore.open(path, memory="64MiB") as g:
+        assert torch.allclose(g.features["h"][:], in_memory(model, g.features["x"][:]))
+    capsys.readouterr()
+    assert main([*command, "", "--overwrite"]) == 2
+    assert "resume must be a name" in capsys.readouterr().err
 
 
 def test_a_damaged_model_is_no_model(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import featstore
-from tests.pyg import Data, HeteroData
+from tests.pyg import Data, HeteroData, LinkNeighborLoader
 
-from featstore.adapters.pyg import NeighborLoader, create, stores  # isort: skip  # after PyG, which tests.pyg imports without its warnings
+from featstore.adapters.pyg import NeighborLoader, Sampler, create, stores  # isort: skip  # after PyG, without its warnings
 from torch_geometric import EdgeIndex  # isort: skip
 from torch_geometric.data import Batch, InMemoryDataset, OnDiskDataset, TemporalData  # isort: skip
+from torch_geometric.transforms import RandomLinkSplit  # isort: skip
 
 N = 200
 
@@ -173,6 +174,63 @@ def test_attributes_of_edges_come_with_the_batches(data, tmp_path) -> None:
         assert "edge_weight" not in some
         none = next(iter(NeighborLoader(g, [5], batch_size=20, edge_features=())))
         assert "e_id" not in none
+        none = next(iter(NeighborLoader(g, [5], batch_size=20, edges=False)))
+        assert not {"e_id", "edge_attr"} & set(none.keys())
+        numbers = next(iter(NeighborLoader(g, [5], batch_size=20, edge_features=(), edges=True)))
+        assert torch.equal(numbers.n_id[numbers.edge_index], data.edge_index[:, numbers.e_id])
+        assert "edge_attr" not in numbers
+
+
+def test_the_whole_list_of_edges_is_as_it_was_given(data, tmp_path) -> None:
+    """Rows of edge features belong to it; with ``is_sorted=True`` it is as PyG's CSC form."""
+    data.edge_attr = torch.arange(1500)
+    for topology in ("csc", "chunked"):
+        create(tmp_path / topology, data, progress=False).close()
+        if topology == "chunked":
+            featstore.convert(tmp_path / topology, "chunked", chunk_bytes=4096, progress=False)
+        with featstore.open(tmp_path / topology, memory="64MiB") as g:
+            edges = stores(g)[1]
+            for size in (None, (N, N), (None, N), [N, None]):
+                got = torch.stack(edges.get_edge_index(None, "coo", size=size))
+                assert torch.equal(got, data.edge_index)
+            in_order = torch.stack(edges.get_edge_index(None, "coo", is_sorted=True))
+            assert torch.equal(in_order, torch.stack(edges.coo()[:2]))
+            assert not torch.equal(in_order, data.edge_index)
+            assert bool((in_order[1].diff() >= 0).all())
+
+
+@pytest.mark.parametrize("split_labels", [False, True])
+@pytest.mark.parametrize("negative", [False, True])
+def test_links_of_a_split_are_node_data(data, tmp_path, split_labels, negative) -> None:
+    """As RandomLinkSplit makes them, of which the training labels may be as many as edges; other values are no links."""
+    torch.manual_seed(0)
+    data.edge_attr = torch.rand(data.num_edges, 2)
+    split = RandomLinkSplit(add_negative_train_samples=negative, split_labels=split_labels)
+    for number, part in enumerate(split(data)):
+        names = [name for name in part.keys() if "edge_label" in name]  # noqa: SIM118  # a Data is no mapping
+        assert len(names) >= 2
+        with create(tmp_path / str(number), part, progress=False) as g:
+            assert list(g.edge_features) == ["edge_attr"]
+            assert torch.equal(g.edge_features["edge_attr"][:], part.edge_attr)
+            for name in names:
+                assert torch.equal(g.node_data[name], part[name])
+            assert not {attr.attr_name for attr in stores(g)[0].get_all_tensor_attrs()} & set(names)
+            if split_labels:
+                continue
+            links = (None, g.node_data["edge_label_index"])
+            sampler = Sampler(featstore.NeighborSampler(g, [-1], redraw=False))
+            options = {"neighbor_sampler": sampler, "edge_label": g.node_data["edge_label"], "batch_size": 64}
+            loader = LinkNeighborLoader(stores(g), [], edge_label_index=links, **options)
+            found = list(loader)
+            assert torch.equal(torch.cat([batch.n_id[batch.edge_label_index] for batch in found], 1), part.edge_label_index)
+            assert torch.equal(torch.cat([batch.edge_label for batch in found]), part.edge_label)
+
+
+def test_as_many_links_as_nodes_are_not_of_nodes(data, tmp_path) -> None:
+    data.edge_label_index, data.edge_label = data.edge_index[:, :N], torch.ones(N)
+    with create(tmp_path / "g", data, progress=False) as g:
+        assert "edge_label" not in {attr.attr_name for attr in stores(g)[0].get_all_tensor_attrs()}
+        assert "edge_label" in g.node_data
 
 
 def broken(**values: Any) -> Any:
@@ -202,7 +260,7 @@ REFUSED = [
     (
         lambda: broken(edge_attr=torch.rand(1499, 2)),
         ValueError,
-        r"'edge_attr' of shape \(1499, 2\) .* 1500 edges",
+        r"'edge_attr' of shape \(1499, 2\) .* 1500 edges: leave it out \(del data.edge_attr\)",
     ),
     (lambda: broken(name="cora"), TypeError, "attribute 'name' is a str"),
     (

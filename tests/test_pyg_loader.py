@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -18,7 +19,7 @@ import featstore
 from featstore.errors import MissingExtraError, OptionError
 from tests.pyg import Data, GATConv, GCNConv, GraphConv, HopSampler, NodeLoader, SAGEConv, data_of, trim_to_layer
 
-from featstore.adapters.pyg import NeighborLoader, to_data  # isort: skip  # after PyG, which tests.pyg imports without its warnings
+from featstore.adapters.pyg import NeighborLoader, stores, to_data  # isort: skip  # after PyG, which tests.pyg imports without its warnings
 
 STRATEGIES = [
     "ondemand",
@@ -335,15 +336,54 @@ def test_a_feature_named_like_a_part_of_the_batch(tmp_path) -> None:
     x = np.eye(3, dtype=np.float32)
     with featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 1, 1, 1], [1], {"x": x, "n_id": x}, progress=False) as g:
         with pytest.raises(OptionError, match="features: a batch of PyG has an attribute 'n_id'"):
-            NeighborLoader(g, [2])
+            NeighborLoader(g, [2], features=["x", "n_id"])
         with featstore.Loader(g, featstore.NeighborSampler(g, [1]), [0], features=["n_id"], labels=None) as loader:
             (batch,) = loader
             with pytest.raises(OptionError, match="'n_id'"):
                 batch.to_pyg()
-        with NeighborLoader(g, [2], features="x", batch_size=3) as loader:
+        with NeighborLoader(g, [2], batch_size=3) as loader:
             (data,) = loader
     assert "y" not in data
     assert torch.equal(data.x, torch.eye(3))
+
+
+def test_batches_get_x_alone_unless_features_are_named(small, tmp_path) -> None:
+    shutil.copytree(small.path, tmp_path / "g")
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        featstore.infer(g, [lambda h, block: h[: block.n_dst, :3]], out="scores", progress=False)
+        before = g.features["scores"].stats()["reads"]
+        batch = next(iter(NeighborLoader(g, [5], batch_size=4)))
+        assert {"x", "y"} <= set(batch.keys())
+        assert not {"h", "scores"} & set(batch.keys())
+        assert g.features["scores"].stats()["reads"] == before
+        batch = next(iter(NeighborLoader(g, [5], batch_size=4, features=["scores", "h"])))
+        assert {"h", "scores"} <= set(batch.keys())
+
+
+def test_the_feature_of_batches_is_the_only_one_or_named(tmp_path) -> None:
+    one, two = {"pos": torch.rand(3, 2)}, {"pos": torch.rand(3, 2), "h": torch.rand(3, 2)}
+    for number, features in enumerate(({}, one, two)):
+        with featstore.OutOfCoreGraph.create(tmp_path / str(number), [0, 1, 1, 1], [2], features, progress=False) as g:
+            if features is two:
+                for option, make in (("features", lambda g=g: NeighborLoader(g, [2])), ("attributes", lambda g=g: stores(g))):
+                    with pytest.raises(OptionError, match="no feature 'x': name some of 'h', 'pos'") as caught:
+                        make()
+                    assert caught.value.option == option
+                continue
+            batch = next(iter(NeighborLoader(g, [2], batch_size=3)))
+            assert set(batch.keys()) & {"x", "pos", "h"} == set(features)
+            assert [attr.attr_name for attr in stores(g)[0].get_all_tensor_attrs()] == list(features)
+
+
+def test_edges_are_numbered_on_request(small, g, whole) -> None:
+    for strategy in ("ondemand", "superbatch"):
+        for batch in NeighborLoader(g, [5, 3], small.train_idx, batch_size=100, strategy=strategy, edges=True):
+            assert torch.equal(batch.n_id[batch.edge_index], whole.edge_index[:, batch.e_id])
+    assert "e_id" not in next(iter(NeighborLoader(g, [5], batch_size=10)))
+    with pytest.raises(TypeError, match="edges must be True or False"):
+        NeighborLoader(g, [5], edges=1)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="edges: it goes with num_neighbors"):
+        NeighborLoader(g, neighbor_sampler=featstore.NeighborSampler(g, [5]), edges=True)
 
 
 def test_no_seeds(g) -> None:

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 import featstore
-from tests.pyg import LinkNeighborLoader, NodeLoader, NodeSamplerInput, SAGEConv, SamplerOutput, data_of, trim_to_layer
+from tests.pyg import (
+    GraphSAGE,
+    LinkNeighborLoader,
+    NeighborLoader,
+    NodeLoader,
+    NodeSamplerInput,
+    SAGEConv,
+    SamplerOutput,
+    data_of,
+    trim_to_layer,
+)
 
 from featstore.adapters.pyg import Sampler, stores  # isort: skip  # after PyG, which tests.pyg imports without its warnings
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling  # isort: skip
@@ -214,6 +224,20 @@ def test_any_sampler_of_the_library(g) -> None:
     assert (out.node.tolist(), out.num_sampled_nodes, out.num_sampled_edges) == ([3, 1, 3], [3], [])
     with pytest.raises(featstore.PluginError, match="a sampler returned node 12"):
         ask(Sampler(Counted(), num_nodes=10), [12])
+
+
+@torch.no_grad()
+def test_pygs_inference_asks_for_the_number_of_neighbours(small, g, whole) -> None:
+    torch.manual_seed(0)
+    model = GraphSAGE(25, 8, num_layers=2, out_channels=3).eval()
+    for sampler in (featstore.NeighborSampler(g, [-1], redraw=False), featstore.LaborSampler(g, [-1], redraw=False)):
+        loader = NeighborLoader(whole, [-1], batch_size=64, neighbor_sampler=Sampler(sampler))
+        torch.testing.assert_close(model.inference(loader), model(whole.x, whole.edge_index))
+    assert Sampler(featstore.NeighborSampler(g, [3, -1])).num_neighbors == [3, -1]
+    of_layers = Sampler(featstore.LayerSampler(g, [5]))
+    assert not hasattr(of_layers, "num_neighbors")
+    with pytest.raises(AttributeError, match=r"LayerSampler.* has no fan-outs"):
+        _ = of_layers.num_neighbors
 
 
 def test_bad_seeds(g) -> None:

@@ -107,7 +107,7 @@ def test_views_and_forms_of_asking(g, whole) -> None:
 
 
 def test_attributes_are_the_features_and_what_each_node_has(g) -> None:
-    assert [attr.attr_name for attr in stores(g)[0].get_all_tensor_attrs()] == ["h", "x", "y"]  # no train_idx
+    assert [attr.attr_name for attr in stores(g)[0].get_all_tensor_attrs()] == ["x", "y"]  # no h, which can be asked for
     only, _ = stores(g, ["y", "x"])
     assert [attr.attr_name for attr in only.get_all_tensor_attrs()] == ["y", "x"]
     assert all(attr.group_name is None and not attr.is_set("index") for attr in only.get_all_tensor_attrs())
@@ -122,6 +122,21 @@ def test_attributes_are_the_features_and_what_each_node_has(g) -> None:
 def test_stores_of_something_else(whole) -> None:
     with pytest.raises(TypeError, match="stores are made of an OutOfCoreGraph, not of a Data"):
         stores(whole)
+
+
+def test_the_group_alone_is_a_view_and_no_attribute(g, whole) -> None:
+    store, _ = stores(g)
+    assert isinstance(store[None], AttrView)
+    ids = torch.tensor([4, 2])
+    for view in (store[None], store.view(None), store.view(group_name=None)):
+        assert torch.equal(view.h[ids], whole.h[ids])
+        with pytest.raises(KeyError, match="no attribute without a name: give attr_name; there is 'h', 'x', 'y'"):
+            view()
+    with pytest.raises(KeyError, match="without a name"):
+        store.get_tensor_size(TensorAttr(None))
+    for ask in (lambda: store["paper"], lambda: store["x", ids], lambda: store.view(group_name="paper")):
+        with pytest.raises(KeyError, match="group_name=None is the one type of nodes, as in store"):
+            ask()
 
 
 def test_sizes_are_not_read(small) -> None:
@@ -191,7 +206,7 @@ def test_layouts(small, g, whole) -> None:
     (attr,) = edges.get_all_edge_attrs()
     assert (attr.edge_type, attr.layout.value, attr.is_sorted) == (None, "csc", True)
     for attr in (EdgeAttr(None, "csr"), EdgeAttr(("a", "to", "b"), "csc"), EdgeAttr(None, "csc", size=(1000, 7))):
-        with pytest.raises(KeyError, match="not found"):
+        with pytest.raises(KeyError, match=r"not found: (CSC and COO forms are there|edge_type=None|its size is)"):
             edges.get_edge_index(attr)
     assert "num_edges=7642" in repr(edges)
 
@@ -245,7 +260,7 @@ def check_same(mine: Any, its: Any) -> None:
 def test_pyg_gives_the_same_batches_over_our_files(small, g, whole, workers, per_worker) -> None:
     options = {"input_nodes": torch.from_numpy(small.train_idx), "batch_size": 64, "filter_per_worker": per_worker}
     sampler = featstore.NeighborSampler(g, [-1, -1], redraw=False)
-    mine = NeighborLoader(stores(g), num_neighbors=[], neighbor_sampler=Sampler(sampler), **options, **workers)
+    mine = NeighborLoader(stores(g, ["x", "h", "y"]), num_neighbors=[], neighbor_sampler=Sampler(sampler), **options, **workers)
     its = NodeLoader(whole, HopSampler(small.indptr, small.indices, [-1, -1]), **options)
     assert len(mine) == len(its) == 5
     for batch, want in zip(mine, its, strict=True):
@@ -332,7 +347,9 @@ def test_link_loaders_over_our_files(small, g, whole, workers) -> None:
     pairs = whole.edge_index[:, ::50]
     sampler = Sampler(featstore.NeighborSampler(g, [-1], redraw=False))
     options = {"edge_label_index": pairs, "batch_size": 32, "num_workers": workers}
-    loader = LinkNeighborLoader(stores(g), [], **{**options, "edge_label_index": (None, pairs)}, neighbor_sampler=sampler)
+    loader = LinkNeighborLoader(
+        stores(g, ["x", "h", "y"]), [], **{**options, "edge_label_index": (None, pairs)}, neighbor_sampler=sampler
+    )
     its = LinkNeighborLoader(whole, [], **options, neighbor_sampler=sampler)
     seen = []
     for batch, want in zip(loader, its, strict=True):

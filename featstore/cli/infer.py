@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_making(parser, None, "feature (default: the one that the model was trained on)")
     parser.add_argument("--model", metavar="FILE", required=True, help="file that featstore train --save wrote")
     parser.add_argument("--out", default="h", metavar="NAME", help="name of the new feature (default: h)")
+    parser.add_argument(
+        "--resume",
+        metavar="NAME",
+        help="go on with what an interrupted infer --resume NAME left; NAME stands for this model (default: start over)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
             options.out,
             dtype=torch.float32,
             overwrite=options.overwrite,
+            resume=options.resume,
             progress=not options.json,
         )
         result: dict[str, Any] = {

@@ -14,7 +14,7 @@ from featstore.budget import Budget
 from featstore.config import Options, check_at_least, check_flag, parse_size
 from featstore.errors import BudgetError
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
+from featstore.graph.making import FILES, Field, Making, adjacency_of, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, check_op
 from featstore.graph.progress import Progress
 from featstore.graph.source import dtype_name
@@ -23,7 +23,7 @@ from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.reader import Reader
 from featstore.storage.writer import RowFileWriter
 
-__all__ = ["HOLDER", "Host", "Room", "aggregate", "default_name", "fingerprint_of", "generous", "room_in", "write_rows"]
+__all__ = ["HOLDER", "Host", "Room", "aggregate", "default_name", "files_of", "generous", "room_in", "write_rows"]
 
 
 HOLDER: Final = "aggregation"  # in the budget's report
@@ -110,9 +110,10 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
         raise BudgetError(error.reason, needed) from None
 
 
-def fingerprint_of(catalog: Catalog, name: str) -> list[str]:
-    """Return the ids of the files that hold a feature."""
-    return [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
+def files_of(catalog: Catalog, name: str) -> list[str]:
+    """Return the ids of the files that hold the adjacency and a feature."""
+    of_feature = [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
+    return [*(each for ids in adjacency_of(catalog).values() for each in ids), *of_feature]
 
 
 def write_rows(rows: torch.Tensor, making: Making, step: int, writer: RowFileWriter, field: Field) -> None:
@@ -152,8 +153,10 @@ def aggregate(
     made = dtype_name(out_dtype)
     recipe = {
         "what": "aggregate",
-        "made_of": [adjacency_of(g.catalog), fingerprint_of(g.catalog, feature)],
-        "options": [op, hops, made],
+        FILES: files_of(g.catalog, feature),
+        "op": op,
+        "hops": hops,
+        "dtype": made,
     }
     fields = {hop: Field(n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
     uses = [f"{NODE}/{feature}"]

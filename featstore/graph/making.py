@@ -1,7 +1,8 @@
 """A feature in the making: its rows, and fields on the way to it, in a folder of the dataset, until one commit adds it.
 
 The folder ``making.<feature>`` is worked on under the dataset's writer lock. A record in it says what is being made, of what, and
-what of it is on the drive. Whoever is killed is followed by one who goes on from the last record.
+what of it is on the drive. Whoever is killed is followed by one who goes on from the last record. A maker without a recipe keeps
+no record: an interrupted one leaves nothing that is gone on with.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -34,11 +36,14 @@ from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
 
-__all__ = ["CHECKPOINT_S", "Field", "Making", "adjacency_of", "check_new_feature"]
+__all__ = ["CHECKPOINT_S", "FILES", "Field", "Making", "adjacency_of", "check_new_feature"]
 
 CHECKPOINT_S: Final = 5.0  # between two records, or longer where flushing takes long
 KIND: Final = "making"
+FILES: Final = "adjacency and feature"  # of a recipe
+_FOLDER: Final = "making."
 _STATE: Final = "state"
+_UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
 
 
 def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
@@ -94,13 +99,19 @@ class Making:
         As it was opened.
     name : str
         Of the feature.
-    recipe : mapping
-        What it is made of and how, as JSON has it; of another recipe nothing is gone on with.
+    recipe : mapping, optional
+        What it is made of and how, as JSON has it, each with a name for messages; ``FILES`` names the ids of the files that are
+        read. A maker goes on only with what has the same recipe; without one it begins anew, and keeps nothing.
     uses : sequence of str
         Keys of the fields that it is made of, beside the adjacency.
     overwrite : bool
     progress : bool
         Say, where stderr is a terminal, what a killed maker left, and whether it is gone on with.
+
+    Warns
+    -----
+    UserWarning
+        What an interrupted maker kept is removed; says why it is not gone on with.
 
     Raises
     ------
@@ -113,7 +124,7 @@ class Making:
     Notes
     -----
     An error of the drive leaves nothing. Whatever else ends it (a kill, Ctrl-C, too little memory) leaves what a later call goes
-    on from.
+    on from, if there is a recipe. Folders of other features that nobody can go on with are removed.
     """
 
     def __init__(
@@ -121,14 +132,14 @@ class Making:
         root: str,
         opened: Catalog,
         name: str,
-        recipe: Mapping[str, Any],
+        recipe: Mapping[str, Any] | None,
         uses: Sequence[str],
         *,
         overwrite: bool,
         progress: bool,
     ) -> None:
         self.name, self._recipe = name, json.loads(json.dumps(recipe))
-        self._folder = os.path.join(root, f"making.{file_stem(name)}")
+        self._folder = os.path.join(root, f"{_FOLDER}{file_stem(name)}")
         self._writer: RowFileWriter | None = None
         self._left: WriterState | None = None
         self._left_step = -1
@@ -161,32 +172,58 @@ class Making:
 
     def _begin(self) -> None:
         """Take over what a killed maker left where it is of the same recipe, or remove it."""
+        self._sweep_others()
         if os.path.lexists(self._folder):
-            if self._take_over():
+            is_kept = os.path.lexists(self._state_path)
+            why = self._take_over()
+            if why is None:
                 note(f"featstore: going on with {self.name!r}, which an earlier call had begun", self._shows)
                 return
-            note(f"featstore: making {self.name!r} from the start; what an earlier call left was of something else", self._shows)
             shutil.rmtree(self._folder)
+            text = f"making {self.name!r} from the start: {why}"
+            if is_kept:
+                warnings.warn(text, stacklevel=5)  # of the caller of aggregate or infer
+            else:
+                note(f"featstore: {text}", self._shows)
         os.mkdir(self._folder)
         fsync_directory(self._update.root)
 
-    def _take_over(self) -> bool:
+    def _sweep_others(self) -> None:
+        """Remove folders of other features that have no record, or one of files that are gone."""
+        ids = {each.file_id for each in self._update.catalog.files.values()}
+        for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
+            if entry.name.startswith(_FOLDER) and entry.is_dir(follow_symlinks=False) and entry.path != self._folder:
+                try:
+                    record, _ = _read_state(entry.path)
+                    is_usable = ids.issuperset(record["recipe"][FILES])
+                except _UNREADABLE:
+                    is_usable = False
+                except OSError:  # it may be readable later
+                    continue
+                if not is_usable:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+    def _take_over(self) -> str | None:
+        """Return None, or why what is there is not gone on with."""
+        if self._recipe is None:
+            return "an earlier call did not finish, and a call without resume= goes on with none"
         try:
-            file = SectionFile(self._state_path, KIND)
-            try:
-                record = json.loads(file[0].tobytes())
-                tail, first, sums = (file[number].copy() for number in (1, 2, 3))
-            finally:
-                file.close()
-            if record["recipe"] != self._recipe or record["format"] != 1:
-                return False
+            record, (tail, first, sums) = _read_state(self._folder)
+            if record["format"] != 1:
+                return "what an earlier call left is of another release"
+            left = record["recipe"]
+            others = [name for name in {**self._recipe, **left} if left.get(name) != self._recipe.get(name)]
+            if others:
+                return f"what an earlier call left differs in: {', '.join(others)}"
             files = {int(step): _file_record(entry) for step, entry in record["files"].items()}
             fields = {int(step): Field(*entry) for step, entry in record["fields"].items()}
             writer = record["writer"]
-        except (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, KeyError, IndexError, TypeError):
-            return False
+        except FileNotFoundError:
+            return "an earlier call was ended before anything was kept"
+        except _UNREADABLE:
+            return "what an earlier call left cannot be read"
         if any(not os.path.isfile(os.path.join(self._folder, each.name)) for each in files.values()):
-            return False
+            return "files are missing of what an earlier call left"
         self._files, self._fields = files, fields
         if writer is not None:
             self._left_step = int(writer["step"])
@@ -201,7 +238,7 @@ class Making:
                 n_sums_pages=int(writer["sums_pages"]),
             )
         self._sweep()
-        return True
+        return None
 
     def _sweep(self) -> None:
         """Remove files that the record does not name."""
@@ -214,7 +251,9 @@ class Making:
                 os.unlink(os.path.join(self._folder, entry))
 
     def _record(self, step: int = -1, state: WriterState | None = None) -> None:
-        """Write down, durably and at once, what is on the drive."""
+        """Write down, durably and at once, what is on the drive; nothing without a recipe."""
+        if self._recipe is None:
+            return
         writer = None
         if state is not None:
             writer = {
@@ -282,7 +321,7 @@ class Making:
     def checkpoint(self, step: int) -> None:
         """Record the rows that were written, if that is some time ago: flushing takes a part of the time at most."""
         begin = time.monotonic()
-        if self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
+        if self._recipe is not None and self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
             self._record(step, self._writer.checkpoint())
             self._written_at += min(60.0, 4 * (time.monotonic() - begin))
 
@@ -337,6 +376,8 @@ class Making:
         if self._writer is not None:
             with contextlib.suppress(OSError):  # what counts was flushed before it was recorded
                 self._writer.leave()
+        if self._recipe is None and isinstance(error, KeyboardInterrupt) and self._fields:
+            note(f"featstore: what was made of {self.name!r} is removed; resume= would have kept it", self._shows)
         if isinstance(error, OSError) or not os.path.exists(self._state_path):
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -348,6 +389,15 @@ class Making:
             self._leave(error)
         finally:
             self._update.__exit__(kind, error, trace)
+
+
+def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
+    """Return what a folder's record says, and its arrays; raises one of ``_UNREADABLE`` where it cannot be read."""
+    file = SectionFile(os.path.join(folder, _STATE), KIND)
+    try:
+        return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]
+    finally:
+        file.close()
 
 
 def _step_name(step: int) -> str:

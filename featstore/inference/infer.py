@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,14 +15,14 @@ import torch
 
 from featstore.config import check_flag
 from featstore.gather.device import check_device
-from featstore.graph.aggregate import Host, Room, fingerprint_of, generous, room_in, write_rows
+from featstore.graph.aggregate import Host, Room, files_of, generous, room_in, write_rows
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
+from featstore.graph.making import FILES, Field, Making, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
-from featstore.graph.progress import Progress, note
+from featstore.graph.progress import Progress
 from featstore.graph.source import dtype_name, torch_dtype
 from featstore.inference.gathered import whole_blocks
-from featstore.inference.layers import Aggregate, Layer, fingerprint
+from featstore.inference.layers import Aggregate, Layer, checked, digest_of_weights, forms_of
 from featstore.storage.catalog import NODE
 from featstore.storage.readahead import read_ahead
 from featstore.storage.writer import RowFileWriter
@@ -64,7 +63,7 @@ def infer(
     device: str | torch.device = "cpu",
     overwrite: bool = False,
     memory: int | str | None = None,
-    key: str | None = None,
+    resume: str | None = None,
     progress: bool = True,
 ) -> FeatureStore:
     """Compute every node's output by a model given layer by layer, with all in-neighbours, and add it as a feature.
@@ -90,9 +89,11 @@ def infer(
     memory : int or str, optional
         Most bytes to hold, within the graph's budget; by default nearly all that it has left. What layers allocate themselves is
         not counted.
-    key : str, optional
-        What tells this model from others, where a killed run is to be gone on with. By default weights, code and the values that
-        layers refer to are; where something among them cannot be compared, the next call starts over.
+    resume : str, optional
+        A name for this model: what a call with it leaves when it is interrupted, the next call with the same name goes on with.
+        The caller vouches that the layers compute the same; give another name after every change of code or of a value that
+        layers refer to. Compared are the files of the adjacency and the feature, the number and forms of the layers, ``dtype``,
+        weights and train/eval modes of modules. By default every call starts over, and keeps nothing.
     progress : bool
         Show progress bars, with the time left, where stderr is a terminal.
 
@@ -111,10 +112,15 @@ def infer(
     BusyError, CommittedError, CorruptionError, OSError
         As :meth:`featstore.OutOfCoreGraph.aggregate`.
 
+    Warns
+    -----
+    UserWarning
+        What an interrupted call with a name left is not gone on with, and removed; says what differs.
+
     Notes
     -----
     Exceptions of layers pass through. The result is committed in one step. A layer's output lies in the dataset's folder until
-    the next layer is done, and after a kill, Ctrl-C or an exception of a layer the same call goes on where the last one was.
+    the next layer is done. With ``resume`` it stays there after a kill, Ctrl-C or an exception of a layer.
 
     An :class:`~featstore.Aggregate` reads the rows that it aggregates once a block of nodes, whose sums fit the memory: as few
     passes as fit sums, lists and 48 bytes a node. Its sums are made in ascending order of the neighbours, in float32 for float32
@@ -124,7 +130,7 @@ def infer(
     --------
     >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
     """
-    run_layers(g, layers, features, out, dtype, device, overwrite, memory, key, progress)
+    run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress)
     store: FeatureStore = g.features[out]
     return store
 
@@ -138,7 +144,7 @@ def run_layers(
     device: str | torch.device,
     overwrite: bool,
     memory: int | str | None,
-    key: str | None,
+    resume: str | None,
     progress: bool,
 ) -> list[LayerCosts]:
     """Do as :func:`infer`, whose arguments these are; return what each layer that was run came to."""
@@ -146,12 +152,9 @@ def run_layers(
         check_flag(each, flag)
     if not hasattr(g, "topology"):
         raise TypeError(f"a graph with an adjacency is needed, not a {type(g).__name__}")
-    layers = list(layers)
-    if not layers:
-        raise ValueError("layers: at least one is needed")
-    for number, layer in enumerate(layers):
-        if not isinstance(layer, Aggregate) and not callable(layer):
-            raise TypeError(f"layer {number} must be an Aggregate or callable, not {layer!r}")
+    if resume is not None and (not isinstance(resume, str) or not resume):
+        raise TypeError(f"resume must be a name of this model, such as 'sage-1', not {resume!r}")
+    layers = checked(layers)
     stored = g.features[features].dtype
     usual = torch.float64 if stored == torch.float64 else torch.float32
     given = usual if dtype is None else torch_dtype(dtype_name(dtype))
@@ -161,19 +164,22 @@ def run_layers(
         raise ValueError(f"out: {out!r} is the feature that is read; choose another name")
     check_new_feature(g.catalog, out, overwrite)
     g.check_replaceable(out)
-    model = fingerprint(layers) if key is None else f"key {key}"
-    recipe = {
-        "what": "infer",
-        "made_of": [adjacency_of(g.catalog), fingerprint_of(g.catalog, features)],
-        "options": [len(layers), str(given), uuid.uuid4().hex if model is None else model],
-    }
+    recipe: dict[str, Any] | None = None
+    if resume is not None:
+        recipe = {
+            "what": "infer",
+            "resume": resume,
+            FILES: files_of(g.catalog, features),
+            "number of layers": len(layers),
+            "forms of layers": forms_of(layers),
+            "weights or train/eval modes": digest_of_weights(layers),
+            "dtype": str(given),
+        }
     with (
         generous(g.budget, memory),
         Making(g.path, g.catalog, out, recipe, [f"{NODE}/{features}"], overwrite=overwrite, progress=progress) as making,
         torch.inference_mode(),
     ):
-        if model is None:
-            note("featstore: these layers cannot be told from others: a run that is killed starts over; key= helps", progress)
         run = _Run(g, making, given, check_device(device), memory, progress)
         for number, layer in enumerate(layers):
             run.layer(number, len(layers), layer, features)
@@ -323,7 +329,9 @@ class _Output:
         self._stack = contextlib.ExitStack()
         self._writer: RowFileWriter | None = None
         self._field = self._making.field_of(step)
+        self._of = ""  # whom rows must be alike with
         if self._field is not None:
+            self._of = ", as the rows that the interrupted call left: another name for resume= starts over"
             self._open(self._field)
 
     @property
@@ -348,11 +356,11 @@ class _Output:
         if rows.ndim < 1 or len(rows) != stop - first or (self._field and tuple(rows.shape[1:]) != self._field.row_shape):
             expected = "…" if self._field is None else ", ".join(map(str, self._field.row_shape))
             raise ValueError(
-                f"{name} returned shape {tuple(rows.shape)} for {stop - first} nodes, not ({stop - first}, {expected})"
+                f"{name} returned shape {tuple(rows.shape)} for {stop - first} nodes, not ({stop - first}, {expected}){self._of}"
             )
         if not rows.dtype.is_floating_point or (self._field and rows.dtype != torch_dtype(self._field.dtype)):
             expected = "a floating-point dtype" if self._field is None else self._field.dtype
-            raise TypeError(f"{name} returned {rows.dtype}, not {expected}")
+            raise TypeError(f"{name} returned {rows.dtype}, not {expected}{self._of}")
         if self._field is None:
             self._begin(rows)
         assert self._field is not None

@@ -1,22 +1,22 @@
-"""Layers as inference takes them, and what tells one model from another where a killed run is gone on with."""
+"""Layers as inference takes them, and what of a model is compared before an interrupted run is gone on with."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
 
 from featstore.graph.passes import check_op
 from featstore.sampling.batch import Block
 
-__all__ = ["Aggregate", "Layer", "fingerprint"]
-
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
+__all__ = ["Aggregate", "Layer", "checked", "digest_of_weights", "forms_of"]
 
 
 @dataclass(frozen=True)
@@ -58,81 +58,87 @@ class Aggregate:
 Layer: TypeAlias = Aggregate | Callable[[torch.Tensor, Block], torch.Tensor]
 
 
-def fingerprint(layers: Iterable[Layer]) -> str | None:
-    """Return what tells layers from others: their weights, their code, what they refer to; None where that is not known."""
-    digest = xxhash.xxh3_128()
-    try:
-        for layer in layers:
-            _add(digest, layer, [])
-    except _Unknown:
-        return None
+def checked(layers: Any) -> list[Layer]:
+    """Return layers as a list; TypeError or ValueError where they are none that :func:`featstore.infer` can run."""
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"layers must be a sequence, not {_named(layers)}: give the model's layers in order, {_advice(layers)}")
+    found = list(layers)
+    if not found:
+        raise ValueError("layers: at least one is needed")
+    for number, layer in enumerate(found):
+        if not isinstance(layer, Aggregate) and not callable(layer):
+            raise TypeError(f"layer {number} must be an Aggregate or callable, not {layer!r}")
+        if _is_pygs(layer):
+            raise TypeError(f"layer {number} is {_named(layer)} of PyG, which takes no block: give {_advice(layer)}")
+    return found
+
+
+def _named(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
+
+
+def _is_pygs(value: Any) -> bool:
+    """Return whether a layer is PyG's own, which is called with ``edge_index``; a user's subclass may take a block."""
+    return type(value).__module__.startswith(("torch_geometric.nn.conv.", "torch_geometric.nn.models."))
+
+
+def _advice(value: Any) -> str:
+    if _is_pygs(value):
+        return "featstore.adapters.pyg.inference_layer(conv, then) of each conv; then is what follows it, such as torch.relu"
+    return "each with what follows it, such as its activation"
+
+
+def forms_of(layers: Iterable[Layer]) -> list[Any]:
+    """Return how each layer is run: what its steps are, apart from the code in it."""
+    return [[each.op, each.before is not None, each.needs_self] if isinstance(each, Aggregate) else "block" for each in layers]
+
+
+def digest_of_weights(layers: Iterable[Layer]) -> str:
+    """Return a digest of parameters, buffers and train/eval modes of modules that are layers, or that layers are bound to.
+
+    A function is bound to what its closure, defaults and partial arguments hold. Code and other values are not in the digest.
+    """
+    digest, seen = xxhash.xxh3_128(), set[int]()
+    for number, layer in enumerate(layers):
+        for function in (layer.apply, layer.before) if isinstance(layer, Aggregate) else (layer,):
+            digest.update(f"{number};".encode())
+            _add(digest, function, seen)
     return digest.hexdigest()
 
 
-class _Unknown(Exception):
-    """Something that no fingerprint can be taken of."""
-
-
-def _add(digest: xxhash.xxh3_128, value: Any, path: list[int]) -> None:
-    """Add a value, and what it refers to."""
-    if id(value) in path:  # it refers to itself
+def _add(digest: xxhash.xxh3_128, value: Any, seen: set[int]) -> None:
+    """Add the weights of a module, a tensor, or of what a callable is bound to."""
+    if isinstance(value, torch.Tensor):
+        if is_lazy(value):
+            return
+        digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
+        dense = (value.to_dense() if value.layout != torch.strided else value).detach().cpu().contiguous()
+        digest.update(dense.reshape(-1).view(torch.uint8).numpy().data)
+    elif id(value) in seen:
         return
-    path = [*path, id(value)]
-    digest.update(f"{type(value).__module__}.{type(value).__qualname__};".encode())
-    if isinstance(value, (*_PLAIN, torch.dtype, torch.device, torch.Size)):
-        digest.update(repr(value).encode())
-    elif isinstance(value, torch.Tensor):
-        dense = value.detach().cpu().contiguous()
-        digest.update(f"{dense.dtype} {tuple(dense.shape)};".encode())
-        digest.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, torch.nn.Module):
-        digest.update(f"{value!r} {value.training};".encode())
-        for each in value.modules():
-            _add_code(digest, type(each).forward, path)
-        for name, tensor in value.state_dict().items():
-            digest.update(name.encode())
-            _add(digest, tensor, path)
-    elif isinstance(value, Aggregate):
-        _add(digest, [value.apply, value.before, value.op, value.needs_self], path)
-    elif isinstance(value, types.MethodType):
-        _add(digest, value.__self__, path)
-        _add(digest, value.__func__, path)
-    elif isinstance(value, functools.partial):
-        _add(digest, [value.func, list(value.args), value.keywords], path)
-    elif isinstance(value, types.FunctionType):
-        _add_code(digest, value, path)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            _add(digest, each, path)
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            _add(digest, key, path)
-            _add(digest, each, path)
-    elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)):
-        digest.update(getattr(value, "__name__", "").encode())
-    else:
-        raise _Unknown
+        seen.add(id(value))
+        digest.update(f"{[each.training for each in value.modules()]};".encode())
+        for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+            digest.update(f"{name};".encode())
+            _add(digest, tensor, seen)
+    elif bound := _bound(value):
+        seen.add(id(value))
+        for each in bound:
+            _add(digest, each, seen)
 
 
-def _add_code(digest: xxhash.xxh3_128, function: Any, path: list[int]) -> None:
-    """Add a function's code, its defaults, and the values of the names that it uses."""
-    if not isinstance(function, types.FunctionType):
-        raise _Unknown
-    code = function.__code__
-    is_library = function.__module__.split(".")[0] == "torch"  # its code does not change between runs
-    digest.update(code.co_code)
-    if is_library:
-        return
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            digest.update(constant.co_code)
-        elif not isinstance(constant, frozenset):
-            _add(digest, constant, path)
-    for each in function.__defaults__ or ():
-        _add(digest, each, path)
-    for cell in function.__closure__ or ():
-        _add(digest, cell.cell_contents, path)
-    for name in code.co_names:
-        if name in function.__globals__:
-            digest.update(name.encode())
-            _add(digest, function.__globals__[name], path)
+def _bound(value: Any) -> list[Any]:
+    """Return what a callable is bound to."""
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if not isinstance(value, types.FunctionType):
+        return []
+    found = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    for cell in value.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            found.append(cell.cell_contents)
+    return found

@@ -39,7 +39,8 @@ def create(
     features : str or sequence of str, optional
         Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there. Attributes
         of edges (``edge_attr``, ``edge_weight`` and others) become edge features. All other arrays become node data, which are
-        read into memory whole when they are asked for.
+        read into memory whole when they are asked for. So do links as ``RandomLinkSplit`` makes them, ``edge_label_index`` (or
+        any other ``…_index`` of two rows) and their ``edge_label``.
     overwrite, progress, memory
         See :meth:`featstore.OutOfCoreGraph.create`.
 
@@ -119,7 +120,8 @@ def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
     """Return the arrays of nodes, and those of edges, by name."""
     of_nodes: dict[str, torch.Tensor] = {}
     of_edges: dict[str, torch.Tensor] = {}
-    for name, value in data.to_dict().items():
+    given = data.to_dict()
+    for name, value in given.items():
         if name in (*_EDGES, "num_nodes") or value is None:
             continue
         if isinstance(value, np.ndarray):
@@ -127,10 +129,20 @@ def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             kind = value.layout if isinstance(value, torch.Tensor) else type(value).__name__
             raise TypeError(f"attribute {name!r} is a {kind}, not an array: leave it out (del data.{name})")
-        found = of_edges if name.startswith("edge_") or data.is_edge_attr(name) else of_nodes
+        is_of_edges = (name.startswith("edge_") or data.is_edge_attr(name)) and not _is_of_links(name, given)
+        found = of_edges if is_of_edges else of_nodes
         value = value.detach().cpu()
         found[name] = value.reshape(1) if value.ndim == 0 else value
     return of_nodes, of_edges
+
+
+def _is_of_links(name: str, given: Mapping[str, Any]) -> bool:
+    """Return whether an attribute is a list of links, or has their labels: ``edge_label_index`` and ``edge_label``."""
+    key = name.removesuffix("_index")
+    shape = tuple(getattr(given.get(f"{key}_index"), "shape", ()))
+    if f"{key}_index" in _EDGES or len(shape) != 2 or shape[0] != 2:
+        return False
+    return name != key or tuple(given[key].shape)[:1] == shape[1:]
 
 
 def _check_of_edges(data: Data, of_edges: Mapping[str, torch.Tensor]) -> None:
@@ -142,7 +154,8 @@ def _check_of_edges(data: Data, of_edges: Mapping[str, torch.Tensor]) -> None:
             )
         if len(value) != data.num_edges:
             raise ValueError(
-                f"attribute {name!r} of shape {tuple(value.shape)} has not one row for each of {data.num_edges} edges"
+                f"attribute {name!r} of shape {tuple(value.shape)} has not one row for each of {data.num_edges} edges: leave it "
+                f"out (del data.{name})"
             )
 
 

@@ -15,7 +15,7 @@ from featstore.errors import OptionError
 from featstore.load.minibatch import MiniBatch
 from featstore.sampling.batch import Block
 
-__all__ = ["check_names", "edges_by_hop", "sampled_nodes", "to_data"]
+__all__ = ["check_names", "default_features", "edges_by_hop", "sampled_nodes", "to_data"]
 
 # What a batch has besides its features: no feature may have such a name.
 SAMPLED = (
@@ -100,6 +100,16 @@ def check_names(features: Iterable[str], has_labels: bool, *, has_weights: bool 
     for name in features:
         if name in SAMPLED or (has_labels and name == "y") or (has_weights and name == "edge_weight"):
             raise OptionError("features", f"a batch of PyG has an attribute {name!r} of its own: leave that feature out")
+
+
+def default_features(names: Iterable[str], option: str) -> tuple[str, ...]:
+    """Return the features that a batch gets where none are named: ``x``, or the only one; OptionError where that is unclear."""
+    found = tuple(names)
+    if "x" in found:
+        return ("x",)
+    if len(found) > 1:
+        raise OptionError(option, f"there is no feature 'x': name some of {', '.join(map(repr, found))}")
+    return found
 
 
 def sampled_nodes(n_nodes: int, blocks: tuple[Block, ...]) -> list[int]:

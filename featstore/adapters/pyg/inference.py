@@ -27,7 +27,7 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
     Raises
     ------
     ValueError
-        Another convolution, or other options of it: :func:`featstore.infer` takes those as ``layer(h, block)``.
+        Another convolution, or other options of it: says how :func:`featstore.infer` takes it as ``layer(h, block)``.
 
     Notes
     -----
@@ -43,7 +43,13 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
         return _of_gcn(conv, finish)
     if isinstance(conv, SAGEConv) and conv.aggr in ("mean", "sum") and not conv.normalize and not conv.project:
         return _of_sage(conv, finish)
-    raise ValueError(f"{conv!r} has no blockwise form with its options: give it to infer as a callable layer(h, block)")
+    reason = f"{conv!r} has no blockwise form with its options"
+    if isinstance(conv, GCNConv):  # it needs the degrees of sources, and takes no pair
+        raise ValueError(f"{reason}: only a GCNConv with normalize=True, add_self_loops=True and improved=False has one")
+    raise ValueError(
+        f"{reason}: give infer lambda h, block: conv((h, h[: block.n_dst]), torch.stack([block.src, block.dst])), and in it what "
+        "follows the convolution"
+    )
 
 
 def _same(rows: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch_geometric.data import Data
 
-from featstore.adapters.pyg.data import check_names, to_data
+from featstore.adapters.pyg.data import check_names, default_features, to_data
 from featstore.adapters.pyg.sampler import fanouts_of
+from featstore.config import check_flag
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
@@ -86,10 +87,13 @@ class NeighborLoader:
     neighbor_sampler : Sampler, optional
         In place of ``num_neighbors`` and ``replace``: any sampler that :class:`~featstore.Loader` takes.
     features : str or sequence of str, optional
-        Features to gather; all by default.
+        Features to gather; by default ``x``, or the only one.
     edge_features : str or sequence of str, optional
         Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, where the sampler numbers edges. With
-        ``num_neighbors`` it does if there are any.
+        ``num_neighbors`` it does if there are any, unless ``edges`` says otherwise.
+    edges : bool, optional
+        With ``num_neighbors``: whether to number the edges, for ``batch.e_id``; by default only where edge features are gathered.
+        Where edges were not given as lists are stored, numbers take reads of their own.
     labels : str or None
         Node data for ``batch.y``; none where the graph has none of the default name.
     strategy : str, Strategy or class
@@ -142,6 +146,7 @@ class NeighborLoader:
         neighbor_sampler: Sampler | None = None,
         features: str | Sequence[str] | None = None,
         edge_features: str | Sequence[str] | None = None,
+        edges: bool | None = None,
         labels: str | None = "y",
         strategy: str | Strategy | type[Strategy] = "ondemand",
         seed: int = 0,
@@ -154,11 +159,16 @@ class NeighborLoader:
             raise TypeError(f"transform must be callable, not {type(transform).__name__}")
         self.transform = transform
         sampler: Any = neighbor_sampler
+        if edges is not None:
+            check_flag("edges", edges)
+            if num_neighbors is None:
+                raise OptionError("edges", "it goes with num_neighbors; a sampler says it itself: NeighborSampler(…, edges=True)")
         if num_neighbors is not None:
             if neighbor_sampler is not None:
                 raise OptionError("neighbor_sampler", "it has its own num_neighbors; give one of the two")
-            wanted = bool(() if isinstance(g, PackedGraph) else g.edge_features) if edge_features is None else bool(edge_features)
-            sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=wanted)
+            if edges is None:
+                edges = bool((() if isinstance(g, PackedGraph) else g.edge_features) if edge_features is None else edge_features)
+            sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=edges)
         if input_nodes is None and sampler is not None:
             input_nodes = torch.arange(g.num_nodes)
         elif isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)):
@@ -166,7 +176,13 @@ class NeighborLoader:
         is_ids = isinstance(input_nodes, (torch.Tensor, np.ndarray, Sequence))
         if sampler is not None and is_ids and batch_size is None:
             batch_size = 1
-        names = tuple(g.features) if features is None else (features,) if isinstance(features, str) else tuple(features)
+        names = (
+            default_features(g.features, "features")
+            if features is None
+            else (features,)
+            if isinstance(features, str)
+            else tuple(features)
+        )
         if labels == "y" and labels not in g.node_data:
             labels = None
         if edge_features is None:

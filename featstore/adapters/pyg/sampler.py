@@ -72,6 +72,22 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
     def __repr__(self) -> str:
         return f"Sampler({self.sampler!r})"
 
+    @property
+    def num_neighbors(self) -> list[int]:
+        """Neighbours of each hop, the seeds' first; -1 takes all. PyG's ``model.inference(loader)`` asks for them.
+
+        Raises
+        ------
+        AttributeError
+            The sampler has no fan-outs.
+        """
+        fanouts = getattr(self.sampler, "fanouts", None)
+        if fanouts is None:
+            raise AttributeError(
+                f"{self.sampler!r} has no fan-outs, which num_neighbors would be", name="num_neighbors", obj=self
+            )
+        return list(fanouts)
+
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         """Return the sampled neighbourhood of nodes; PyG's loaders call this.
 

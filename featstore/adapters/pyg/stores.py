@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.feature_store import _FieldStatus
 from torch_geometric.data.graph_store import EdgeLayout
 
+from featstore.adapters.pyg.data import default_features
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.edgeids import EdgeIds
 from featstore.graph.rowindex import resolve_rows
 
 __all__ = ["EdgeStore", "NodeStore", "stores"]
@@ -28,7 +31,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     ----------
     g : OutOfCoreGraph
     attributes : sequence of str, optional
-        What batches get: features, and node data with an entry for each node. By default all of them.
+        What batches get, and all that can be asked for: features, and node data with an entry for each node. By default batches
+        get ``x``, or the only feature, and all such node data, and every feature can be asked for.
 
     Returns
     -------
@@ -41,6 +45,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
         The graph has no such feature and no such node data.
     ValueError
         Node data have another number of entries than there are nodes.
+    OptionError
+        There are several features, none of them ``x``, and no ``attributes``.
     TypeError
         ``g`` is no graph of the library that is on disk as a dataset.
     ClosedError
@@ -71,7 +77,17 @@ def _read_only(what: str) -> NoReturn:
 
 @dataclass
 class NodeAttr(TensorAttr):  # type: ignore[misc]  # of a package without types
-    """PyG's attribute, whose index may also be a NumPy array, which does not compare as a whole."""
+    """PyG's attribute, whose index may also be a NumPy array, which does not compare as a whole; None alone is the group."""
+
+    def __post_init__(self) -> None:
+        group = self.group_name
+        if group is not None and group is not _FieldStatus.UNSET:
+            raise KeyError(f"no attribute of {group!r}: group_name=None is the one type of nodes, as in store[None, 'x', ids]")
+
+    @classmethod
+    def cast(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an attribute, made of what was given if that is none yet."""
+        return cls(None) if args == (None,) and not kwargs else super().cast(*args, **kwargs)
 
     def is_set(self, key: str) -> bool:
         """Return whether a field was given."""
@@ -100,18 +116,27 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
             raise ClosedError(f"{g.path} is closed")
         self._g = g
         if attributes is None:
-            per_node = [name for name in g.node_data if g.data_shape(name)[:1] == (g.num_nodes,)]
-            attributes = [*g.features, *per_node]
-        self._names = tuple(attributes)
+            data = [
+                name for name in g.node_data if g.data_shape(name)[:1] == (g.num_nodes,) and f"{name}_index" not in g.node_data
+            ]
+            self._names = (*g.features, *data)
+            self._of_batches = (*default_features(g.features, "attributes"), *data)
+        else:
+            self._names = self._of_batches = tuple(attributes)
         for name in self._names:
             if name not in g.features and g.data_shape(name)[:1] != (g.num_nodes,):
                 raise ValueError(f"node data {name!r} of shape {tuple(g.data_shape(name))} have no entry for each of the nodes")
 
     def _shape(self, attr: TensorAttr) -> torch.Size:
         name = attr.attr_name
-        if attr.group_name is not None or name not in self._names:
+        if attr.group_name is not None or not isinstance(name, str) or name not in self._names:
             group = "" if attr.group_name is None else f" of {attr.group_name!r}: group_name=None is the one type of nodes"
-            raise KeyError(f"no attribute {name!r}{group}; there is {', '.join(map(repr, self._names)) or 'none'}")
+            what = (
+                f"no attribute {name!r}{group}"
+                if isinstance(name, str)
+                else f"no attribute without a name{group}: give attr_name"
+            )
+            raise KeyError(f"{what}; there is {', '.join(map(repr, self._names)) or 'none'}")
         return self._g.features[name].shape if name in self._g.features else self._g.data_shape(name)
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
@@ -134,7 +159,7 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """Return the attributes that a batch gets; their index is not set."""
-        return [NodeAttr(group_name=None, attr_name=name) for name in self._names]
+        return [NodeAttr(group_name=None, attr_name=name) for name in self._of_batches]
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         _read_only("put_tensor")
@@ -150,6 +175,15 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         return f"NodeStore({self._g.path!r}, {', '.join(self._names)})"
 
 
+def _places(numbers: EdgeIds | None, first: int, n: int) -> slice | npt.NDArray[np.intp]:
+    """Return where the stored edges ``first …`` go: to their numbers in the input, or without ``numbers`` where they are."""
+    if numbers is None:
+        return slice(first, first + n)
+    found = np.empty(n, numbers.dtype)
+    numbers.read(first, found)
+    return found.astype(np.intp, copy=False)
+
+
 class EdgeStore(GraphStore):  # type: ignore[misc]
     """The adjacency, of the one type of edges, ``edge_type=None``: in CSC form as it is stored, in COO form on request.
 
@@ -159,8 +193,9 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
 
     Notes
     -----
-    An edge index is read whole into memory that counts in the graph's budget, 8 bytes an edge, in COO form 16. Other layouts are
-    a KeyError; :meth:`csr` makes one from CSC in memory.
+    An edge index is read whole into memory that counts in the graph's budget, 8 bytes an edge, in COO form 16. COO form has the
+    edges as they were given, as rows of edge features are; with ``is_sorted=True``, and from :meth:`coo`, as they are stored, by
+    destination. CSR form is a KeyError; :meth:`csr` makes one from CSC in memory. A size that is not known may be None.
     """
 
     def __init__(self, g: OutOfCoreGraph) -> None:
@@ -170,17 +205,15 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
         self._g = g
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[torch.Tensor, torch.Tensor] | None:
-        n = self._g.num_nodes
-        is_here = edge_attr.edge_type is None and edge_attr.size in (None, (n, n)) and edge_attr.layout != EdgeLayout.CSR
-        if not is_here:
-            return None  # which PyG makes a KeyError of
-        g = self._g
+        g, n = self._g, self._g.num_nodes
+        self._check(edge_attr)
         topology = g.topology
+        places = None if edge_attr.is_sorted or edge_attr.layout == EdgeLayout.CSC else topology.edge_ids
         try:
             row = g.pool.tensor((g.num_edges,), torch.int64)
             ids = row.numpy()
             for first, block in topology.scan():
-                ids[first : first + len(block)] = block
+                ids[_places(places, first, len(block))] = block
             if edge_attr.layout == EdgeLayout.CSC:
                 indptr = g.pool.tensor((n + 1,), torch.int64)
                 indptr[:1] = 0  # of a graph without nodes
@@ -190,7 +223,7 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
             col = g.pool.tensor((g.num_edges,), torch.int64)
             for first, offsets in topology.offset_pieces(_NODES_AT_ONCE):
                 nodes = np.arange(first, first + len(offsets) - 1)
-                col.numpy()[offsets[0] : offsets[-1]] = np.repeat(nodes, np.diff(offsets))
+                col.numpy()[_places(places, int(offsets[0]), int(offsets[-1] - offsets[0]))] = np.repeat(nodes, np.diff(offsets))
         except BudgetError as error:
             raise BudgetError(
                 f"the whole adjacency in memory: {error.reason}; a sampler of the library reads it from disk "
@@ -198,6 +231,18 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
                 error.needed,
             ) from None
         return row, col
+
+    def _check(self, attr: EdgeAttr) -> None:
+        n = self._g.num_nodes
+        why = None
+        if attr.edge_type is not None:
+            why = "edge_type=None is the one type of edges"
+        elif attr.size is not None and (len(attr.size) != 2 or any(each not in (None, n) for each in attr.size)):
+            why = f"its size is {(n, n)}"
+        elif attr.layout == EdgeLayout.CSR:
+            why = "CSC and COO forms are there, and csr() makes one of CSC"
+        if why is not None:
+            raise KeyError(f"'edge_index' for '{attr}' not found: {why}")
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
         """Return the one layout that is stored: CSC."""
