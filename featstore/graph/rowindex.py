@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import wrap_ids
+from featstore.gather.arrays import id_array
 
 __all__ = ["resolve_rows"]
 
@@ -20,7 +21,7 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, torch.Tensor):
         if index.is_floating_point() or index.is_complex():
             raise TypeError(f"rows are indexed by integers or a boolean mask, not {index.dtype}")
-        return np.asarray(index.numpy(force=True))
+        return id_array("rows", index)
     if isinstance(index, (list, tuple)) and len(index) == 0:
         return np.empty(0, np.int64)
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
@@ -29,7 +30,7 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
         except (TypeError, RuntimeError) as error:  # not tensors alone, or of several shapes
             raise TypeError(f"not an index array: {error}") from None
     try:
-        array = np.asarray(index)
+        array = id_array("rows", index)
     except ValueError as error:  # ragged lists
         raise TypeError(f"not an index array: {error}") from None
     if array.dtype.kind in "Of" and isinstance(index, list):

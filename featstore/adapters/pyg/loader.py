@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from featstore.adapters.pyg.data import check_names, to_data
 from featstore.adapters.pyg.sampler import fanouts_of
 from featstore.errors import OptionError
+from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
@@ -235,7 +236,7 @@ class _Positions:
     """Where seeds are among ids."""
 
     def __init__(self, ids: Ids) -> None:
-        given = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        given = id_array("input_nodes", ids)
         self._order = np.argsort(given.astype(np.int64), kind="stable")
         self._ids = given.astype(np.int64)[self._order]
 

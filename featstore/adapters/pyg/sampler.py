@@ -13,6 +13,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from featstore.adapters.pyg.data import edges_by_hop, sampled_nodes
 from featstore.errors import OptionError
+from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler as OwnSampler
 from featstore.sampling.foreign import checked_sampler
 
@@ -130,7 +131,7 @@ def _without_types(index: Any) -> Any:
 
 def _distinct(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the distinct seeds by first appearance, where each first appears, and the number of each seed's distinct one."""
-    seeds = seeds.to("cpu", torch.int64)
+    seeds = torch.from_numpy(id_array("seeds", seeds)).long()
     values, number = torch.unique(seeds, return_inverse=True)
     if len(values) == len(seeds):
         return seeds, torch.arange(len(seeds)), torch.arange(len(seeds))
