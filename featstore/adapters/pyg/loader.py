@@ -161,7 +161,7 @@ class NeighborLoader:
             wanted = bool(() if isinstance(g, PackedGraph) else g.edge_features) if edge_features is None else bool(edge_features)
             sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=wanted)
         if input_nodes is None and sampler is not None:
-            input_nodes = torch.arange(g.num_nodes)
+            input_nodes = torch.arange(g.num_nodes, device="cpu")
         elif isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)):
             raise OptionError("input_nodes", f"{_HETEROGENEOUS}; give ids or a mask, such as g.node_data['train_idx']")
         is_ids = isinstance(input_nodes, (torch.Tensor, np.ndarray, Sequence))

@@ -121,7 +121,7 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
             return self._g.features[name][index]
         rows, lead = resolve_rows(index, shape[0])
         data = self._g.node_data[name]
-        chosen = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else torch.from_numpy(rows)
+        chosen = torch.arange(rows.start, rows.stop, device="cpu") if isinstance(rows, range) else torch.from_numpy(rows)
         found = data[chosen]  # a copy: the tensor is the graph's own
         return found[0] if lead is None else found.reshape(*lead, *shape[1:])
 
