@@ -1,4 +1,4 @@
-"""torch's defaults, which a script may set: the library makes nothing on the default device, and nothing of the default dtype."""
+"""torch's defaults and torch.compile: nothing is made on the default device or of the default dtype, and no store is traced."""
 
 from __future__ import annotations
 
@@ -150,3 +150,32 @@ def test_every_factory_names_its_device() -> None:
     assert factories_without_device("import torch\ntorch.zeros(3)\ntorch.zeros(3, device='cpu')\ntorch.from_numpy(x)") == [2]
     package = Path(featstore.__file__).parent
     assert not [f"{path}:{line}" for path in package.rglob("*.py") for line in factories_without_device(path.read_text())]
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # PyG's index_select, in the place of torch's
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store, ids: store[ids],
+        lambda store, ids: store.take(ids),
+        lambda store, ids: store.take(ids, out=torch.empty((len(ids), 20), device="cpu")),
+        lambda store, ids: store.take_async(ids).result(),
+        lambda store, ids: store.gather(ids),
+        lambda store, ids: store(ids),
+        lambda store, ids: torch.index_select(store, 0, ids),
+        lambda store, ids: torch.nn.functional.embedding(ids, store),
+    ],
+)
+@pytest.mark.shares_resources  # the store's threads outlive the test
+def test_compiled_code(tmp_path: Path, read: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+    """Each call reads once, whatever its size; what is around it is compiled."""
+    torch._dynamo.reset()
+    with featstore.OutOfCoreGraph.from_pyg(tmp_path / "g", GIVEN, progress=False, memory="64MiB") as g:
+        g.cache("x", "20KiB", policy="lru")
+        store = g.features["x"]
+        compiled = torch.compile(lambda ids: read(store, ids * 2 - 5) * 2 + 1, backend="aot_eager")
+        for n, size in enumerate((3, 10, 40, 250)):
+            ids = torch.from_numpy(RNG.integers(3, N // 2, size))
+            assert torch.equal(compiled(ids), X[ids * 2 - 5] * 2 + 1)
+            assert store.stats()["takes"] == n + 1
+    torch._dynamo.reset()

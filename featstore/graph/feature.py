@@ -24,7 +24,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import RowSource
 from featstore.graph.rowindex import resolve_rows
-from featstore.graph.torchfunctions import torch_function
+from featstore.graph.torchfunctions import torch_function, uncompiled
 from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
 
@@ -133,6 +133,7 @@ class FeatureStore(Dataset[torch.Tensor]):
 
     # -- reading ----------------------------------------------------------------------------------------------------------------
 
+    @uncompiled
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return rows by NumPy's rules for the first axis.
 
@@ -159,6 +160,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         self._fill(rows, out)
         return out[0] if lead is None else out.reshape(*lead, *self.shape[1:])
 
+    @uncompiled
     def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
         """Read feature rows into memory.
 
@@ -226,6 +228,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         if out.requires_grad:
             raise ValueError("out must not require grad")
 
+    @uncompiled
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
         """Start :meth:`take` in the background, and return a future of its tensor. The ids are checked and copied at once."""
         ids, lead = resolve_rows(rows, len(self), self.first_row)
@@ -249,6 +252,7 @@ class FeatureStore(Dataset[torch.Tensor]):
                 weakref.finalize(self, self._workers.shutdown, wait=False)
             return self._workers.submit(run)
 
+    @uncompiled
     def gather(
         self,
         ids: torch.Tensor,
