@@ -207,7 +207,7 @@ MEMORY: tuple[Mutation, ...] = (
         "ids read where rows are planned",
         "the one gather",
         "featstore/graph/feature.py",
-        "return np.asarray(resolve_rows(mine, len(self), self.first_row)[0])",
+        "return np.asarray(resolve_rows(mine, self.shape, self.first_row)[0])",
         "return np.asarray(mine)",
         ("tests/test_sources.py::test_planners_have_rows_not_ids[superbatch]",),
     ),

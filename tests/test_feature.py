@@ -161,6 +161,14 @@ def test_the_index_shape_leads(store: FeatureStore, values: torch.Tensor, shape:
         ([torch.tensor(0), 1], TypeError, "not an index array"),
         (([0], [1]), IndexError, "columns"),
         ((0, 1), IndexError, "columns"),
+        ((slice(None), [0]), IndexError, "columns"),
+        ((0, slice(1, None)), IndexError, "columns"),
+        ((..., 0), IndexError, "columns"),
+        ((0, None), IndexError, "columns"),
+        ((..., ...), IndexError, "one ellipsis"),
+        ((0, slice(None), slice(None)), IndexError, "3 axes are indexed, and there are 2"),
+        ((..., 0, slice(None), slice(None)), IndexError, "axes are indexed, and there are 2"),
+        ((N, slice(None)), IndexError, f"row {N}"),
     ],
 )
 def test_what_is_no_index(store: FeatureStore, index: Any, error: type[Exception], words: str) -> None:

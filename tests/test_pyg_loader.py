@@ -297,7 +297,7 @@ def test_keywords_that_change_nothing_are_taken(small, g) -> None:
         ({"input_nodes": "paper"}, "input_nodes: the graph has one type of nodes"),
         ({"input_nodes": ("paper", torch.arange(3))}, "input_nodes: the graph has one type of nodes"),
         ({"input_nodes": torch.ones(7, dtype=torch.bool)}, "a mask of seeds must have one entry a node"),
-        ({"input_nodes": torch.tensor([1, 1])}, "seed 1 occurs more than once"),
+        ({"input_nodes": torch.tensor([1, 1])}, "seeds must be distinct: 1 is at positions 0 and 1"),
         ({"disjoint": True}, "disjoint: a node that several seeds reach"),
         ({"subgraph_type": "induced"}, "subgraph_type: a batch has the edges that were sampled"),
         ({"time_attr": "time"}, "time_attr: sampling by time"),

@@ -275,7 +275,7 @@ def test_blocks_nest() -> None:
         assert int(block.src.max()) < block.n_src
 
 
-@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, np.int16, np.uint64, ">i8", list, "strided"])
+@pytest.mark.parametrize("kind", [torch.int32, np.uint8, np.int16, np.uint64, ">i8", list, "strided"])
 def test_seeds_of_every_integer_kind(kind: Any) -> None:
     g = random_graph(300, 5).cached()
     sampler = NeighborSampler(g, [3])

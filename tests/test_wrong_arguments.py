@@ -13,7 +13,13 @@ import pytest
 import torch
 
 import featstore
+from featstore.errors import PluginError
+from featstore.plan.redundancy import redundancy
+from featstore.sampling.foreign import as_sampled
 from featstore.storage import rundir
+from tests.pyg import NodeSamplerInput
+
+from featstore.adapters import pyg  # isort: skip  # after PyG
 
 N = 60
 
@@ -78,6 +84,131 @@ def test_of_loaders(g: Any, options: dict[str, Any], message: str) -> None:
     given = {"seeds": np.arange(9), "batch_size": 3, "features": "x", "labels": None} | options
     with pytest.raises(TypeError, match=message):
         featstore.Loader(g, featstore.NeighborSampler(g, [2]), **given)
+
+
+def sampler(g: Any) -> featstore.NeighborSampler:
+    return featstore.NeighborSampler(g, [2])
+
+
+# Each takes a graph and ids of its nodes, or a mask over them.
+DOORS: dict[str, Callable[[Any, Any], object]] = {
+    "store[ids]": lambda g, ids: g.features["x"][ids],
+    "store[ids,]": lambda g, ids: g.features["x"][ids,],
+    "take": lambda g, ids: g.features["x"].take(ids),
+    "take_async": lambda g, ids: g.features["x"].take_async(ids).result(),
+    "gather": lambda g, ids: g.features["x"].gather(ids),
+    "collate_fn": lambda g, ids: g.features["x"](ids),
+    "index_select": lambda g, ids: torch.index_select(g.features["x"], 0, ids),
+    "embedding": lambda g, ids: torch.nn.functional.embedding(ids, g.features["x"]),
+    "sample": lambda g, ids: sampler(g).sample(ids),
+    "Loader": lambda g, ids: featstore.Loader(g, sampler(g), ids, 9, labels=None),
+    "NeighborLoader": lambda g, ids: pyg.NeighborLoader(g, [2], input_nodes=ids, batch_size=9),
+    "pyg.Sampler": lambda g, ids: pyg.Sampler(sampler(g)).sample_from_nodes(NodeSamplerInput(None, ids)),
+    "NodeStore": lambda g, ids: pyg.stores(g)[0].get_tensor(None, "y", ids),
+    "RandomBatches": lambda g, ids: featstore.RandomBatches(ids, 9),
+    "PartitionBatches": lambda g, ids: featstore.PartitionBatches(g, ids, 9, np.arange(N) % 3),
+    "History": lambda g, ids: featstore.History(4, nodes=ids),
+    "partition": lambda g, ids: featstore.partition(g, 3, train_idx=ids, keep=False, progress=False),
+    "sample_offline": lambda g, ids: featstore.sample_offline(
+        g, sampler(g), ids, 9, path=f"{g.path}.pack", overwrite=True, progress=False
+    ),
+    "redundancy": lambda g, ids: redundancy(g, ids, 9, {"s": sampler(g)}),
+    "simulate": lambda g, ids: featstore.simulate([ids], 9, "lru", n=N),
+}
+TORCH_ONLY = {"index_select", "embedding"}  # by their own contract
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_mask_of_uint8_is_never_ids(g: Any, door: str) -> None:
+    """In torch it selects rows; as ids it would be rows 0 and 1, again and again."""
+    mask = (torch.arange(N) % 3 == 0).to(torch.uint8)
+    for given in (mask, torch.tensor([0, 1], dtype=torch.uint8)):
+        words = (
+            r"an int32 or int64 tensor"
+            if door in TORCH_ONLY
+            else r"torch\.uint8 may be a mask or ids; .*\.bool\(\), ids as \.long\(\)"
+        )
+        with pytest.raises(TypeError, match=words):
+            DOORS[door](g, given)
+
+
+def test_a_list_of_uint8_tensors_is_no_index(g: Any) -> None:
+    with pytest.raises(TypeError, match=r"torch\.uint8"):
+        g.features["x"][[torch.tensor(1, dtype=torch.uint8)]]
+
+
+@pytest.mark.parametrize("door", sorted(DOORS.keys() - {"gather", "take_async", "pyg.Sampler"} - TORCH_ONLY))
+def test_uint8_of_numpy_are_ids_and_masked_ones_are_none(g: Any, door: str) -> None:
+    ids = np.array([3, 5, 1], np.uint8)
+    DOORS[door](g, ids)
+    DOORS[door](g, np.ma.masked_array(ids, mask=False))  # nothing is lost
+    with pytest.raises(TypeError, match=r"1 values of a masked array are masked.*filled\(value\)"):
+        DOORS[door](g, np.ma.masked_array(ids, mask=[False, True, False]))
+
+
+def test_repeated_seeds_are_named_without_advice_that_loses_some() -> None:
+    with pytest.raises(ValueError, match=r"^seeds must be distinct: 7 is at positions 1 and 3$"):
+        featstore.RandomBatches([0, 7, 2, 7, 9, 7], 2)
+    with pytest.raises(
+        ValueError, match=r"0 is at positions 1 and 2; a mask of 0 and 1 must be given as booleans: \.astype\(bool\)$"
+    ):
+        featstore.RandomBatches(np.array([1, 0, 0], np.uint8), 2)
+
+
+MASKED = np.ma.masked_array(np.arange(N), mask=np.arange(N) == 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"features": {"x": MASKED}}, "feature 'x'"),
+        ({"features": {"x": ((N,), "int64", [np.arange(4), MASKED[4:]])}}, "feature 'x'"),
+        ({"features": {"x": [np.ones(2), *(np.ma.masked_equal([1.0, 2.0], 2.0) for _ in range(N - 1))]}}, "feature 'x'"),
+        ({"features": {}, "node_data": {"y": MASKED}}, "node data 'y'"),
+        (
+            {"features": {}, "edge_features": {"w": np.ma.masked_array(np.ones(3 * N), mask=np.arange(3 * N) == 4)}},
+            "edge feature 'w'",
+        ),
+    ],
+)
+def test_masked_arrays_are_not_stored(tmp_path: Path, options: dict[str, Any], name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name}: .* masked, and masks are not kept"):
+        create(tmp_path / "g", **options)
+    assert not (tmp_path / "g").exists()
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "name"),
+    [
+        (np.ma.masked_array([0, 1, 2], mask=[0, 1, 0]), [0, 1], "indptr"),
+        ([0, 1, 2], np.ma.masked_array([0, 1], mask=[0, 1]), "indices"),
+        (None, np.ma.masked_array([[0, 1], [1, 0]], mask=[[0, 1], [0, 0]]), "edge_index"),
+        (None, [np.ma.masked_array([0, 1], mask=[0, 1]), np.array([1, 0])], "edge_index"),
+        (None, iter([np.ma.masked_array([[0, 1], [1, 0]], mask=[[0, 1], [0, 0]])]), "edge_index"),
+    ],
+)
+def test_masked_edges_are_not_stored(tmp_path: Path, indptr: Any, indices: Any, name: str) -> None:
+    path = tmp_path / "g"
+    with pytest.raises(TypeError, match=f"^{name}: .* masked, and masks are not kept"):
+        if indptr is None:
+            featstore.OutOfCoreGraph.from_edge_index(path, indices, 2, progress=False)
+        else:
+            featstore.OutOfCoreGraph.create(path, indptr, indices, progress=False)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [
+        (lambda g: featstore.partition(g, method=MASKED % 3, progress=False), "the parts"),
+        (lambda g: g.cache("x", "5KiB", policy="frequency", counts=MASKED), "counts"),
+        (lambda g: featstore.PartitionBatches(g, np.arange(9), 3, MASKED % 3), "parts"),
+        (lambda g: as_sampled((np.ma.masked_array([0, 1], mask=[0, 1]), [([], [], 2, 2)]), N, 0, 0), "ids"),
+    ],
+)
+def test_masked_arrays_of_nodes(g: Any, use: Callable[[Any], object], name: str) -> None:
+    with pytest.raises((TypeError, PluginError), match=f"{name}: .* masked, and masks are not kept"):
+        use(g)
 
 
 def test_run_files_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

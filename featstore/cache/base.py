@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.errors import PluginError
+from featstore.gather.arrays import as_array
 from featstore.registry import Registry
 
 __all__ = ["OnlinePolicy", "Policy", "PolicyContext", "StaticPolicy", "available_policies", "get_policy", "register_policy"]
@@ -55,7 +56,7 @@ class PolicyContext:
     def _get(self, what: str, provider: Callable[[], npt.NDArray[Any]] | None, hint: str) -> npt.NDArray[Any]:
         if provider is None:
             raise ValueError(f"the policy needs {what}, which is not known here: {hint}")
-        array = np.asarray(provider())
+        array = as_array(what, provider())
         if array.shape != (self.n,):
             raise ValueError(f"{what} must have shape ({self.n},), not {array.shape}")
         return array

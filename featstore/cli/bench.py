@@ -54,7 +54,7 @@ def _gathers(store: FeatureStore, rows: int, runs: int, rng: np.random.Generator
     """
     n = len(store)
     rows = min(rows, n)
-    out = torch.empty((rows, *store.shape[1:]), dtype=store.dtype)
+    out = torch.empty((rows, *store.shape[1:]), dtype=store.dtype, device="cpu")
     draws = [rng.choice(n, rows, replace=False) for _ in range(runs)]
     table = torch.zeros_like(out)
     places = [torch.from_numpy(rng.integers(0, rows, rows)) for _ in range(runs)]

@@ -244,7 +244,7 @@ class BufferPool:
         shape = (shape,) if isinstance(shape, int) else shape
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes < SMALL_BYTES:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.frombuffer(self.lease(n_bytes), dtype=dtype).reshape(shape)
 
     def close(self) -> None:

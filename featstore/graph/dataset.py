@@ -397,7 +397,7 @@ class OutOfCoreGraph(Kept):
 
     def _read_data(self, name: str) -> torch.Tensor:
         record = self._snapshot.catalog.by_role("data")[name]
-        tensor = torch.empty(record.shape, dtype=torch_dtype(record.dtype))
+        tensor = torch.empty(record.shape, dtype=torch_dtype(record.dtype), device="cpu")
         if len(tensor):
             rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
             self._snapshot.file_of(record).read(0, len(rows), rows)

@@ -24,7 +24,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import RowSource
 from featstore.graph.rowindex import resolve_rows
-from featstore.graph.torchfunctions import torch_function
+from featstore.graph.torchfunctions import torch_function, uncompiled
 from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
 
@@ -131,15 +131,25 @@ class FeatureStore(Dataset[torch.Tensor]):
         array = self[:].numpy()
         return np.asarray(array if dtype is None else array.astype(dtype, copy=False))
 
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+        if copy is False:
+            raise BufferError("the rows lie on disk: a tensor of them is always a copy")
+        return self[:].__dlpack__(**options)  # one read; torch.as_tensor would ask for row after row
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return torch.empty(0, device="cpu").__dlpack_device__()
+
     # -- reading ----------------------------------------------------------------------------------------------------------------
 
+    @uncompiled
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return rows by NumPy's rules for the first axis.
 
         Parameters
         ----------
         index : int, slice, integer array-like of any shape, or boolean mask of shape (n_rows,)
-            Negative ids count from the end; repeats and any order are allowed.
+            Negative ids count from the end; repeats and any order are allowed. Also with the other axes taken whole, as in
+            ``store[ids, :]`` and ``store[..., :]``.
 
         Returns
         -------
@@ -148,17 +158,18 @@ class FeatureStore(Dataset[torch.Tensor]):
         Raises
         ------
         IndexError
-            An id out of range (named, with its position), before anything is read.
+            An id out of range (named, with its position), or another axis not taken whole; before anything is read.
         TypeError
-            Not an index.
+            Not an index; a ``torch.uint8`` tensor, which may be a mask or ids.
         CorruptionError, OSError, BudgetError, ClosedError
             See :meth:`take`.
         """
-        rows, lead = resolve_rows(index, len(self), self.first_row)
+        rows, lead = resolve_rows(index, self.shape, self.first_row)
         out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
         self._fill(rows, out)
         return out[0] if lead is None else out.reshape(*lead, *self.shape[1:])
 
+    @uncompiled
     def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
         """Read feature rows into memory.
 
@@ -195,7 +206,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         -----
         At most one read per distinct missing 4 KiB page and 2 million rows. Releases the GIL. Thread-safe.
         """
-        ids, lead = resolve_rows(rows, len(self), self.first_row)
+        ids, lead = resolve_rows(rows, self.shape, self.first_row)
         if lead is None:
             raise TypeError("take() wants an array of rows; use store[i] for one")
         shape = (*lead, *self.shape[1:])
@@ -226,9 +237,10 @@ class FeatureStore(Dataset[torch.Tensor]):
         if out.requires_grad:
             raise ValueError("out must not require grad")
 
+    @uncompiled
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
         """Start :meth:`take` in the background, and return a future of its tensor. The ids are checked and copied at once."""
-        ids, lead = resolve_rows(rows, len(self), self.first_row)
+        ids, lead = resolve_rows(rows, self.shape, self.first_row)
         if lead is None:
             raise TypeError("take_async() wants an array of rows")
         if isinstance(ids, np.ndarray):
@@ -249,6 +261,7 @@ class FeatureStore(Dataset[torch.Tensor]):
                 weakref.finalize(self, self._workers.shutdown, wait=False)
             return self._workers.submit(run)
 
+    @uncompiled
     def gather(
         self,
         ids: torch.Tensor,
@@ -282,14 +295,14 @@ class FeatureStore(Dataset[torch.Tensor]):
             As :meth:`take`. After a BudgetError the same call may be repeated.
         """
         if plan is None:
-            rows, _ = resolve_rows(ids, len(self), self.first_row)
+            rows, _ = resolve_rows(ids, self.shape, self.first_row)
             out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
             self._fill(rows, out, tally=tally, threads=threads)
             return out
 
         def rows_of() -> npt.NDArray[np.int64]:
             mine = ids if plan.device is None else ids[torch.from_numpy(plan.device.others)]
-            return np.asarray(resolve_rows(mine, len(self), self.first_row)[0])
+            return np.asarray(resolve_rows(mine, self.shape, self.first_row)[0])
 
         out = self._pool.tensor((plan.n_rows, *self.shape[1:]), self.dtype)
         self._n_takes += plan.n_rows > 0

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.graph.source import ArrayLike, NpySource, Source, as_array, dtype_name, open_source
+from featstore.gather.arrays import as_array
+from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 
 __all__ = ["CscInput", "IdReader", "PairInput"]
 
@@ -171,8 +172,10 @@ class PairInput:
         self.num_edges: int | None = None
         if isinstance(edge_index, (str, os.PathLike)):
             edge_index = open_source("edge_index", edge_index, wider=True)
-        elif isinstance(edge_index, (list, tuple)):
-            edge_index = as_array("edge_index", edge_index) if len(edge_index) else np.empty((2, 0), dtype=np.int64)
+        elif isinstance(edge_index, (list, tuple)) and not edge_index:
+            edge_index = np.empty((2, 0), dtype=np.int64)
+        elif isinstance(edge_index, (list, tuple, np.ndarray)):
+            edge_index = as_array("edge_index", edge_index)
         if isinstance(edge_index, (Source, np.ndarray, torch.Tensor)):
             _check_pairs(tuple(edge_index.shape), edge_index.dtype)
             self.num_edges = int(edge_index.shape[1])

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.partition import group_by_part
+from featstore.gather.arrays import as_array
 
 __all__ = ["MOST_PARTS", "by_part", "check_parts"]
 
@@ -30,7 +31,7 @@ def check_parts(parts: Given, n: int, n_parts: int | None = None, what: str = "p
     ValueError
         Another shape than ``(n,)``; a part that is not in ``[0, n_parts)``, the node is named.
     """
-    array = parts.detach().cpu().numpy() if isinstance(parts, torch.Tensor) else np.asarray(parts)
+    array = as_array(what, parts)
     if array.shape != (n,):
         raise ValueError(f"{what} must have one entry a node, shape ({n},), not {array.shape}")
     if array.dtype.kind not in "iu" and n:

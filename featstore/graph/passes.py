@@ -184,7 +184,8 @@ class Passes:
             self._held.resize(self._held.n_bytes + max((n_bytes for _, _, n_bytes in self._blocks), default=0))
             self._n_runs = -(-n // self._run_rows)
             self._turns = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
-            self._wide = torch.empty(self._run_rows * rows.width if self._converts else 0, dtype=summed_dtype(rows.dtype))
+            n_wide = self._run_rows * rows.width if self._converts else 0
+            self._wide = torch.empty(n_wide, dtype=summed_dtype(rows.dtype), device="cpu")
             self._sums = huge_array(self._most_nodes * rows.width * self._sum_item)
             if is_gcn:
                 self._scale = self._normalisation()

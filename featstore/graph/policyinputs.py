@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -14,6 +13,7 @@ from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.select import check_scores
 from featstore.errors import PluginError
+from featstore.gather.arrays import as_array
 
 __all__ = ["Given", "PolicyInputs", "policy_scores"]
 
@@ -24,7 +24,7 @@ Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
 def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: bool) -> npt.NDArray[Any]:
     """Return a policy's scores of a context's rows, or of their neighbour lists; PluginError where they cannot be scores."""
     try:
-        scores = np.asarray((policy.list_scores if of_lists else policy.scores)(context))
+        scores = as_array("scores", (policy.list_scores if of_lists else policy.scores)(context))
     except Exception as error:
         raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
     return check_scores(policy, scores, context.n)
@@ -75,20 +75,20 @@ class PolicyInputs:
             self._noting(lambda: self._of_user("counts")),
             self._noting(lambda: self._of_user("parts")),
             seed,
-            None if cross_out_degree is None else self._noting(lambda: self._array(cross_out_degree())),
+            None if cross_out_degree is None else self._noting(lambda: self._array("cross_out_degree", cross_out_degree())),
         )
 
-    def _array(self, given: Any) -> npt.NDArray[Any]:
+    def _array(self, name: str, given: Any) -> npt.NDArray[Any]:
         """Return an array; a tensor that the budget counts while it lives is kept."""
         if isinstance(given, torch.Tensor):
             self._tensors.append(given)
-        return np.asarray(given)
+        return as_array(name, given)
 
     def _of_user(self, name: str) -> npt.NDArray[Any]:
         given = self._given[name]
         if given is None:
             raise ValueError(f"the policy needs {name}: pass {name}=")
-        array = self._array(given() if callable(given) else given)
+        array = self._array(name, given() if callable(given) else given)
         if array.shape != (self._n,):
             raise ValueError(f"{name} must have shape ({self._n},), not {array.shape}")
         return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import wrap_ids
+from featstore.gather.arrays import id_array
 
 __all__ = ["resolve_rows"]
 
@@ -20,7 +22,7 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, torch.Tensor):
         if index.is_floating_point() or index.is_complex():
             raise TypeError(f"rows are indexed by integers or a boolean mask, not {index.dtype}")
-        return np.asarray(index.numpy(force=True))
+        return id_array("rows", index)
     if isinstance(index, (list, tuple)) and len(index) == 0:
         return np.empty(0, np.int64)
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
@@ -29,7 +31,7 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
         except (TypeError, RuntimeError) as error:  # not tensors alone, or of several shapes
             raise TypeError(f"not an index array: {error}") from None
     try:
-        array = np.asarray(index)
+        array = id_array("rows", index)
     except ValueError as error:  # ragged lists
         raise TypeError(f"not an index array: {error}") from None
     if array.dtype.kind in "Of" and isinstance(index, list):
@@ -74,11 +76,31 @@ def _span(index: slice, n: int, first: int) -> range:
     return range(span.start - first, span.stop - first, span.step)
 
 
-def resolve_rows(index: Any, n: int, first: int = 0) -> tuple[Int64s | range, tuple[int, ...] | None]:
+def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
+    """Return what a tuple says of the first axis; IndexError unless it takes the others whole."""
+    dots = [at for at, each in enumerate(index) if each is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index has one ellipsis (...) at the most")
+    if dots:
+        whole = (slice(None),) * (len(shape) + 1 - len(index))
+        index = (*index[: dots[0]], *whole, *index[dots[0] + 1 :])
+    if len(index) > len(shape):
+        raise IndexError(f"{len(index)} axes are indexed, and there are {len(shape)}")
+    for each, n in zip(index[1:], shape[1:], strict=False):
+        if not isinstance(each, slice) or range(n)[each] != range(n):
+            raise IndexError(
+                "only rows can be indexed in the store, with other axes taken whole; index the columns of what it returns: "
+                "store[ids][:, columns]"
+            )
+    return index[0] if index else slice(None)
+
+
+def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int64s | range, tuple[int, ...] | None]:
     """Return row numbers in ``[0, n)`` and the shape that replaces the first axis (None: a single row, the axis goes).
 
     The one place where ids become rows: row 0 is that of id ``first``. Ids below 0 count from the end, masks are of the rows.
-    A slice of step 1 comes back as a range, to be read sequentially.
+    A slice of step 1 comes back as a range, to be read sequentially. ``shape`` is that of all rows; other axes than the first may
+    only be taken whole.
 
     Raises
     ------
@@ -87,17 +109,14 @@ def resolve_rows(index: Any, n: int, first: int = 0) -> tuple[Int64s | range, tu
     IndexError
         An id out of range, a mask of the wrong length, or more than one axis indexed.
     """
+    n = shape[0]
+    if isinstance(index, tuple) or index is Ellipsis:
+        index = _of_rows(index if isinstance(index, tuple) else (), shape)
     if isinstance(index, slice):
         span = _span(index, n, first)
         if span.step == 1:
             return span, (len(span),)
         return np.arange(span.start, span.stop, span.step, dtype=np.int64), (len(span),)
-    if index is Ellipsis:
-        return range(n), (n,)
-    if isinstance(index, tuple):
-        if len(index) == 1 or (len(index) == 2 and index[1] is Ellipsis):
-            return resolve_rows(index[0], n, first)
-        raise IndexError("only rows can be indexed in the store; index the columns of what it returns: store[ids][:, columns]")
     if not isinstance(index, (list, np.ndarray, torch.Tensor, bool, np.bool_)):
         try:
             number = operator.index(index)

@@ -108,7 +108,7 @@ class KeptParts:
     def train_nodes(self) -> torch.Tensor:
         """Read the training nodes by part, ascending within each: int64 ``[n_train]``. Raises as :meth:`load`."""
         if not self.n_train:
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         return self._read(self, "train_nodes")
 
     def cross_out_degree(self) -> torch.Tensor:

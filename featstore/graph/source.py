@@ -18,10 +18,11 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import CorruptionError, FormatError
+from featstore.gather.arrays import as_array
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
 from featstore.storage.format import DTYPES
 
-__all__ = ["ArrayLike", "NpySource", "Source", "as_array", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
+__all__ = ["ArrayLike", "NpySource", "Source", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -43,14 +44,6 @@ def torch_dtype(name: str) -> torch.dtype:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the little-endian NumPy dtype of a name of ``DTYPES``; bfloat16, which NumPy lacks, is its bits, uint16."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
-
-
-def as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return an array of what is none, such as lists; ValueError, with the name, where its rows differ in length."""
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def dtype_name(dtype: object, *, wider: bool = False, of: str = "") -> str:
@@ -196,7 +189,7 @@ class _BlocksSource(Source):
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         done = 0
         for item in self._blocks:
-            block = open_source(self.name, item if isinstance(item, torch.Tensor) else np.asarray(item), wider=True)
+            block = open_source(self.name, item if isinstance(item, torch.Tensor) else as_array(self.name, item), wider=True)
             if block.dtype != self.dtype or block.shape[1:] != self.shape[1:]:
                 raise ValueError(
                     f"{self.name}: a block of {block.dtype} {list(block.shape)} at row {done}; "

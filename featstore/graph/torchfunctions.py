@@ -1,15 +1,35 @@
-"""The functions of torch that take a feature store: those that select rows."""
+"""A feature store in torch: the functions that take one, those that select rows; and compiled code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["torch_function"]
+__all__ = ["torch_function", "uncompiled"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
+    """Let code that ``torch.compile`` compiles call a function as it is: the graph breaks, and nothing in it is traced.
+
+    Traced, NumPy's calls become torch's, and the memory of one call's tensors serves the next.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():
+            # Here, not at definition: it imports the compiler, which takes seconds.
+            return cast(T, torch.compiler.disable(function)(*args, **kwargs))  # type: ignore[no-untyped-call]
+        return function(*args, **kwargs)
+
+    return call
 
 
 class Rows(Protocol):
@@ -22,6 +42,7 @@ class Rows(Protocol):
     def take(self, rows: Any, out: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
+@uncompiled
 def torch_function(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
     """Do what ``func`` does to a tensor for a feature store among its arguments.
 

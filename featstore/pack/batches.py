@@ -77,7 +77,7 @@ class PackBatches:
         n = len(self)
         groups = [np.arange(first, min(first + self._group, n)) for first in range(0, n, max(1, self._group))]
         if self._shuffle and len(groups) > 1:
-            shuffled = RandomBatches(torch.arange(len(groups)), 1, seed=self._seed).epoch(epoch)
+            shuffled = RandomBatches(torch.arange(len(groups), device="cpu"), 1, seed=self._seed).epoch(epoch)
             groups = [groups[int(shuffled.seeds(k)[0])] for k in range(len(groups))]
         order = np.concatenate(groups) if groups else np.empty(0, np.int64)
         return PackEpoch(self.pack, self._pool, order, epoch % max(1, self.pack.epochs) * n)

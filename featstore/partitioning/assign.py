@@ -13,6 +13,7 @@ import torch
 from featstore._core.partition import edges_inside
 from featstore.config import check_at_least, check_flag
 from featstore.errors import FeatstoreError, PluginError
+from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.partarrays import MOST_PARTS, by_part, check_parts
 from featstore.graph.progress import Progress
@@ -196,7 +197,7 @@ def _assigned(g: OutOfCoreGraph, chosen: Partitioner, n_parts: int, is_train: By
 
 def _mask(train_idx: Given, n: int) -> Bytes:
     """Return a byte a node: 1 for those that are named, or that a mask has."""
-    array = train_idx.detach().cpu().numpy() if isinstance(train_idx, torch.Tensor) else np.asarray(train_idx)
+    array = id_array("train_idx", train_idx)
     if array.ndim != 1:
         raise ValueError(f"train_idx must be one-dimensional, not of shape {array.shape}")
     if array.dtype.kind == "b":

@@ -13,6 +13,7 @@ import torch
 from featstore._core.distinct import first_bad
 from featstore.cache.planned import Window
 from featstore.config import check_at_least
+from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
 from featstore.storage.rundir import DiskBudget
@@ -28,7 +29,7 @@ _NO_BITS = np.empty(0, np.uint64)
 
 def _checked(ids: npt.ArrayLike | torch.Tensor, n: int, bits: npt.NDArray[np.uint64] = _NO_BITS) -> tuple[Ints, bool]:
     """Return the ids of a batch, 1-D, int32 where ``n`` allows, and whether ``bits``, one a row, show that one comes twice."""
-    array = ids.numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+    array = id_array("a batch of a trace", ids)
     if array.size == 0:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -102,7 +103,7 @@ class Trace(Sequence[Ints]):
             self._batches = batches
             lengths = batches.lengths
         else:
-            arrays = [np.asarray(batch) for batch in batches]
+            arrays = [id_array(f"batch {number}", batch) for number, batch in enumerate(batches)]
             # Of other dtypes nothing can be said of the largest; they are refused below.
             self.n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
             check_at_least("n", self.n, 0)

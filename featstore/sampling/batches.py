@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least, check_flag
+from featstore.gather.arrays import id_array
 
 __all__ = ["UNKNOWN_TOGETHER", "Batches", "EpochSeeds", "RandomBatches", "as_batches", "check_seeds", "cut", "together_of"]
 
@@ -39,7 +40,7 @@ def check_seeds(
     IndexError
         A seed is no node; names the first one and its position.
     """
-    given = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
+    given = id_array(f"{what}s", seeds)
     if given.ndim != 1:
         raise ValueError(f"{what}s must be one-dimensional, not of shape {given.shape}")
     if given.dtype.kind == "b":
@@ -57,7 +58,9 @@ def check_seeds(
     ordered = np.sort(checked)
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(twice):
-        raise ValueError(f"{what} {ordered[twice[0]]} occurs more than once; pass torch.unique(seeds)")
+        first, again = np.flatnonzero(checked == ordered[twice[0]])[:2]
+        hint = "" if ordered[-1] > 1 else "; a mask of 0 and 1 must be given as booleans: .astype(bool)"
+        raise ValueError(f"{what}s must be distinct: {ordered[twice[0]]} is at positions {first} and {again}{hint}")
     return torch.from_numpy(checked)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from featstore.errors import PluginError
+from featstore.gather.arrays import as_array
 from featstore.sampling.batch import EDGE_ARRAYS, Block, SampledBatch, Sampler
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
@@ -42,7 +43,7 @@ def _ids(values: Any) -> torch.Tensor:
         is_integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
     else:
         try:
-            values = np.asarray(values)
+            values = as_array("ids", values)
         except (TypeError, ValueError, RuntimeError) as error:
             raise PluginError(f"a sampler returned ids of {type(values).__name__}, which are not an array: {error}") from None
         dtype, ndim = str(values.dtype), values.ndim
@@ -68,7 +69,7 @@ def _size(value: Any, what: str) -> int:
 def _numbers(name: str, values: Any) -> torch.Tensor:
     """Return floating-point numbers of edges as a dense tensor in host memory of its own."""
     dtypes = EDGE_ARRAYS[name]
-    found = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))
+    found = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(as_array(name, values)))
     if found.ndim != 1 or found.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise PluginError(f"a sampler returned {name} of {found.dtype} and {found.ndim} dimensions, not 1-D {wanted}")

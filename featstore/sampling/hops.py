@@ -18,6 +18,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.config import check_flag
+from featstore.gather.arrays import id_array
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
@@ -393,7 +394,7 @@ class FanoutSampler(HopSampler):
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:
     """Return seeds as a contiguous int64 array; only the range is left to check."""
-    array = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
+    array = id_array("seeds", seeds)
     if array.ndim != 1:
         raise ValueError(f"seeds must be 1-D, not of shape {array.shape}")
     if array.dtype.kind not in "iu":

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 
+from featstore.gather.arrays import as_array
 from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["create"]
@@ -125,7 +126,7 @@ def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
         if name in (*_EDGES, "num_nodes") or value is None:
             continue
         if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
+            value = torch.from_numpy(as_array(f"attribute {name!r}", value))
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             kind = value.layout if isinstance(value, torch.Tensor) else type(value).__name__
             raise TypeError(f"attribute {name!r} is a {kind}, not an array: leave it out (del data.{name})")

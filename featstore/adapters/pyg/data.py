@@ -135,7 +135,7 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
         Edges of each hop, the seeds' own first: those whose destination is none of the hop before.
     """
     if not blocks:
-        return torch.empty((2, 0), dtype=torch.int64), {}, []
+        return torch.empty((2, 0), dtype=torch.int64, device="cpu"), {}, []
     hops = blocks[::-1]
     firsts = _firsts(hops)
     counts = [len(hop.src) - first for first, hop in zip(firsts, hops, strict=True)]
@@ -166,7 +166,7 @@ def _rows_by_hop(blocks: tuple[Block, ...], rows: tuple[torch.Tensor, ...]) -> t
     """Return the rows of the edges that :func:`edges_by_hop` returns, of the rows of each block's edges."""
     hops, of_hops = blocks[::-1], rows[::-1]
     if not hops:
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float32, device="cpu")
     firsts = _firsts(hops)
     if all(_begins_with(hop, first, before) for before, first, hop in zip(hops, firsts[1:], hops[1:], strict=False)):
         return rows[0]

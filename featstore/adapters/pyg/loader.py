@@ -15,6 +15,7 @@ from featstore.adapters.pyg.data import check_names, default_features, to_data
 from featstore.adapters.pyg.sampler import fanouts_of
 from featstore.config import check_flag
 from featstore.errors import OptionError
+from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
@@ -170,7 +171,7 @@ class NeighborLoader:
                 edges = bool((() if isinstance(g, PackedGraph) else g.edge_features) if edge_features is None else edge_features)
             sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=edges)
         if input_nodes is None and sampler is not None:
-            input_nodes = torch.arange(g.num_nodes)
+            input_nodes = torch.arange(g.num_nodes, device="cpu")
         elif isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)):
             raise OptionError("input_nodes", f"{_HETEROGENEOUS}; give ids or a mask, such as g.node_data['train_idx']")
         is_ids = isinstance(input_nodes, (torch.Tensor, np.ndarray, Sequence))
@@ -251,7 +252,7 @@ class _Positions:
     """Where seeds are among ids."""
 
     def __init__(self, ids: Ids) -> None:
-        given = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        given = id_array("input_nodes", ids)
         self._order = np.argsort(given.astype(np.int64), kind="stable")
         self._ids = given.astype(np.int64)[self._order]
 

@@ -13,6 +13,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from featstore.adapters.pyg.data import edges_by_hop, sampled_nodes
 from featstore.errors import OptionError
+from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler as OwnSampler
 from featstore.sampling.foreign import checked_sampler
 
@@ -114,7 +115,7 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
 
     def _sample(self, seeds: torch.Tensor, times: torch.Tensor | None = None) -> SamplerOutput:
         distinct, first_of, place_of = _distinct(seeds)
-        key = int(torch.randint(2**63 - 1, ()))
+        key = int(torch.randint(2**63 - 1, (), device="cpu"))
         batch = self.sampler.sample(distinct, epoch=0, index=key)
         edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
         if "weight" in arrays:
@@ -146,14 +147,15 @@ def _without_types(index: Any) -> Any:
 
 def _distinct(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the distinct seeds by first appearance, where each first appears, and the number of each seed's distinct one."""
-    seeds = seeds.to("cpu", torch.int64)
+    seeds = torch.from_numpy(id_array("seeds", seeds)).long()
     values, number = torch.unique(seeds, return_inverse=True)
+    places = torch.arange(len(seeds), device="cpu")
     if len(values) == len(seeds):
-        return seeds, torch.arange(len(seeds)), torch.arange(len(seeds))
-    first = torch.full((len(values),), len(seeds)).scatter_reduce_(0, number, torch.arange(len(seeds)), "amin")
+        return seeds, places, places
+    first = torch.full((len(values),), len(seeds), device="cpu").scatter_reduce_(0, number, places, "amin")
     first, order = torch.sort(first)
     place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
+    place[order] = torch.arange(len(order), device="cpu")
     return seeds[first], first, place[number]
 
 
@@ -168,12 +170,13 @@ def _repeated(
         return torch.where(nodes < n_distinct, seed, nodes + (n_seeds - n_distinct))
 
     n_own = n_edges[0] if n_edges else 0
-    starts = torch.searchsorted(edges[1, :n_own].contiguous(), torch.arange(n_distinct + 1))
+    starts = torch.searchsorted(edges[1, :n_own].contiguous(), torch.arange(n_distinct + 1, device="cpu"))
     degree = starts.diff()[number]
     ends = degree.cumsum(0)
-    owner = torch.repeat_interleave(torch.arange(n_seeds), degree)
-    at = torch.arange(len(owner)) - (ends - degree)[owner] + starts[number][owner]  # of each edge, among the distinct seeds' own
-    rest = torch.arange(n_own, edges.shape[1])
+    owner = torch.repeat_interleave(torch.arange(n_seeds, device="cpu"), degree)
+    # Of each edge, among the distinct seeds' own.
+    at = torch.arange(len(owner), device="cpu") - (ends - degree)[owner] + starts[number][owner]
+    rest = torch.arange(n_own, edges.shape[1], device="cpu")
     chosen = torch.cat([at, rest])
     found = torch.stack([renumbered(edges[0][chosen]), torch.cat([owner, renumbered(edges[1, n_own:])])])
     return found, None if edge is None else edge[chosen], [len(owner), *n_edges[1:]] if n_edges else []

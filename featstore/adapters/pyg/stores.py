@@ -144,9 +144,9 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         index = slice(None) if attr.index is None else attr.index
         if name in self._g.features:
             return self._g.features[name][index]
-        rows, lead = resolve_rows(index, shape[0])
+        rows, lead = resolve_rows(index, shape)
         data = self._g.node_data[name]
-        chosen = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else torch.from_numpy(rows)
+        chosen = torch.arange(rows.start, rows.stop, device="cpu") if isinstance(rows, range) else torch.from_numpy(rows)
         found = data[chosen]  # a copy: the tensor is the graph's own
         return found[0] if lead is None else found.reshape(*lead, *shape[1:])
 
@@ -154,7 +154,7 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         shape = self._shape(attr)
         if attr.index is None:
             return tuple(shape)
-        _, lead = resolve_rows(attr.index, shape[0])
+        _, lead = resolve_rows(attr.index, shape)
         return (*(() if lead is None else lead), *shape[1:])
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:

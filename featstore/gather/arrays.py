@@ -1,0 +1,43 @@
+"""Arrays that users and plug-ins give, as NumPy arrays; the one place where a mask could be lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["as_array", "id_array"]
+
+
+def as_array(what: str, given: Any) -> npt.NDArray[Any]:
+    """Return a tensor, an array or a sequence as an array; ``what`` is its name for messages.
+
+    Raises
+    ------
+    TypeError
+        Values are masked (``numpy.ma``).
+    ValueError
+        Rows differ in length.
+    """
+    if isinstance(given, torch.Tensor):
+        return np.asarray(given.numpy(force=True))
+    rows = given if isinstance(given, (list, tuple)) and given and isinstance(given[0], np.ndarray) else (given,)
+    n_masked = sum(int(np.ma.getmaskarray(each).sum()) for each in rows if isinstance(each, np.ma.MaskedArray))
+    if n_masked:
+        raise TypeError(
+            f"{what}: {n_masked} values of a masked array are masked, and masks are not kept; say what stands for them: "
+            "array.filled(value)"
+        )
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def id_array(what: str, given: Any) -> npt.NDArray[Any]:
+    """Return ids or a mask as :func:`as_array` does; TypeError for a tensor of uint8, of which torch makes a mask, NumPy ids."""
+    if isinstance(given, torch.Tensor) and given.dtype == torch.uint8:
+        raise TypeError(f"{what}: a tensor of torch.uint8 may be a mask or ids; give a mask as .bool(), ids as .long()")
+    return as_array(what, given)
