@@ -8,6 +8,7 @@ __all__ = ["HISTORY"]
 
 LATEST = ("tests/test_history.py::test_every_row_is_the_latest_push",)
 AUTO = "tests/test_history_auto.py::"
+BETA = (f"{AUTO}test_beta_is_what_an_edge_costs_in_rows",)
 EQUATION = (f"{AUTO}test_the_choice_is_equation_5_by_enumeration",)
 NARROW = (f"{AUTO}test_rows_narrower_than_embeddings_may_leave_none",)
 LOOPS = ("tests/test_savedio.py::test_counts_are_those_of_loops",)
@@ -155,6 +156,22 @@ HISTORY: tuple[Mutation, ...] = (
         "memory.left_for_caches(room, setup.prefetch, held.n_bytes)[0]",
         "memory.left_for_caches(room, setup.prefetch)[0] + held.n_bytes",
         (f"{AUTO}test_what_is_divided_is_there",),
+    ),
+    Mutation(
+        "seconds of an edge counted by batches",
+        "historical embeddings",
+        "featstore/strategies/savedsplit.py",
+        "measured_beta(seconds, counted.n_edges, ",
+        "measured_beta(seconds, counted.n_batches, ",
+        BETA,
+    ),
+    Mutation(
+        "seconds of a row counted by batches",
+        "historical embeddings",
+        "featstore/strategies/savedsplit.py",
+        "        n_rows += len(ids)\n",
+        "        n_rows += 1\n",
+        BETA,
     ),
     Mutation(
         "a cache of a given size is divided, too",

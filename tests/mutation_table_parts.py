@@ -6,6 +6,10 @@ from tests.mutation import Mutation
 
 __all__ = ["PARTS"]
 
+BEYOND = ("tests/test_nearby_lists.py::test_what_comes_from_the_file_is_what_is_beyond_the_macro_batch",)
+FENNEL = "featstore/partitioning/fennel.py"
+TWO_LEVELS = ("tests/test_partitioning.py::test_two_levels_of_a_larger_graph_are_brute_force",)
+
 PARTS: tuple[Mutation, ...] = (
     Mutation(
         "stale parts used",
@@ -16,6 +20,22 @@ PARTS: tuple[Mutation, ...] = (
         """    if entry.get("made_of") is None:
         raise StaleError(""",
         ("tests/test_kept_parts.py::test_parts_of_another_adjacency_are_stale",),
+    ),
+    Mutation(
+        "groups divided by each other's edges",
+        "partitions",
+        FENNEL,
+        "second, members, inside, trained, group)",
+        "second, members, inside[::-1], trained, group)",
+        TWO_LEVELS,
+    ),
+    Mutation(
+        "groups divided by each other's training nodes",
+        "partitions",
+        FENNEL,
+        "second, members, inside, trained, group)",
+        "second, members, inside, trained[::-1], group)",
+        TWO_LEVELS,
     ),
     Mutation(
         "the same macro-batches in every epoch",
@@ -39,7 +59,15 @@ PARTS: tuple[Mutation, ...] = (
         "featstore/sampling/macrolists.py",
         "slot = _Slot(self._lists.load(order.parts_of(macro), memory), memory)",
         "slot = _Slot(self._lists.load(order.parts_of(max(0, macro - 1)), memory), memory)",
-        ("tests/test_nearby_lists.py::test_what_comes_from_the_file_is_what_is_beyond_the_macro_batch",),
+        BEYOND,
+    ),
+    Mutation(
+        "lists of epoch 0 in every epoch",
+        "lists of macro-batches",
+        "featstore/sampling/macrolists.py",
+        "macro = order.macro_of(position)\n",
+        "epoch, macro = 0, order.macro_of(position)\n",
+        BEYOND,
     ),
     Mutation(
         "memory of lists in use given away",

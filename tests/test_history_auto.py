@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,36 @@ def test_batches_are_those_of_the_same_nodes(path: Path, strategy: str) -> None:
     with featstore.open(path, memory="32MiB") as g, make(g, featstore.History(DIM, nodes, 50)) as loader:
         assert run(loader) == found
         assert "split" not in loader.stats()["history"]
+
+
+@pytest.mark.parametrize(("features", "row_s"), [("x", 4.0), (["x", "narrow"], 5.0), ([], None)])
+@pytest.mark.parametrize("batch", [7, 64, 600])
+def test_beta_is_what_an_edge_costs_in_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch, features: Any, row_s: float | None, batch: int
+) -> None:
+    """By a clock that runs while edges are drawn and rows are read alone: the same β, however many batches there are."""
+    clock, sample = [0.0], featstore.NeighborSampler.sample
+    monkeypatch.setattr(savedsplit, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def timed(*args: Any, **options: Any) -> Any:
+        sampled = sample(*args, **options)
+        clock[0] += 3.0 * sum(len(block.dst) for block in sampled.blocks)
+        return sampled
+
+    monkeypatch.setattr(featstore.NeighborSampler, "sample", timed)
+    with featstore.open(path, memory="8MiB") as g:
+        for name, seconds in (("x", 4.0), ("narrow", 1.0)):
+            gather = g.features[name].source.gather
+
+            def read(rows: Any, out: Any, gather: Any = gather, seconds: float = seconds) -> Any:
+                clock[0] += seconds * len(rows)
+                return gather(rows, out)
+
+            monkeypatch.setattr(g.features[name].source, "gather", read)
+        history, sampler = featstore.History(DIM, "auto", 50), featstore.NeighborSampler(g, [4, 3], seed=1)
+        with featstore.Loader(g, sampler, SEEDS, batch, features=features, history=history, strategy="ondemand") as loader:
+            split = loader.stats()["history"]["split"]
+    assert split["beta"] == pytest.approx(1.0 if row_s is None else 3.0 / row_s)
 
 
 @pytest.mark.parametrize(("policy", "strategy"), [("frequency", "ondemand"), ("degree", "ondemand"), ("belady", "superbatch")])

@@ -72,21 +72,24 @@ def test_the_same_samples_and_fewer_ids_from_the_file(path: Path) -> None:
                 assert HOLDER not in g.memory_report()
 
 
-def test_what_comes_from_the_file_is_what_is_beyond_the_macro_batch(path: Path) -> None:
-    """Counted: edges of destinations of other parts are read from the file, all others are at hand."""
+@pytest.mark.parametrize("macro", [5, 15])  # 15: two macro-batches, so an epoch's last lists are there when the next begins
+def test_what_comes_from_the_file_is_what_is_beyond_the_macro_batch(path: Path, macro: int) -> None:
+    """Counted: edges of destinations of other parts are read from the file, all others are at hand; in every epoch."""
     with featstore.open(path, memory="64MiB") as g:
         part = g.parts()["planted"].load().numpy()
         sampler = featstore.NeighborSampler(g, [3, 3])
-        batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=5)
+        batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=macro)
         lists = macro_lists(g, sampler, batches)
         assert lists is not None
         lists.use(lists.useful_bytes)
-        epoch, order, expected = Drawn(sampler, batches, lists).epoch(0), batches.epoch(0), 0
-        for k in range(len(epoch)):
-            near = np.isin(part, order.parts_of(order.macro_of(k)))
-            batch = epoch.sample(k)
-            expected += sum(int((~near[batch.input_ids[block.dst].numpy()]).sum()) for block in batch.blocks)
-        assert 0 < sampler.stats()["edge_rows_read"] == expected
+        drawn, expected = Drawn(sampler, batches, lists), 0
+        for number in (0, 1, 2, 0):
+            epoch, order = drawn.epoch(number), batches.epoch(number)
+            for k in range(len(epoch)):
+                near = np.isin(part, order.parts_of(order.macro_of(k)))
+                batch = epoch.sample(k)
+                expected += sum(int((~near[batch.input_ids[block.dst].numpy()]).sum()) for block in batch.blocks)
+                assert 0 < sampler.stats()["edge_rows_read"] == expected
 
 
 def test_lists_are_read_in_sequence_once_a_macro_batch(path: Path) -> None:

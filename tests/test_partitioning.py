@@ -100,6 +100,23 @@ def test_two_levels_are_brute_force(graph: Any, levels: tuple[int, int], start: 
     assert found.tolist() == fennel(indptr, indices, k, train=train or (), start=start, levels=levels)
 
 
+@pytest.mark.parametrize("start", [None, "ranges"])
+@pytest.mark.parametrize("levels", [(2, 9), (5, 4)])
+def test_two_levels_of_a_larger_graph_are_brute_force(levels: tuple[int, int], start: str | None) -> None:
+    """Each group is divided by its own edges, nodes and training nodes; all three differ between groups."""
+    n, rng = 800, np.random.default_rng(7)
+    degrees = np.where(np.arange(n) < 300, 14, np.where(np.arange(n) < 500, 5, 1))
+    lists = [
+        np.sort(np.where(rng.random(d) < 0.8, (v + rng.integers(-60, 60, d)) % n, rng.integers(0, n, d)))
+        for v, d in enumerate(degrees)
+    ]
+    indptr, indices = np.concatenate([[0], np.cumsum(degrees)]), np.concatenate(lists)
+    train = np.flatnonzero(rng.random(n) < np.linspace(0.6, 0.0, n)).tolist()
+    k = levels[0] * levels[1]
+    found = assign(Fennel(levels=levels, start=start), indptr, indices, k, train, step=997)
+    assert found.tolist() == fennel(indptr, indices, k, train=train, start=start, levels=levels)
+
+
 @settings(max_examples=80)
 @given(graphs(), st.integers(1, 20), st.integers(1, 3))
 def test_ldg_is_brute_force(graph: Any, k: int, passes: int) -> None:
