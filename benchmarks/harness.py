@@ -86,7 +86,7 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
 # -- epochs in child processes -------------------------------------------------------------------------------------------------
 
 
-def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = None) -> dict[str, Any]:
+def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = None, tree: Path | None = None) -> dict[str, Any]:
     """Run a job in a process of its own, with its files out of the page cache, and return what it found.
 
     Parameters
@@ -97,6 +97,8 @@ def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = Non
         Goes to the child as JSON; ``dataset`` and ``features`` are the paths that are dropped from the page cache.
     limit_bytes : int, optional
         Limit of a memory control group around the child, page cache included.
+    tree : Path, optional
+        A checkout whose library the child imports, in place of this interpreter's.
     """
     from featstore.testing.limits import memory_group
 
@@ -105,7 +107,8 @@ def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = Non
     with nullcontext() if limit_bytes is None else memory_group(limit_bytes) as group:
         command = [sys.executable, script, "--child", json.dumps(job)]
         enter = None if group is None else group.enter
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter)
+        env = None if tree is None else {**os.environ, "PYTHONPATH": os.fspath(tree)}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter, env=env)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

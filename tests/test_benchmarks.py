@@ -40,6 +40,7 @@ GROUPS = {
     "bench_auto.py": ["10"],
     "bench_epoch.py": ["memmap", "hidden"],
     "bench_growth.py": [],  # what asks for fio suffices
+    "bench_house.py": ["rows"],
     "bench_insitu.py": ["reading"],
     "bench_outre.py": ["accuracy", "lists", "split"],
     "bench_pyg.py": ["cost"],
@@ -346,6 +347,24 @@ def test_benchmark_runs_with_fio(script: str, tmp_path: Path) -> None:
     assert "fio is not installed" not in errors
     assert 0 < len(referring) < len(figures)
     assert not [figure for figure in figures if "missing" in figure]
+
+
+def test_two_trees_are_compared_in_turn(tmp_path: Path) -> None:
+    """Here both are this one: they load the same rows."""
+    line = ("--only", "epochs", "--strategy", "superbatch", "--beside", str(BENCHMARKS.parent))
+    (figure,), _ = run_script("bench_house.py", tmp_path, *line)
+    assert figure["reference"] == "the other tree, in turn"
+    assert figure["target"] == "<= 1.05"
+    assert figure["loads_equal"]
+    assert 0 < figure["loads"][0] == figure["loads_beside"][0] < figure["rows"]
+    assert figure["batches"] == 195  # seeds of R12, one a batch
+
+
+def test_the_large_graph_has_its_longest_wait(tmp_path: Path) -> None:
+    (figure,), _ = run_script("bench_house.py", tmp_path, "--only", "large", "--large")
+    assert figure["reference"] is None
+    assert 0 < figure["longest_wait_s"][0] <= figure["value"]
+    assert figure["superbatch"]["passes"] >= 1
 
 
 def test_table_2_counts_bytes_by_what_is_read(tmp_path: Path) -> None:
