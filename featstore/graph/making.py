@@ -31,14 +31,13 @@ from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.sections import SectionFile, SectionWriter
-from featstore.storage.update import Update
+from featstore.storage.update import MAKING, MAKING_STATE, Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
 
 __all__ = ["CHECKPOINT_S", "Field", "Making", "adjacency_of", "check_new_feature"]
 
 CHECKPOINT_S: Final = 5.0  # between two records, or longer where flushing takes long
 KIND: Final = "making"
-_STATE: Final = "state"
 
 
 def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
@@ -128,7 +127,7 @@ class Making:
         progress: bool,
     ) -> None:
         self.name, self._recipe = name, json.loads(json.dumps(recipe))
-        self._folder = os.path.join(root, f"making.{file_stem(name)}")
+        self._folder = os.path.join(root, f"{MAKING}{file_stem(name)}")
         self._writer: RowFileWriter | None = None
         self._left: WriterState | None = None
         self._left_step = -1
@@ -157,7 +156,7 @@ class Making:
 
     @property
     def _state_path(self) -> str:
-        return os.path.join(self._folder, _STATE)
+        return os.path.join(self._folder, MAKING_STATE)
 
     def _begin(self) -> None:
         """Take over what a killed maker left where it is of the same recipe, or remove it."""
@@ -205,7 +204,7 @@ class Making:
 
     def _sweep(self) -> None:
         """Remove files that the record does not name."""
-        named = {_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
+        named = {MAKING_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
         if self._left is not None:
             stem = _step_name(self._left_step)
             named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}

@@ -16,7 +16,7 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import xxhash
@@ -41,17 +41,23 @@ def make_stripe(root: str, directory: str) -> str:
     """
     name = f"{STRIPE_PREFIX}{uuid.uuid4().hex}"
     link, target = os.path.join(root, name), os.path.join(directory, name)
+    made: list[tuple[Callable[[str], None], str]] = []
     try:
+        made.append((os.unlink, link))
         os.symlink(target, link)
         fsync_directory(root)
+        made.append((os.rmdir, target))
         os.mkdir(target)
         mark = os.path.join(target, mark_of(link))
+        made.append((os.unlink, mark))
         close_quietly(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # nothing is written
         fsync_directory(target)
         fsync_directory(directory)
     except BaseException:
         with contextlib.suppress(OSError):
-            remove_stripe(root, name)
+            for remove, path in reversed(made):  # by name, as there may be no descriptor left to list a directory
+                with contextlib.suppress(FileNotFoundError):
+                    remove(path)
         raise
     return name
 
