@@ -17,7 +17,7 @@ from featstore.errors import BusyError
 from featstore.storage.calls import close_quietly
 from featstore.storage.lock import FileLock
 
-__all__ = ["DiskBudget", "RunDirectory", "finalize_here"]
+__all__ = ["DiskBudget", "RunDirectory", "finalize_here", "remove_file"]
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # in a parent of run directories: it goes with the last of them
@@ -31,6 +31,17 @@ def finalize_here(owner: object, function: Callable[..., object], *args: Any) ->
 def _only_in(pid: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
     if os.getpid() == pid:
         function(*args)
+
+
+def remove_file(path: str) -> bool:
+    """Delete a run file; return False where that fails: it goes with its directory, and takes its bytes until then."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # whoever removed the directory took it along
+    except OSError:
+        return False
+    return True
 
 
 class DiskBudget:
