@@ -33,6 +33,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         (AHEAD,),
     ),
     Mutation(
+        "samples stay open where their edges get no name",
+        "look-ahead",
+        SUPERBATCH,
+        "                superbatch.remove()\n                raise\n",
+        "                raise\n",
+        ("tests/test_edge_run_faults.py::test_run_files_that_cannot_be_named_or_deleted",),
+    ),
+    Mutation(
         "sampled ids not kept",
         "look-ahead",
         "featstore/plan/samples.py",

@@ -16,6 +16,22 @@ MADE: tuple[Mutation, ...] = (
         ("tests/test_made_features.py::test_files_of_replaced_features_go_with_the_last_handle",),
     ),
     Mutation(
+        "leftovers stay while somebody reads",
+        "locks",
+        "featstore/storage/update.py",
+        "return is_read and rows is not None and int(rows[1]) <= catalog.generation",
+        "return is_read",
+        ("tests/test_locks.py::test_what_dead_writers_left_goes_at_once_and_old_files_when_nobody_reads",),
+    ),
+    Mutation(
+        "files that are read are swept",
+        "locks",
+        "featstore/storage/update.py",
+        "return is_read and rows is not None and int(rows[1]) <= catalog.generation",
+        "return False",
+        ("tests/test_locks.py::test_what_dead_writers_left_goes_at_once_and_old_files_when_nobody_reads",),
+    ),
+    Mutation(
         "what was left of another recipe used",
         "features made of others",
         "featstore/graph/making.py",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +150,78 @@ def test_a_small_disk_bounds_the_profile(data: Path) -> None:
         with auto:
             assert "no disk" in auto.stats()["auto"]["reason"]
     assert not (data.parent / "g.runs").exists()
+
+
+@pytest.fixture
+def read_only(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing can be made beside the dataset; returns the temporary directory."""
+    access, makedirs, temporary = os.access, os.makedirs, tmp_path / "elsewhere" / "tmp"
+
+    def refuse(path: str, *more: Any, **options: Any) -> None:
+        if os.path.dirname(path) == str(data.parent):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        makedirs(path, *more, **options)
+
+    temporary.mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, *more, **options: path != str(data.parent) and access(path, *more, **options))
+    monkeypatch.setattr(os, "makedirs", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    return temporary
+
+
+@pytest.mark.parametrize("strategy", ["superbatch", "streamed", "auto"])
+def test_run_files_go_to_the_temporary_directory_where_none_can_be_made_beside_the_dataset(
+    data: Path, read_only: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    mkdir = os.mkdir
+
+    def note(path: Any, mode: int = 0o777, **options: Any) -> None:
+        made.append(Path(path))
+        mkdir(path, mode, **options)
+        if made[-1].parent.parent == read_only:
+            assert made[-1].stat().st_mode & 0o77 == 0  # of a directory that others may read
+
+    monkeypatch.setattr(os, "mkdir", note)
+    with featstore.open(data, memory="64MiB") as g:
+        with loader(g, strategy, feature_cache=0.1) as ours, loader(g, "ondemand") as theirs:
+            assert sum(torch.equal(a.features["x"], b.features["x"]) for a, b in zip(ours, theirs, strict=True)) == 10
+    assert {path.parent.name for path in made if path.parent.parent == read_only} == {f"featstore-{os.geteuid()}.runs"}
+    assert os.listdir(read_only) == []
+
+
+@pytest.mark.parametrize("why", ["another's", "a link", "none"])
+def test_where_no_run_files_can_be_made_auto_reads_on_demand_and_others_say_so(
+    data: Path, read_only: Path, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise FileNotFoundError(errno.ENOENT, "no usable temporary directory")
+
+    mine = read_only / f"featstore-{os.geteuid()}.runs"
+    if why == "another's":
+        mine.mkdir()
+        euid = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: euid + 1)
+        mine.rename(read_only / f"featstore-{euid + 1}.runs")
+    elif why == "a link":
+        (tmp_path / "target").mkdir()
+        mine.symlink_to(tmp_path / "target")
+    else:
+        monkeypatch.setattr(tempfile, "gettempdir", missing)
+    with featstore.open(data, memory="64MiB") as g:
+        with pytest.raises(PermissionError, match=r"run files go here; run_dir= \(--run-dir\) names another") as caught:
+            list(loader(g, "superbatch", feature_cache=0.1))
+        assert caught.value.filename == f"{data}.runs"
+        with pytest.warns(featstore.PerformanceWarning, match=r"'auto': no disk to estimate: .*: give run_dir=, a directory"):
+            auto = loader(g, "auto", feature_cache=0.1)
+        with auto:
+            assert auto.stats()["auto"]["taken"]["strategy"] == "ondemand"
+            assert sum(1 for _ in auto) == 10
+        with loader(g, "superbatch", feature_cache=0.1, run_dir=tmp_path / "elsewhere" / "runs") as ours:
+            assert sum(1 for _ in ours) == 10
+        with pytest.raises(PermissionError, match="run_dir="):  # where it was asked for
+            loader(g, "auto", feature_cache=0.1, run_dir=data.parent / "runs")
+    assert all(path.is_symlink() or not list(path.iterdir()) for path in read_only.iterdir())
 
 
 def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

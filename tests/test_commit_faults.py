@@ -25,6 +25,7 @@ import featstore
 from featstore.errors import CommittedError
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
+from featstore.storage.stripes import mark_of
 from featstore.storage.update import Update
 from featstore.testing.faults import Fault, run_in_child, sweep
 from tests.loaders import make_loader
@@ -235,7 +236,7 @@ def fresh(template: Path, root: Path) -> None:
         link.unlink()
         link.symlink_to(root / "drive" / link.name)
         (mark,) = (root / "drive" / link.name).glob("owner-*")
-        mark.rename(mark.with_name(f"owner-{link.lstat().st_ino}"))
+        mark.rename(mark.with_name(mark_of(os.fspath(link))))
 
 
 @contextlib.contextmanager

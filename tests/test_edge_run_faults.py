@@ -109,6 +109,45 @@ def test_run_files_that_fail_anywhere(tmp_path: Path) -> None:
     run_in_child(run_files_fail, str(tmp_path), 1, faults=True, timeout_s=3000)
 
 
+def names_fail(folder: str) -> None:
+    """Run files that get no name, or cannot be deleted: no descriptor stays, and no bytes on the drive; in the child."""
+    path, runs = Path(folder) / "g", Path(folder) / "runs"
+    make(path)
+    edgeplans.must_spill = lambda *_: True  # type: ignore[assignment]
+
+    def opened() -> list[str]:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return [target for target in (os.readlink(link) for link in links if os.path.lexists(link)) if str(runs) in target]
+
+    with featstore.open(path, memory="64MB") as g:
+        for overlap in (True, False):
+            with make_loader(g, runs, overlap) as loader:
+                expected, before, met = [rows(batch) for batch in loader], held(g), set[str]()
+                for operation, name in (("rename", "ENOSPC"), ("unlink", "EIO")):
+                    for fault in sweep(runs, operation, name):
+                        loader.set_epoch(0)
+                        found: list[list[torch.Tensor]] = []
+                        with fault:
+                            try:
+                                for batch in loader:
+                                    found.append(rows(batch))
+                            except OSError as error:
+                                assert (operation, error.errno) == ("rename", errno.ENOSPC)
+                                met.update(each for each in FILES if Path(str(error.filename)).match(f"{each}.tmp"))
+                            else:
+                                assert len(found) == BATCHES  # what cannot be deleted holds nothing up
+                        check(found, expected)
+                        assert opened() == []
+                        assert not runs.exists() or os.listdir(runs) == [".made-by-featstore"]
+                        assert held(g) == before
+                        assert not threads()
+                assert met == set(FILES), met
+
+
+def test_run_files_that_cannot_be_named_or_deleted(tmp_path: Path) -> None:
+    run_in_child(names_fail, str(tmp_path), faults=True)
+
+
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[featstore.OutOfCoreGraph]:
     make(tmp_path / "g")

@@ -205,6 +205,18 @@ def dies() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def inject_in_a_fork(folder: str) -> None:
+    """Nobody cleans up after a fork: it ends without what the interpreter does at its exit."""
+    assert forked(lambda: run_in_child(every_operation_fails_once, folder, faults=True)) is None
+
+
+def test_no_library_is_left(tmp_path: Path) -> None:
+    for name in ("temporary", "files"):
+        (tmp_path / name).mkdir()
+    run_in_child(inject_in_a_fork, str(tmp_path / "files"), environment={"TMPDIR": str(tmp_path / "temporary")})
+    assert os.listdir(tmp_path / "temporary") == []
+
+
 def test_a_failing_child_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"(?s)fails in the child: exit status 1.*as it should"):
         run_in_child(fails, str(tmp_path))

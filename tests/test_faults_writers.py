@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,7 +20,7 @@ import pytest
 from rowfiles import snapshot
 
 import featstore
-from featstore.errors import BusyError, FeatstoreError
+from featstore.errors import BusyError, CommittedError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage import builddir
 from featstore.storage.catalog import read_catalog
@@ -190,7 +192,8 @@ def kill_update(folder: str, step: int) -> None:
             assert not added or len(g.node_data["z"]) == 50
         assert killed is not None or added
         seen.add(added)
-        with Update(path) as update:  # the lock is free; leftovers go
+        # The lock is free; leftovers go, also while somebody reads.
+        with featstore.open(path, memory="8MiB", backend="pread"), Update(path) as update:
             assert (update.catalog.generation == before.generation + 1) == added
         named = {name for record in update.catalog.files.values() for name in (record.name, record.sums_name)}
         assert {name for name in os.listdir(path) if ".rows" in name or name.endswith(".tmp")} == named
@@ -214,7 +217,9 @@ def kill_convert(folder: str, step: int) -> None:
             assert found in (before, there)
             assert killed is not None or found == there
             seen.add((before, there, found))
-            with Update(path) as update:  # the lock is free; leftovers go
+            # The lock is free; leftovers go, those of a commit that never came also while somebody reads.
+            read = contextlib.nullcontext() if found == there else featstore.open(path, memory="64MiB", backend="pread")
+            with read, Update(path) as update:
                 pass
             named = {name for record in update.catalog.files.values() for name in (record.name, record.sums_name)}
             assert {name for name in os.listdir(path) if ".rows" in name or name.endswith(".tmp")} == {
@@ -250,6 +255,54 @@ def kill_some(folder: str) -> None:
 
 def test_writers_killed_at_a_system_call(tmp_path: Path) -> None:
     run_in_child(kill_some, str(tmp_path), faults=True)
+
+
+def few_descriptors(folder: str) -> None:
+    """Too few descriptors for what makes, replaces or converts a dataset: nothing is left; in the child."""
+    path, drive, form = Path(folder) / "g", Path(folder) / "drive", striped(folder)
+    make(path, "old", **form)  # what opens something once does it now
+    make(path, "new")
+    calls: dict[str, Callable[[], object]] = {
+        "create": lambda: make(path, "new", **form),
+        "replace": lambda: make(path, "new", **form),
+        "convert": lambda: featstore.convert(path, memory="64MiB", progress=False, **form),
+    }
+    for name, call in calls.items():
+        n_failed, is_done, spare = 0, False, 0
+        while not is_done:
+            if name == "create":
+                shutil.rmtree(path)
+            else:
+                make(path, "old", **(form if name == "replace" else {}))
+            before, catalog = sorted(os.listdir(drive)), None if name == "create" else read_catalog(path)
+            used = {int(fd) for fd in os.listdir("/proc/self/fd")}
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + spare, 4096))
+            try:
+                call()
+                is_done = True
+            except CommittedError as error:
+                assert error.errno == errno.EMFILE
+                is_done = True
+            except OSError as error:
+                assert error.errno == errno.EMFILE
+                n_failed += 1
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+            spare += 1
+            where = (name, spare)
+            assert sorted(os.listdir(folder)) == (["drive", "g"] if catalog is not None or is_done else ["drive"]), where
+            if is_done:
+                assert stripes(path), where
+            else:
+                assert sorted(os.listdir(drive)) == before, where
+                assert catalog is None or read_catalog(path) == catalog, where
+            make(path, "old")
+            assert not os.listdir(drive), where
+        assert n_failed >= 5, (name, n_failed)
+
+
+def test_too_few_descriptors_leave_nothing(tmp_path: Path) -> None:
+    run_in_child(few_descriptors, str(tmp_path))
 
 
 # --- failing system calls -------------------------------------------------------------------------------------------------------

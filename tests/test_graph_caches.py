@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -256,6 +257,34 @@ def test_a_saved_neighbour_cache_is_loaded_again(copy: Path, monkeypatch: pytest
         assert caught.value.filename == str(path)
         assert g.neighbor_cache is None
         assert "neighbor cache" not in g.memory_report()
+
+
+@pytest.mark.parametrize("by", ["this handle", "another", "nobody"])
+def test_what_was_saved_last_is_in_the_dataset(copy: Path, by: str) -> None:
+    """Also where the handle was opened while the dataset had that very cache, and it was replaced since."""
+    with featstore.open(copy, memory="64MiB") as g:
+        g.cache_neighbors("20KiB", save=True)
+    with featstore.open(copy, memory="64MiB") as g, featstore.open(copy, memory="64MiB") as other:
+        if by != "nobody":
+            (g if by == "this handle" else other).cache_neighbors("16KiB", save=True)
+        before = read_catalog(copy)
+        assert before.extra["cache/neighbors"]["bytes"] == (20480 if by == "nobody" else 16384)
+        with Update(copy), contextlib.nullcontext() if by == "nobody" else pytest.raises(BusyError):
+            g.cache_neighbors("20KiB", save=True)  # nothing is to be written where it is there
+        assert g.neighbor_cache is not None
+        records = g.neighbor_cache.records.copy()
+        g.cache_neighbors("20KiB")
+        assert read_catalog(copy).generation == before.generation
+        g.cache_neighbors("20KiB", save=True)
+        after = read_catalog(copy)
+        assert after.generation == before.generation + (by != "nobody")
+    assert after.extra["cache/neighbors"]["bytes"] == 20480
+    with featstore.open(copy, memory="64MiB") as g, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NeighborCache, "build", None)  # would fail if it were used
+        g.cache_neighbors("20KiB")
+        assert g.neighbor_cache is not None
+        np.testing.assert_array_equal(g.neighbor_cache.records, records)
+        g.verify(progress=False)
 
 
 def test_a_saved_neighbour_cache_of_another_topology_is_never_used(copy: Path) -> None:

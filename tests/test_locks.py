@@ -125,18 +125,33 @@ def test_one_update_at_a_time(root: Path) -> None:
     Update(root).__exit__(None, None, None)
 
 
-def test_leftovers_are_swept_only_while_nobody_reads(root: Path) -> None:
-    for name in ("a.tmp", "node.old.1.rows", "node.old.1.rows.sums", "catalog.lmdb/data.mdb.1.tmp", "mine.txt"):
+def test_what_dead_writers_left_goes_at_once_and_old_files_when_nobody_reads(root: Path) -> None:
+    dead = {"a.tmp", "node.x.rows.2.tmp", "node.new.2.rows", "node.new.2.rows.sums", "catalog.lmdb/data.mdb.1.tmp"}
+    making = {"making.z/step-0.rows.ab.tmp", "making.z/step-0.rows.sums.ab.tmp", "making.z/state.new.tmp"}
+    old = {"node.old.1.rows", "node.old.1.rows.sums", "node.of.3.rows.1.rows"}
+    mine = {"mine.txt", "making.y/state", "making.y/step-1.rows.cd.tmp", "making.mine/thesis"}
+    for name in (*dead, *making, *old, *mine):
+        (root / name).parent.mkdir(exist_ok=True)
         (root / name).touch()
+    (root / "making.link").symlink_to(root / "making.y")
     RowFileWriter(root, "node.x0.1.rows", choose_layout(4), kind="feature", dtype="float32").commit()
+    named = {"node.x0.1.rows", "node.x0.1.rows.sums", "catalog.lmdb/data.mdb", READERS_LOCK, WRITER_LOCK}
+
+    def there() -> set[str]:
+        return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
     with FileLock(root / READERS_LOCK, exclusive=False):
-        with Update(root):
-            assert (root / "a.tmp").exists()
+        with Update(root) as update:
+            assert there() == named | old | mine
+            assert not (root / "making.z").exists()
+            writer = update.writer("node.new", choose_layout(4), kind="feature", dtype="float32")
+            with pytest.raises(BusyError):
+                Update(root)  # whoever may not write sweeps nothing
+            writer.commit()
+            assert there() == named | old | mine | {"node.new.2.rows", "node.new.2.rows.sums"}
         assert sweep(root, sample()) == []
     with Update(root):
-        left = sorted(os.listdir(root))
-    assert left == ["catalog.lmdb", "mine.txt", "node.x0.1.rows", "node.x0.1.rows.sums", READERS_LOCK, WRITER_LOCK]
-    assert os.listdir(root / "catalog.lmdb") == ["data.mdb"]
+        assert there() == named | mine
 
 
 def test_generations_are_in_the_seed(root: Path) -> None:

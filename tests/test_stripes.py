@@ -220,41 +220,6 @@ def test_stripes_stay_while_somebody_reads_them(root: Path, drives: list[Path]) 
     assert held(drives) == set() == stripes(root)
 
 
-def test_a_moved_dataset_still_owns_its_stripes(root: Path, tmp_path: Path, drives: list[Path]) -> None:
-    root.rename(tmp_path / "moved")
-    whole(tmp_path / "moved")
-    assert to(tmp_path / "moved", "csc")
-    assert held(drives) == set()
-
-
-def test_a_copy_reads_stripes_and_leaves_them(root: Path, tmp_path: Path, drives: list[Path]) -> None:
-    copy, before = tmp_path / "copy", held(drives)
-    shutil.copytree(root, copy, symlinks=True)
-    n_edges = whole(copy)
-    with pytest.warns(UserWarning, match="stays: it was not made with the link") as caught:
-        assert to(copy, "chunked", chunk_bytes=4096, stripes=drives[:1])  # the same generation and names as the other's next
-    assert {os.path.basename(str(each.message).split()[0]) for each in caught} == before
-    assert held(drives) == before | stripes(copy)
-    assert to(root, "chunked", chunk_bytes=4096, stripes=drives[:1])
-    assert held(drives) == stripes(root) | stripes(copy)
-    assert whole(copy) == whole(root) == n_edges
-    assert to(copy, "csc")
-    assert held(drives) == stripes(root)
-    whole(root)
-
-
-def test_a_copy_that_follows_links_is_whole(root: Path, tmp_path: Path, drives: list[Path]) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(root, copy)
-    n_edges = whole(root)
-    make(root).close()
-    assert held(drives) == set()
-    assert whole(copy) == n_edges
-    assert to(copy, "csc")
-    assert stripes(copy) == set()
-    whole(copy)
-
-
 def test_a_stripe_that_cannot_be_removed_is_tried_again(
     root: Path, tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,22 +248,6 @@ def test_a_stripe_that_cannot_be_removed_is_tried_again(
     make(root).close()
     assert held(drives) == set()
     assert len(os.listdir(tmp_path)) == 3
-
-
-def test_only_its_own_stripes_are_removed(root: Path, tmp_path: Path, drives: list[Path]) -> None:
-    """A link that leads to another directory, or to a directory with no mark of it, costs that directory nothing."""
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis").touch()
-    name = f"featstore-stripe-{7:032x}"
-    (drives[0] / name).mkdir()
-    (drives[0] / name / "thesis").touch()
-    for target in (tmp_path / "precious", drives[0] / name):
-        (root / name).symlink_to(target)
-        with pytest.warns(UserWarning, match="stays"), Update(root):
-            pass
-        assert not os.path.lexists(root / name)
-        assert os.listdir(target) == ["thesis"]
-    whole(root)
 
 
 # -- what is damaged -------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskBudget, RunDirectory, runs_directory
 from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
@@ -316,7 +316,7 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
         else:
             path = options.save_trace
             if path is None:
-                runs = RunDirectory(f"{graph.path}.runs")
+                runs = RunDirectory(runs_directory(graph.path))
                 stack.callback(runs.close)
                 path = runs.file("trace")
             elif os.path.exists(path):

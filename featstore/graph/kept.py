@@ -28,7 +28,7 @@ from featstore.graph.partlists import PartLists
 from featstore.graph.partorder import PartOrder
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
-from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
+from featstore.graph.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, find_parts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import Topology
@@ -371,6 +371,8 @@ class Kept(MadeFeatures):
             found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None, bar.add, edges=edges)
         if found is not None:
             self.neighbor_cache = found
+            if save and not found.whole and not is_still_saved(self.path, self._snapshot.catalog):
+                self._snapshot.committed(save_neighbor_cache(self.path, self._snapshot.catalog, found, recipe))
             return
         scoring = 24 * self.num_nodes  # bytes of two degrees and a score a node
         total = scoring + NeighborCache.work_bytes(topology, edges)

@@ -33,7 +33,7 @@ from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.sections import SectionFile, SectionWriter
-from featstore.storage.update import Update
+from featstore.storage.update import MAKING, MAKING_STATE, Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
 
 __all__ = ["CHECKPOINT_S", "FILES", "Field", "Making", "adjacency_of", "check_new_feature"]
@@ -41,8 +41,6 @@ __all__ = ["CHECKPOINT_S", "FILES", "Field", "Making", "adjacency_of", "check_ne
 CHECKPOINT_S: Final = 5.0  # between two records, or longer where flushing takes long
 KIND: Final = "making"
 FILES: Final = "adjacency and feature"  # of a recipe
-_FOLDER: Final = "making."
-_STATE: Final = "state"
 _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
 
 
@@ -139,7 +137,7 @@ class Making:
         progress: bool,
     ) -> None:
         self.name, self._recipe = name, json.loads(json.dumps(recipe))
-        self._folder = os.path.join(root, f"{_FOLDER}{file_stem(name)}")
+        self._folder = os.path.join(root, f"{MAKING}{file_stem(name)}")
         self._writer: RowFileWriter | None = None
         self._left: WriterState | None = None
         self._left_step = -1
@@ -168,7 +166,7 @@ class Making:
 
     @property
     def _state_path(self) -> str:
-        return os.path.join(self._folder, _STATE)
+        return os.path.join(self._folder, MAKING_STATE)
 
     def _begin(self) -> None:
         """Take over what a killed maker left where it is of the same recipe, or remove it."""
@@ -192,7 +190,7 @@ class Making:
         """Remove folders of other features that have no record, or one of files that are gone."""
         ids = {each.file_id for each in self._update.catalog.files.values()}
         for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
-            if entry.name.startswith(_FOLDER) and entry.is_dir(follow_symlinks=False) and entry.path != self._folder:
+            if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self._folder:
                 try:
                     record, _ = _read_state(entry.path)
                     is_usable = ids.issuperset(record["recipe"][FILES])
@@ -242,7 +240,7 @@ class Making:
 
     def _sweep(self) -> None:
         """Remove files that the record does not name."""
-        named = {_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
+        named = {MAKING_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
         if self._left is not None:
             stem = _step_name(self._left_step)
             named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}
@@ -393,7 +391,7 @@ class Making:
 
 def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
     """Return what a folder's record says, and its arrays; raises one of ``_UNREADABLE`` where it cannot be read."""
-    file = SectionFile(os.path.join(folder, _STATE), KIND)
+    file = SectionFile(os.path.join(folder, MAKING_STATE), KIND)
     try:
         return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]
     finally:

@@ -13,13 +13,13 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import BusyError, CorruptionError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
-from featstore.storage.catalog import EDGE, Catalog
+from featstore.storage.catalog import EDGE, Catalog, current_catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 
-__all__ = ["load_neighbor_cache", "made_of", "save_neighbor_cache", "saved_bytes"]
+__all__ = ["is_still_saved", "load_neighbor_cache", "made_of", "save_neighbor_cache", "saved_bytes"]
 
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
@@ -36,6 +36,11 @@ def saved_bytes(catalog: Catalog) -> int:
     """Return the size that the saved cache was asked for with; 0 where there is none."""
     n_bytes = catalog.extra.get(_KEY, {}).get("bytes")
     return n_bytes if isinstance(n_bytes, int) else 0
+
+
+def is_still_saved(root: str, catalog: Catalog) -> bool:
+    """Whether the dataset has the cache that it had when it was opened: others, or this handle, may have saved another since."""
+    return current_catalog(root).extra.get(_KEY) == catalog.extra.get(_KEY)
 
 
 def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> Catalog:

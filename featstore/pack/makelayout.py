@@ -36,6 +36,7 @@ from featstore.pack.record import OfflineSamples, read_record, write_record
 from featstore.pack.segments import Stored
 from featstore.pack.tables import TABLES, TierTables
 from featstore.pack.tiers import ScoresOf, Sizes, make_tables
+from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
@@ -49,7 +50,6 @@ MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that a
 PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
 PATIENCE_S = 1.0  # before it is said that others are waited for
 BEGUN = "begun"  # the record of what a layout is made of, written when its tables are whole
-_CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
 
 
@@ -166,7 +166,7 @@ def _carry_where_possible(pack: OfflineSamples, node_data: Sequence[NodeData], t
     try:
         lock = FileLock(pack.file(WRITER_LOCK), exclusive=True)
     except OSError as error:
-        if isinstance(error, BusyError) or error.errno in _CANNOT_WRITE:
+        if isinstance(error, BusyError) or error.errno in CANNOT_WRITE:
             return
         raise
     with lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from featstore.storage.pagestream import Arenas, PagedRows
 from featstore.storage.reader import Reader
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import ReadStats, RowFile
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskBudget, RunDirectory, remove_file
 from featstore.storage.writer import FileRecord
 
 __all__ = ["PackArenas", "PackCounts", "RowsOf", "RunPacker", "fill_extents", "open_extents"]
@@ -233,7 +232,6 @@ class _PackedRun:
             self._files.popitem()[1][0].close()
         while self._made:
             path, record = self._made.pop()
-            with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
-                os.unlink(f"{path}.sums")
-            self._disk.give(record.n_sums_bytes)
+            if remove_file(f"{path}.sums"):
+                self._disk.give(record.n_sums_bytes)
             self._reuse.keep(path, record.n_bytes)

@@ -344,8 +344,12 @@ class SuperbatchInspector:
                 for future in pending:
                     future.cancel()
             superbatch = SampledSuperbatch(writer.finish_samples())
-            if edges is not None:
-                superbatch.edges = edges.finish_trace()
+            try:
+                if edges is not None:
+                    superbatch.edges = edges.finish_trace()
+            except BaseException:
+                superbatch.remove()
+                raise
             return superbatch
 
     def _store(self, future: Future[_Sample], writer: SampleWriter, edges: EdgeTraceWriter | None) -> None:

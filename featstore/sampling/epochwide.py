@@ -18,6 +18,7 @@ from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.turns import Coming, Cut, Seeds, Turns, Windows, disk_of
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
+from featstore.storage.rundir import runs_directory
 
 __all__ = ["EpochSampler"]
 
@@ -66,7 +67,7 @@ class EpochSampler:
         Most bytes of run files at once, for what is drawn and does not fit the memory; None: a quarter of the free disk.
     run_dir : path-like or None
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
-        ``<dataset>.runs`` beside the dataset.
+        ``<dataset>.runs`` beside the dataset, or the temporary directory where nothing can be written there.
     access : {"auto", "pass", "random"}
         How lists that are not in memory are read. ``"pass"``: whole, in the order of the file. ``"random"``: which neighbours are
         taken is drawn first, and only the pages that hold them are read, once for all batches of the window that draw together.
@@ -148,7 +149,7 @@ class EpochSampler:
         # Seconds of reads, bytes of lists, ids read alone and spilled bytes of each window; a deque, as for scratch.
         self._windows: deque[tuple[float, int, int, int]] = deque()
         self.disk = None if disk is None else parse_size(disk, "disk")
-        self.run_dir = f"{g.path}.runs" if run_dir is None else os.path.abspath(os.fsdecode(run_dir))
+        self.run_dir = os.path.abspath(runs_directory(g.path, run_dir))
 
     def __repr__(self) -> str:
         _, options = repr(self.hops).split("(", 1)

@@ -30,6 +30,7 @@ __all__ = ["BuildDirectory", "restore_moved", "sweep_builds"]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_SPARES = 6  # descriptors that removing a directory takes
 
 
 def _renameat2(source: str, target: str, flags: int) -> bool:
@@ -123,6 +124,7 @@ class BuildDirectory:
         self._marker, self._what = marker, what
         self._parent = os.path.dirname(self.target)
         self._fds: list[tuple[int, str]] = []  # directories that are locked
+        self._spares: list[int] = []  # closed before the directory is removed, which too many open files would prevent
         self._writer: FileLock | None = None
         self._is_committed = False
         sweep_builds(self.target)
@@ -130,6 +132,8 @@ class BuildDirectory:
         try:
             if self._replaces:
                 self._writer = writer_lock(self.target)
+            for _ in range(_SPARES):
+                self._spares.append(os.open(self._parent, os.O_PATH | os.O_CLOEXEC))
             self._make()
             for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK):
                 path = os.path.join(self.path, name)
@@ -248,6 +252,8 @@ class BuildDirectory:
         """Remove what is not the dataset, and let the locks go, all of them whichever fails."""
         path, self.path = self.path, ""
         fds, self._fds = self._fds, []
+        while self._spares:
+            close_quietly(self._spares.pop())
         with contextlib.ExitStack() as stack:
             if self._writer is not None:
                 stack.callback(self._writer.release)

@@ -8,10 +8,12 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
+from typing import Final
 
 from featstore.errors import CorruptionError, FormatError
 
 __all__ = [
+    "CANNOT_WRITE",
     "close_fd",
     "close_quietly",
     "duplicate_fd",
@@ -23,6 +25,8 @@ __all__ = [
     "pread_into",
     "pwrite_all",
 ]
+
+CANNOT_WRITE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})  # errors of a place where nothing may be written
 
 
 @contextlib.contextmanager

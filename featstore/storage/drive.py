@@ -25,7 +25,7 @@ from featstore.storage.keptrates import keep, kept_rates
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.rowfile import Queues, RowFile
-from featstore.storage.rundir import RunDirectory
+from featstore.storage.rundir import RunDirectory, runs_directory
 
 __all__ = [
     "TIMED_MIN_BYTES",
@@ -147,7 +147,7 @@ def drive_speed(
     kept = current_catalog(dataset).extra.get(KEY)
     found = None if again else _saved(kept, where)
     if found is None:
-        found = _measure(reader, sources, f"{dataset}.runs" if run_dir is None else os.fspath(run_dir), disk)
+        found = _measure(reader, sources, runs_directory(dataset, run_dir), disk)
         keep(dataset, KEY, {"where": where, "when": time.time(), **asdict(found)})
     reader.drive = found
     return found

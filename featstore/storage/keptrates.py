@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from featstore.errors import BusyError
+from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.catalog import current_catalog
 from featstore.storage.update import Update
 
@@ -17,7 +17,6 @@ __all__ = ["SHARES_OF_TIME", "keep", "kept_or_measured", "kept_rates"]
 Rates = TypeVar("Rates")  # a frozen dataclass of floats
 MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
 SHARES_OF_TIME = frozenset({"write_overlap"})  # fields that are no rates
-_CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
@@ -29,7 +28,7 @@ def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
     except BusyError:
         pass  # it is measured again next time
     except OSError as error:
-        if error.errno not in _CANNOT_WRITE:
+        if error.errno not in CANNOT_WRITE:
             raise
 
 

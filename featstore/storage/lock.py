@@ -1,7 +1,7 @@
 """Locks of a dataset: flock on files inside it, so that a dead process's lock is gone with it.
 
 ``writer.lock`` is held exclusively by whoever commits. ``readers.lock`` is held shared by every open dataset and exclusively only
-while files that no catalog names any more are swept, so that a snapshot's files stay as long as somebody reads it.
+while files that the catalog names no more are swept, so that a snapshot's files stay as long as somebody reads it.
 ``opening.lock`` is held shared while the files of a dataset are being opened, and exclusively by whoever removes a directory that
 was replaced: an open file survives its removal, a name does not.
 """

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskBudget, RunDirectory, remove_file
 
 __all__ = ["FileReuse"]
 
@@ -57,9 +56,8 @@ class FileReuse:
                 spare = self._runs.file(f"spare-{self._n_kept}")
                 os.rename(path, spare)
             except OSError:  # no place for it, no descriptor for a lock: nothing is lost but time
-                with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
-                    os.unlink(path)
-                self._give(n_bytes)
+                if remove_file(path):
+                    self._give(n_bytes)
             else:
                 self._files[spare] = n_bytes
 
@@ -81,9 +79,8 @@ class FileReuse:
         with self._lock:
             while self._files:
                 spare, n_bytes = self._files.popitem()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(spare)
-                self._give(n_bytes)
+                if remove_file(spare):
+                    self._give(n_bytes)
 
     def _give(self, n_bytes: int) -> None:
         if self._disk is not None:

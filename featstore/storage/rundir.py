@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
+import tempfile
 import threading
 import uuid
 import weakref
@@ -14,13 +16,42 @@ from typing import Any
 
 from featstore.config import format_size
 from featstore.errors import BusyError
-from featstore.storage.calls import close_quietly
+from featstore.storage.calls import CANNOT_WRITE, close_quietly
 from featstore.storage.lock import FileLock
 
-__all__ = ["DiskBudget", "RunDirectory", "finalize_here"]
+__all__ = ["DiskBudget", "RunDirectory", "finalize_here", "remove_file", "runs_directory"]
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # in a parent of run directories: it goes with the last of them
+
+
+def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) -> str:
+    """Return where the run files of a dataset go: ``run_dir``, or ``<dataset>.runs``.
+
+    Where nobody said and the latter cannot be written, it is a directory of the user's own in the temporary directory.
+    """
+    if run_dir is not None:
+        return os.fsdecode(run_dir)
+    beside = f"{dataset}.runs"
+    if _may_write(beside if os.path.lexists(beside) else os.path.dirname(beside) or "."):
+        return beside
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # nowhere, then: making it says so
+        return beside
+    if temporary == "/tmp" and _may_write("/var/tmp"):  # the former is often in memory
+        temporary = "/var/tmp"
+    mine = os.path.join(temporary, f"featstore-{os.geteuid()}.runs")
+    try:
+        found = os.lstat(mine)
+    except FileNotFoundError:
+        return mine
+    # Anybody may make something of this name there.
+    return mine if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else beside
+
+
+def _may_write(directory: str) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def finalize_here(owner: object, function: Callable[..., object], *args: Any) -> weakref.finalize[..., Any]:
@@ -31,6 +62,17 @@ def finalize_here(owner: object, function: Callable[..., object], *args: Any) ->
 def _only_in(pid: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
     if os.getpid() == pid:
         function(*args)
+
+
+def remove_file(path: str) -> bool:
+    """Delete a run file; return False where that fails: it goes with its directory, and takes its bytes until then."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # whoever removed the directory took it along
+    except OSError:
+        return False
+    return True
 
 
 class DiskBudget:
@@ -110,7 +152,7 @@ def _sweep(parent: str) -> None:
             with contextlib.suppress(OSError):
                 os.rmdir(entry.path)
             continue
-        with contextlib.suppress(BusyError, FileNotFoundError), FileLock(lock_path, exclusive=True):
+        with contextlib.suppress(BusyError, FileNotFoundError, PermissionError), FileLock(lock_path, exclusive=True):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -157,6 +199,11 @@ class RunDirectory:
     parent : path-like
         Made if absent, and then removed with the last run directory in it, of whatever process; one that was there stays.
         Directories that dead processes left in it are removed. A relative path counts from the working directory of now.
+
+    Raises
+    ------
+    OSError
+        It cannot be made. Where nothing may be written there, the error names ``run_dir=``.
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
@@ -166,14 +213,17 @@ class RunDirectory:
             try:
                 _make_parent(base)
                 _sweep(base)
-                os.mkdir(self.path)
+                os.mkdir(self.path, 0o700)  # of the owner's features
             except FileNotFoundError:
                 left -= 1
                 if not left:
                     raise  # there is no making directories there, as in /proc
                 continue  # somebody has removed the parent with his own, which was the last one in it
-            except BaseException:
+            except BaseException as error:
                 _remove_parent(base)
+                if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+                    text = f"{error.strerror}: run files go here; run_dir= (--run-dir) names another directory"
+                    raise OSError(error.errno, text, base) from None
                 raise
             try:
                 lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)

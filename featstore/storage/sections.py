@@ -24,7 +24,7 @@ from featstore.storage.calls import close_fd, close_quietly, fsync_fd, open_regu
 from featstore.storage.direct import DirectWriter, pread_direct, set_direct
 from featstore.storage.directory import OpenDirectory
 from featstore.storage.format import DTYPES, file_seed
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskBudget, remove_file
 from featstore.storage.writer import fsync_directory, make_durable
 
 __all__ = ["SectionFile", "SectionWriter"]
@@ -175,9 +175,7 @@ class SectionWriter:
             with contextlib.suppress(OSError):  # what it would have flushed is removed
                 self._close()
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._temporary)
-            if self._disk is not None:
+            if remove_file(self._temporary) and self._disk is not None:
                 self._disk.give(self._paid)
                 self._paid = 0
 
@@ -361,10 +359,8 @@ class SectionFile:
             close_quietly(fd)
 
     def remove(self) -> None:
-        """Close the file and delete it; its bytes go back to the disk budget."""
+        """Close the file and delete it; its bytes go back to the disk budget, unless it cannot be deleted now."""
         self.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-        if self._disk is not None:
+        if remove_file(self.path) and self._disk is not None:
             self._disk.give(self._paid)
             self._paid = 0

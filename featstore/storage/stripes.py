@@ -1,27 +1,34 @@
 """Stripes: directories on other drives that hold files of a dataset, each found by a symbolic link in the dataset's directory.
 
 A stripe ``featstore-stripe-<uuid>`` is made for one commit and holds nothing else. The link has the same name. It is durable
-before the stripe is made and goes after it, so whoever removes what a killed writer left finds every stripe by its link. An entry
-``owner-<inode of the link>`` in the stripe tells the link that it was made with from copies of it: a copied dataset may read a
-stripe, but not remove it.
+before the stripe is made and goes after it, so whoever removes what a killed writer left finds every stripe by its link.
+
+An entry ``owner-…`` in the stripe tells the link that it was made with from all others. It names where the link is, its inode
+number and its change time, to the nanosecond. No copy has that time, as programs cannot set it. No snapshot that is mounted
+elsewhere has that place. A dataset with another link may read a stripe, but not remove it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import xxhash
 
 from featstore.storage.calls import close_quietly
 from featstore.storage.format import STRIPE, STRIPE_PREFIX
 from featstore.storage.writer import fsync_directory
 
-__all__ = ["make_stripe", "remove_stripe", "remove_stripes", "stripe_directory"]
+__all__ = ["make_stripe", "mark_of", "remove_stripe", "remove_stripes", "stripe_directory"]
 
-_MARK = "owner-"
+_MARK: Final = "owner-"
+_BUILT: Final = re.compile(r"\.(tmp|old)-[0-9a-f]{32}\Z")  # what a builder adds to the name of a dataset, see builddir.py
 
 
 def make_stripe(root: str, directory: str) -> str:
@@ -34,28 +41,35 @@ def make_stripe(root: str, directory: str) -> str:
     """
     name = f"{STRIPE_PREFIX}{uuid.uuid4().hex}"
     link, target = os.path.join(root, name), os.path.join(directory, name)
+    made: list[tuple[Callable[[str], None], str]] = []
     try:
+        made.append((os.unlink, link))
         os.symlink(target, link)
         fsync_directory(root)
+        made.append((os.rmdir, target))
         os.mkdir(target)
-        mark = os.path.join(target, _mark(link))
+        mark = os.path.join(target, mark_of(link))
+        made.append((os.unlink, mark))
         close_quietly(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # nothing is written
         fsync_directory(target)
         fsync_directory(directory)
     except BaseException:
         with contextlib.suppress(OSError):
-            remove_stripe(root, name)
+            for remove, path in reversed(made):  # by name, as there may be no descriptor left to list a directory
+                with contextlib.suppress(FileNotFoundError):
+                    remove(path)
         raise
     return name
 
 
-def _mark(link: str) -> str:
-    """Return the name of the entry by which a stripe knows this very link."""
-    return f"{_MARK}{os.lstat(link).st_ino}"
+def mark_of(link: str) -> str:
+    """Return the name of the entry by which a stripe knows this very link, in a dataset that nobody has moved since."""
+    found, home = os.lstat(link), _BUILT.sub("", os.path.realpath(os.path.dirname(link)))
+    return _MARK + xxhash.xxh3_128_hexdigest(b"%d %d " % (found.st_ino, found.st_ctime_ns) + os.fsencode(home))
 
 
 def remove_stripe(root: str, name: str) -> None:
-    """Remove a stripe and then its link. Of a stripe that was made with another link, only the link goes, with a warning.
+    """Remove a stripe and then its link. Where the link may be a copy of the stripe's own, only the link goes, with a warning.
 
     Raises
     ------
@@ -63,14 +77,16 @@ def remove_stripe(root: str, name: str) -> None:
         The link stays where the stripe could not be removed, for the next try.
     """
     link = os.path.join(root, name)
-    if not os.path.islink(link):  # a copy that followed the link
-        shutil.rmtree(link)
+    if not os.path.islink(link):  # a copy that followed the link; or a mount point, which cannot be renamed and keeps its files
+        gone = os.path.join(root, f"{STRIPE_PREFIX}{uuid.uuid4().hex}")
+        os.rename(link, gone)
+        shutil.rmtree(gone)
         return
     target, is_left = os.readlink(link), False
     with contextlib.suppress(FileNotFoundError):  # it was not made yet, or is gone
         entries = os.listdir(target)
         marks = [entry for entry in entries if entry.startswith(_MARK)]
-        is_left = os.path.basename(target) != name or (len(entries) > 0 and _mark(link) not in marks)
+        is_left = os.path.basename(target) != name or (len(entries) > 0 and mark_of(link) not in marks)
         if not is_left:
             for entry in (*(set(entries) - set(marks)), *marks):
                 os.unlink(os.path.join(target, entry))
@@ -78,7 +94,8 @@ def remove_stripe(root: str, name: str) -> None:
             fsync_directory(os.path.dirname(target))
     os.unlink(link)
     if is_left:
-        warnings.warn(f"{target} stays: it was not made with the link {link}, which is removed", stacklevel=2)
+        what = f"{target} stays: it was not made with the link {link}, or the dataset was moved or copied since"
+        warnings.warn(f"{what}; if no other dataset has a link to it, remove it yourself", stacklevel=2)
 
 
 def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:

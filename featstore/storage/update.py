@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.storage.calls import close_quietly, pread_exactly
 from featstore.storage.catalog import CATALOG_DIRECTORY, CATALOG_FILE, Catalog, FieldRecord, read_catalog, write_catalog
 from featstore.storage.directory import OpenDirectory, Root, open_inside
-from featstore.storage.format import HEADER_BYTES, Header, resolve_inside
+from featstore.storage.format import HEADER_BYTES, STRIPE, Header, resolve_inside
 from featstore.storage.layout import RowLayout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
 from featstore.storage.stripes import make_stripe, remove_stripe, remove_stripes, stripe_directory
 from featstore.storage.writer import FileRecord, RowFileWriter
 
-__all__ = ["OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused", "writer_lock"]
+__all__ = ["MAKING", "MAKING_STATE", "OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused", "writer_lock"]
+
+MAKING: Final = "making."  # of folders in which features are made, see graph/making.py
+MAKING_STATE: Final = "state"  # in such a folder: what a later maker goes on from
+_ROWS: Final = re.compile(r".*\.([0-9]+)\.rows(\.sums)?")  # of a writer of this generation
 
 
 @dataclass
@@ -119,33 +124,53 @@ def check_file(root: Root, record: FileRecord) -> str:
 
 
 def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
-    """Remove files that no catalog names, left by a killed or superseding writer; only while nobody reads the dataset.
+    """Remove files that no catalog names, left by a killed or superseding writer.
 
-    The caller holds the writer's lock.
+    The caller holds the writer's lock, and has written nothing yet that is to stay. So what a writer has not finished, or was to
+    be part of a commit that never came, is of a dead one and goes at once. Files of earlier commits go while nobody reads the
+    dataset.
 
     Returns
     -------
     list of str
-        What was removed; nothing where a reader has the dataset open. A stripe whose drive fails stays, for the next sweep.
+        What was removed. A stripe whose drive fails stays, for the next sweep.
     """
     directory = os.fspath(root)
-    try:
-        lock = FileLock(os.path.join(directory, READERS_LOCK), exclusive=True)
-    except BusyError:
-        return []
     named = {name for record in catalog.files.values() for name in (record.name, record.sums_name)}
     removed = []
-    with lock:
-        for folder in (directory, os.path.join(directory, CATALOG_DIRECTORY)):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(os.path.join(directory, READERS_LOCK), exclusive=True))
+            is_read = False
+        except BusyError:
+            is_read = True
+
+        def may_be_read(name: str) -> bool:
+            rows = _ROWS.fullmatch(name)
+            return is_read and rows is not None and int(rows[1]) <= catalog.generation
+
+        for folder in (directory, os.path.join(directory, CATALOG_DIRECTORY), *_dead_makings(directory)):
             for entry in sorted(os.scandir(folder), key=lambda item: item.name):
                 ours = entry.name.endswith((".tmp", ".rows", ".rows.sums"))
-                if ours and entry.name not in named and entry.is_file(follow_symlinks=False):
+                if ours and entry.name not in named and not may_be_read(entry.name) and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(entry.path)
                         removed.append(entry.name)
+        for folder in _dead_makings(directory):
+            with contextlib.suppress(OSError):  # it holds what is not ours
+                os.rmdir(folder)
         with contextlib.suppress(OSError):
-            removed += remove_stripes(directory, named)
+            stripes = [entry.name for entry in os.scandir(directory) if is_read and STRIPE.fullmatch(entry.name)]
+            kept = [name for name in stripes if any(map(may_be_read, os.listdir(os.path.join(directory, name))))]
+            removed += remove_stripes(directory, {*named, *kept})
     return removed
+
+
+def _dead_makings(directory: str) -> list[str]:
+    """Return the folders of features whose makers died before there was anything to go on from."""
+    folders = [entry for entry in os.scandir(directory) if entry.name.startswith(MAKING)]
+    found = sorted(entry.path for entry in folders if entry.is_dir(follow_symlinks=False))
+    return [path for path in found if not os.path.lexists(os.path.join(path, MAKING_STATE))]
 
 
 class Update:
@@ -168,8 +193,8 @@ class Update:
 
     Notes
     -----
-    Entering sweeps what killed writers left, unless the dataset is being read. Leaving without :meth:`commit` leaves the dataset
-    as it was. Readers see the commit when they open the dataset again.
+    Entering sweeps what killed writers left, and files of earlier commits unless the dataset is being read. Leaving without
+    :meth:`commit` leaves the dataset as it was. Readers see the commit when they open the dataset again.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:

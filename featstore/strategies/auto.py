@@ -22,6 +22,7 @@ from featstore.plan.choice import chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk
 from featstore.sampling.drawn import SampledBatches
+from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import edge_cache_bytes, make_room
@@ -240,11 +241,15 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
             profile.close()
         if isinstance(error, BudgetError):
             needed = max(error.needed or 0, graph.budget.total * 9 // 8)
-            _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}'")
+            _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}' or more")
             return _default(setup, planning, capacity, f"no memory to estimate: {error}")
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
-            _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(setup))}'")
+            _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(setup))}' or more")
             return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")
+        if isinstance(error, OSError) and error.errno in CANNOT_WRITE and options.get("run_dir") is None:
+            reason = f"no disk to estimate: {error}"
+            _warn(reason, "run_dir=, a directory where run files can be written")
+            return _default(setup, planning, capacity, reason)
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share)
@@ -252,7 +257,7 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
 
 def _warn(reason: str, more: str) -> None:
     warnings.warn(
-        f"strategy 'auto': {reason}; so what needs least is taken, which may be slow: give {more} or more",
+        f"strategy 'auto': {reason}; so what needs least is taken, which may be slow: give {more}",
         PerformanceWarning,
         stacklevel=2,
     )

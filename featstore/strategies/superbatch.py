@@ -37,7 +37,7 @@ from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
-from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here, runs_directory
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
@@ -88,7 +88,7 @@ class Superbatch(Strategy):
         loaded (``"1.5x"``); None: a quarter of the free disk.
     run_dir : path-like or None
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
-        ``<dataset>.runs`` beside the dataset.
+        ``<dataset>.runs`` beside the dataset, or the temporary directory where nothing can be written there.
 
     edge_cache : int, str, float or None
         Host cache of the edge features, planned by the same policy over the edges of the batches: bytes, or a share of the edges;
@@ -188,8 +188,7 @@ def plan_ahead(
     graph = setup.graph
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * sum(setup.row_bytes.values()))
     left = None if n_bytes is None else n_bytes - setup.profile_bytes
-    where = f"{graph.path}.runs" if run_dir is None else os.fsdecode(run_dir)
-    return Planning(get_policy(policy), length, left, where, overlap, setup.miss_share)
+    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, setup.miss_share)
 
 
 def planned_edge_bytes(setup: Setup) -> dict[str, int]:

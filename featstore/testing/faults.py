@@ -16,7 +16,6 @@ child made by :func:`run_in_child`::
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import errno
@@ -28,7 +27,6 @@ import json
 import os
 import platform
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -42,8 +40,8 @@ from typing import Any
 __all__ = [
     "OPERATIONS",
     "Fault",
-    "build_fault_library",
     "deny_syscalls",
+    "fault_library",
     "flipped",
     "forked",
     "random_flips",
@@ -67,19 +65,30 @@ _LOADED = "FEATSTORE_FAULT_LIBRARY"
 
 
 @functools.cache
-def build_fault_library() -> Path:
-    """Compile the library with ``cc`` into a temporary folder of this process (once) and return its path."""
-    folder = Path(tempfile.mkdtemp(prefix="featstore-faults-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = folder / "faultlib.so"
+def _compiled() -> bytes:
+    """Compile the library with ``cc``, once in a process."""
     source = Path(__file__).with_name("faultlib.c")
     compiler = os.environ.get("CC", "cc")
-    subprocess.run(
-        [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-o", target, source, "-pthread"],
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    return target
+    with tempfile.TemporaryDirectory(prefix="featstore-faults-") as folder:
+        target = Path(folder) / "faultlib.so"
+        subprocess.run(
+            [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-o", target, source, "-pthread"],
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return target.read_bytes()
+
+
+@contextlib.contextmanager
+def fault_library() -> Iterator[str]:
+    """Yield the path of the library, which children of this process can load meanwhile.
+
+    It is in memory: nothing of it is left, however this process ends.
+    """
+    with open(os.memfd_create("featstore-faults", os.MFD_CLOEXEC), "wb") as file:
+        file.write(_compiled())
+        file.flush()
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 @functools.cache
@@ -213,22 +222,21 @@ def run_in_child(
     """
     __tracebackhide__ = True
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})}
-    if faults:
-        library = str(build_fault_library())
-        env["LD_PRELOAD"] = f"{env.get('LD_PRELOAD', '')} {library}".strip()
-        env[_LOADED] = library
     command = [sys.executable, "-W", "error", "-m", "featstore.testing.faults"]
     command += [inspect.getfile(function), function.__qualname__, json.dumps(arguments), str(timeout_s)]
-    done = subprocess.run(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s + 30,
-        preexec_fn=prepare,
-    )
+    with fault_library() if faults else contextlib.nullcontext() as library:
+        if library is not None:
+            env |= {"LD_PRELOAD": f"{env.get('LD_PRELOAD', '')} {library}".strip(), _LOADED: library}
+        done = subprocess.run(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s + 30,
+            preexec_fn=prepare,
+        )
     if done.returncode:
         how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"
         raise AssertionError(f"{function.__qualname__} in the child: {how}\n{done.stdout}{done.stderr}")
