@@ -90,7 +90,7 @@ def count_classes(g: OutOfCoreGraph | PackedGraph, labels: str) -> int:
     if y.numel() != len(y):
         raise ValueError(f"{what} has shape {tuple(y.shape)}; training takes one class id a node, of shape (n,) or (n, 1): {own}")
     most = -1
-    for part in y.reshape(-1).split(1 << 20):  # in parts: what is made of them is no larger
+    for part in torch.split(y.reshape(-1), 1 << 20):  # in parts: what is made of them is no larger
         if part.is_floating_point():
             broken = part[((part != part.floor()) & ~part.isnan()) | part.isinf()]
             if len(broken):

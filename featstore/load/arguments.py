@@ -49,9 +49,11 @@ def check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tup
     return found
 
 
-def check_labels(g: Any, name: str | None) -> str | None:
-    """Return the name of node data that the graph has; None for batches without."""
-    return None if name is None else _check_names("labels", name, g.node_data)[0]
+def check_labels(g: Any, names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return names of node data that the graph has; ``"auto"``: ``y`` where there is one."""
+    if names == "auto":
+        return ("y",) if "y" in g.node_data else ()
+    return () if names is None else _check_names("labels", names, g.node_data)
 
 
 def check_prefetch(prefetch: int | str, threads: int) -> int:

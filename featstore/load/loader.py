@@ -76,8 +76,8 @@ class Loader:
         Seeds a batch; 1000 by default.
     features : str or sequence of str
         Features to gather; the first is ``batch.x``. May be empty.
-    labels : str or None
-        Node data that gives ``batch.y``.
+    labels : str, sequence of str, or None
+        Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` where the graph has it, else none.
     edge_features : str or sequence of str
         Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the one
         that a pack was sampled with.
@@ -152,7 +152,7 @@ class Loader:
         seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = None,
         batch_size: int | None = None,
         features: str | Sequence[str] = ("x",),
-        labels: str | None = "y",
+        labels: str | Sequence[str] | None = "auto",
         strategy: str | Strategy | type[Strategy] = "ondemand",
         shuffle: bool = True,
         seed: int = 0,
@@ -270,13 +270,14 @@ class Loader:
         batches = setup.batches
         n_bytes: int = getattr(getattr(batches, "batches", batches), "nbytes", 0)
         try:
-            if labels is not None and len(g.node_data[labels]) != g.num_nodes:
-                raise ValueError(f"labels: {labels!r} has {len(g.node_data[labels])} entries for {g.num_nodes} nodes")
+            for name in labels:
+                if (n := len(g.node_data[name])) != g.num_nodes:
+                    raise ValueError(f"labels: {name!r} has {n} entries for {g.num_nodes} nodes")
             self._held.append(g.budget.reserve("loader order", n_bytes))
             if self._history is not None and not self._history.is_open:
                 self._history.make(g, setup.device)
         except BudgetError as error:
-            more = n_bytes + (0 if labels is None else g.data_bytes(labels))
+            more = n_bytes + sum(map(g.data_bytes, labels))
             if self._history is not None:
                 more += self._history.needed_bytes(g, setup.device)
             return replace(setup, refused=error, refused_bytes=more)
@@ -289,7 +290,7 @@ class Loader:
         options = {
             "features": list(setup.features),
             **({"edge_features": list(setup.edge_features)} if setup.edge_features else {}),
-            "labels": setup.labels,
+            "labels": list(setup.labels),
             "strategy": self._strategy,
             "device": str(setup.device),
         }

@@ -222,8 +222,8 @@ class Stages:
             needed = self.memory.least(n_rows) if budget is self._g.budget else self.memory.least_share(budget, n_rows)
             raise self._too_small(position, error, needed) from None
         with self.watch.time("labels"):
-            y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index, item.held)
+            labels = {name: self._g.node_data[name][sampled.seeds] for name in self._setup.labels}
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, labels, sampled.index, item.held)
         batch.edge_features = item.edge_features
         if self._history is not None and sampled.history is not None:
             batch.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)

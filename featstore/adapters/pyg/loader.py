@@ -15,6 +15,7 @@ from featstore.adapters.pyg.data import check_names, to_data
 from featstore.adapters.pyg.sampler import fanouts_of
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.arguments import check_labels
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
@@ -90,8 +91,8 @@ class NeighborLoader:
     edge_features : str or sequence of str, optional
         Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, where the sampler numbers edges. With
         ``num_neighbors`` it does if there are any.
-    labels : str or None
-        Node data for ``batch.y``; none where the graph has none of the default name.
+    labels : str, sequence of str, or None
+        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where the graph has it.
     strategy : str, Strategy or class
         How rows come off the disk. The batches are the same, bit for bit.
     seed : int
@@ -110,8 +111,8 @@ class NeighborLoader:
     Raises
     ------
     OptionError
-        A keyword of PyG's that is not there; several ways to sample at once; ``num_neighbors`` for edge types; a feature with a
-        name that PyG's batches use.
+        A keyword of PyG's that is not there; several ways to sample at once; ``num_neighbors`` for edge types; a feature or
+        a label with a name that PyG's batches use.
     ValueError, TypeError, IndexError, BusyError, BudgetError, ClosedError
         See :class:`~featstore.Loader`.
 
@@ -142,7 +143,7 @@ class NeighborLoader:
         neighbor_sampler: Sampler | None = None,
         features: str | Sequence[str] | None = None,
         edge_features: str | Sequence[str] | None = None,
-        labels: str | None = "y",
+        labels: str | Sequence[str] | None = "auto",
         strategy: str | Strategy | type[Strategy] = "ondemand",
         seed: int = 0,
         num_workers: int = 0,
@@ -167,12 +168,11 @@ class NeighborLoader:
         if sampler is not None and is_ids and batch_size is None:
             batch_size = 1
         names = tuple(g.features) if features is None else (features,) if isinstance(features, str) else tuple(features)
-        if labels == "y" and labels not in g.node_data:
-            labels = None
+        labels = check_labels(g, labels)
         if edge_features is None:
             edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
         of_edges = (edge_features,) if isinstance(edge_features, str) else tuple(edge_features)
-        check_names((*names, *of_edges), has_labels=labels is not None)
+        check_names((*names, *of_edges), labels)
         self._positions = _Positions(input_nodes) if is_ids and not _is_mask(input_nodes) else None
         self.loader = Loader(
             g,
