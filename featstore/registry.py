@@ -11,13 +11,27 @@ import importlib.metadata
 import pkgutil
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from featstore.errors import PluginError
 
-__all__ = ["Registry", "adapter"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Registry", "adapter", "read_only"]
 
 Plugin = TypeVar("Plugin")
+Array = TypeVar("Array", bound="npt.NDArray[Any]")
+
+
+def read_only(array: Array) -> Array:
+    """Return a view of an array that cannot be written to.
+
+    Plug-ins are given arrays that others use: all of them go through here, or are copies.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def adapter(framework: str) -> Any:

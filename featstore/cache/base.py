@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.errors import PluginError
-from featstore.registry import Registry
+from featstore.registry import Registry, read_only
 
 __all__ = ["OnlinePolicy", "Policy", "PolicyContext", "StaticPolicy", "available_policies", "get_policy", "register_policy"]
 
@@ -27,7 +27,9 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """The arrays that a policy may use: never the graph. Providers run at first use, so an unused array costs nothing.
+    """The arrays that a policy may use, and cannot write to: never the graph.
+
+    Providers run at first use, so an unused array costs nothing.
 
     Parameters
     ----------
@@ -58,7 +60,7 @@ class PolicyContext:
         array = np.asarray(provider())
         if array.shape != (self.n,):
             raise ValueError(f"{what} must have shape ({self.n},), not {array.shape}")
-        return array
+        return read_only(array)
 
     @cached_property
     def in_degree(self) -> npt.NDArray[Any]:

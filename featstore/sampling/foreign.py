@@ -12,6 +12,7 @@ Accepted are, by their attributes alone:
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -206,6 +207,7 @@ class _CheckedSampler:
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch and check it."""
+        seeds = copy.deepcopy(seeds)  # a tensor cannot be read-only, and batches of other makes may keep it
         sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
         return as_sampled(sample, self.num_nodes, epoch, index)
 
