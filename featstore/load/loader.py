@@ -20,7 +20,14 @@ from featstore.cache.base import get_policy
 from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
-from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch, parse_share
+from featstore.load.arguments import (
+    check_edge_features,
+    check_features,
+    check_labels,
+    check_prefetch,
+    check_ranks,
+    parse_share,
+)
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
@@ -134,6 +141,11 @@ class Loader:
     PluginError
         From the loop: the sampler returned what is no batch of this graph.
 
+    Warns
+    -----
+    RanksWarning
+        The process is one of several that train together, each of which gets all batches.
+
     Notes
     -----
     Batches are the same, bit for bit, whatever the threads, the prefetch, the cache, the strategy and the budget. Leaving the
@@ -165,6 +177,7 @@ class Loader:
         edge_features: str | Sequence[str] = (),
         history: History | None = None,
     ) -> None:
+        check_ranks()
         self._strategy = get_strategy(strategy)
         self._g, self._sampler = cast(Any, g), sampler
         by_stage = stage_threads(threads, g.options.threads)
