@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -128,7 +129,9 @@ def test_batches_do_not_depend_on_how_they_are_made(threads, prefetch, memory, s
 def test_every_seed_once(n, drop_last):
     g = graph()
     seeds = torch.randperm(N, generator=torch.Generator().manual_seed(n))[:n]
-    batches = loader(g, seeds=seeds, drop_last=drop_last)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if drop_last and 0 < n < 20 else "error", featstore.FeatstoreWarning)
+        batches = loader(g, seeds=seeds, drop_last=drop_last)
     got = [batch.seeds.clone() for batch in batches]
     assert len(got) == len(batches) == (n // 20 if drop_last else -(-n // 20))
     if not drop_last:
@@ -488,6 +491,15 @@ def test_labels_by_default():
         featstore.Loader(g, sampler, [1, 2], labels="y")
     with pytest.raises(ValueError, match="labels: 'few' has 3 entries"):
         featstore.Loader(g, sampler, [1, 2], labels=["few"])
+
+
+@pytest.mark.parametrize("seeds", [torch.arange(19), np.arange(500) < 19])
+def test_a_batch_that_is_left_out_is_said(seeds):
+    """``drop_last`` with fewer seeds than a batch; no seeds at all are no mistake."""
+    with pytest.warns(featstore.FeatstoreWarning, match="drop_last=True leaves no batch: 19 seeds are fewer than batch_size=20"):
+        batches = loader(graph(), seeds=seeds, drop_last=True)
+    assert list(batches) == []
+    assert list(loader(graph(), seeds=seeds[:0] if len(seeds) == 19 else seeds & False, drop_last=True)) == []
 
 
 def test_stats():

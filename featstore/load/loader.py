@@ -31,6 +31,7 @@ from featstore.load.arguments import (
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
+from featstore.load.prepared import PreparedCheck
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
@@ -38,7 +39,7 @@ from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.drawn import Drawn, SampledBatches
-from featstore.sampling.foreign import checked_sampler
+from featstore.sampling.foreign import check_same_graph, checked_sampler, graph_id
 from featstore.sampling.macrolists import macro_lists
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
@@ -139,12 +140,14 @@ class Loader:
         The cache or ``memory`` is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the
         least budget that does. The loop still holds one batch while it asks for the next, so two must fit.
     PluginError
-        From the loop: the sampler returned what is no batch of this graph.
+        From the loop: the sampler returned what is no batch of this graph, or the strategy another batch than it was asked for.
 
     Warns
     -----
     RanksWarning
         The process is one of several that train together, each of which gets all batches.
+    FeatstoreWarning
+        ``drop_last`` leaves out the only batch.
 
     Notes
     -----
@@ -352,7 +355,8 @@ class Loader:
             try:
                 depth = self._runner.prefetch
                 most = MOST_AHEAD if self._adapts and depth > 1 else depth  # not where memory was short from the start
-                running = RunningEpoch(run, self._stages, position, len(self), depth, self, most)
+                check = PreparedCheck(self._strategy.name, len(self), None if self._sampler is None else epoch)
+                running = RunningEpoch(run, self._stages, position, len(self), depth, self, most, check)
             except BaseException:
                 run.close()
                 raise
@@ -377,7 +381,8 @@ class Loader:
         epoch, batch = self._position.epoch, self._position.batch
         if batch >= len(self) > 0:
             epoch, batch = epoch + 1, 0
-        return {"version": 1, "epoch": epoch, "batch": batch, "batches": self._runner.setup.batches.digest()}
+        batches = self._runner.setup.batches.digest()
+        return {"version": 1, "epoch": epoch, "batch": batch, "batches": batches, "graph": graph_id(self._g)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` stood.
@@ -386,7 +391,7 @@ class Loader:
         ------
         ValueError
             The state is of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed`` or ``drop_last``. The
-            sampler is not in the state: give the same one.
+            sampler is not in the state: give the same one. Or the state is of another graph.
         """
         if state.get("version") != 1:
             raise ValueError(f"not a loader's state: {sorted(state)}")
@@ -395,6 +400,7 @@ class Loader:
                 "the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last, or whose batches of a pack "
                 "ran in another order (policy, length)"
             )
+        check_same_graph(state, graph_id(self._g))
         self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
         self._position = Position(self._next_epoch, self._next_start)
 

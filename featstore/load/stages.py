@@ -20,6 +20,7 @@ from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import Held, MiniBatch
+from featstore.load.prepared import PreparedCheck
 from featstore.load.transfer import Assembled, Transfer, host_rows
 from featstore.load.waiting import Waiting
 from featstore.pack.packgraph import PackedGraph
@@ -107,13 +108,14 @@ class Stages:
             self._on_device.step_done(self._setup)
 
     def of(
-        self, run: EpochRun, waiting: Waiting | None = None
+        self, run: EpochRun, waiting: Waiting | None = None, check: PreparedCheck | None = None
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
 
-        ``waiting`` hears of every batch that the last stage has made.
+        ``waiting`` hears of every batch that the last stage has made, ``check`` of every one that the strategy prepares.
         """
-        sample, assemble = self._for_device(self._sample, run), self._for_device(self._assemble, run)
+        sample = self._for_device(partial(self._sample, check=check), run)
+        assemble = self._for_device(self._assemble, run)
         last: Callable[..., MiniBatch] = self._transfer or assemble
         if waiting is not None:
             last = waiting.after(last)
@@ -191,9 +193,11 @@ class Stages:
         if was_short:
             self._g.reader.made_do()
 
-    def _sample(self, run: EpochRun, position: int) -> Item:
+    def _sample(self, run: EpochRun, position: int, check: PreparedCheck | None = None) -> Item:
         try:
             prepared = run.batch(position)
+            if check is not None:
+                check(prepared, position)
             n_bytes, tier = prepared.sampled.nbytes, None if self._on_device is None else self._on_device.tier
             split = None
             if tier is not None and prepared.plans is None:
