@@ -21,7 +21,8 @@ from harness import Report
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from featstore.cli.training import evaluate, split_seeds
+from featstore.cli.splits import split_seeds
+from featstore.cli.training import evaluate
 
 FANOUTS = [10, 10]
 BATCH_SIZE, EPOCHS = 1000, 2

@@ -22,7 +22,7 @@ from harness import Report
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from featstore.cli.training import split_seeds
+from featstore.cli.splits import split_seeds
 
 FANOUT, LEARNING_RATE = 10, 0.003
 HOP_MORE, MEANS, NEITHER = "two hops of x", "one hop of x and x_mean", "one hop of x"

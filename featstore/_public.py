@@ -24,10 +24,12 @@ from featstore.errors import (
     CommittedError as CommittedError,
     CorruptionError as CorruptionError,
     FeatstoreError as FeatstoreError,
+    FeatstoreWarning as FeatstoreWarning,
     FormatError as FormatError,
     OptionError as OptionError,
     PerformanceWarning as PerformanceWarning,
     PluginError as PluginError,
+    RanksWarning as RanksWarning,
     StaleError as StaleError,
     VersionError as VersionError,
 )

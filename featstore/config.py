@@ -19,6 +19,7 @@ __all__ = [
     "check_at_least",
     "check_flag",
     "format_size",
+    "local_ranks",
     "parse_cache_size",
     "parse_disk",
     "parse_size",
@@ -194,6 +195,18 @@ def available_memory() -> int:
     return machine if group is None else min(machine, group)
 
 
+def local_ranks() -> int:
+    """Return how many processes of this machine train together, as torchrun, accelerate or Lightning say; else 1.
+
+    Lightning's own launcher says how many there are on all machines: no fewer.
+    """
+    name = "LOCAL_WORLD_SIZE"
+    if name not in os.environ and "LOCAL_RANK" in os.environ:
+        name = "WORLD_SIZE"
+    text = os.environ.get(name, "1").strip()
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
 @dataclass(frozen=True)
 class Options:
     """How a dataset is opened; passed on explicitly, never changed.
@@ -215,7 +228,7 @@ class Options:
         verify: str | None = None,
         threads: int | None = None,
     ) -> Options:
-        """Check user-given options and fill in what was left open (``memory``: half of what is available)."""
+        """Check user-given options and fill in what was left open (``memory``: half of what is there, for all local ranks)."""
         if backend == "auto":
             backend = os.environ.get("FEATSTORE_BACKEND", "auto")
         if verify is None:
@@ -230,5 +243,5 @@ class Options:
                 raise ValueError(f"FEATSTORE_THREADS must be a number of threads, not {text!r}")
             threads = int(text) or len(os.sched_getaffinity(0))
         check_at_least("threads", threads, 1)
-        n_bytes = available_memory() // 2 if memory is None else parse_size(memory, "memory")
+        n_bytes = available_memory() // 2 // local_ranks() if memory is None else parse_size(memory, "memory")
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)

@@ -18,11 +18,13 @@ __all__ = [
     "CommittedError",
     "CorruptionError",
     "FeatstoreError",
+    "FeatstoreWarning",
     "FormatError",
     "MissingExtraError",
     "OptionError",
     "PerformanceWarning",
     "PluginError",
+    "RanksWarning",
     "StaleError",
     "VersionError",
 ]
@@ -144,7 +146,15 @@ class OptionError(FeatstoreError, ValueError):
         return type(self), (self.option, self.reason)
 
 
-class PerformanceWarning(UserWarning):
+class FeatstoreWarning(UserWarning):
+    """What was asked for is done, and is probably not what is meant; says what to do."""
+
+
+class RanksWarning(FeatstoreWarning):
+    """Several processes train together, and a loader, which divides nothing among them, is made in one of them."""
+
+
+class PerformanceWarning(FeatstoreWarning):
     """A choice left to the library, "auto", is several times slower than it would be with more memory or disk; says how much."""
 
 

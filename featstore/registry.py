@@ -1,7 +1,8 @@
 """Registries of plug-ins: classes by name, those of installed packages' entry points among them; adapters by name.
 
 Names resolve in this order: what this process registered (built-in classes are the modules of one package, imported at the first
-look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for it.
+look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for it. A
+built-in name cannot be registered, and an entry point that has the name of a known class is a warning.
 """
 
 from __future__ import annotations
@@ -10,14 +11,29 @@ import importlib
 import importlib.metadata
 import pkgutil
 import threading
+import warnings
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from featstore.errors import PluginError
+from featstore.errors import FeatstoreWarning, PluginError
 
-__all__ = ["Registry", "adapter"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Registry", "adapter", "read_only"]
 
 Plugin = TypeVar("Plugin")
+Array = TypeVar("Array", bound="npt.NDArray[Any]")
+
+
+def read_only(array: Array) -> Array:
+    """Return a view of an array that cannot be written to.
+
+    Plug-ins are given arrays that others use: all of them go through here, or are copies.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def adapter(framework: str) -> Any:
@@ -31,6 +47,13 @@ def adapter(framework: str) -> Any:
         The framework is not installed.
     """
     return importlib.import_module(f"featstore.adapters.{framework}")
+
+
+def _described(points: list[importlib.metadata.EntryPoint]) -> str:
+    return " and ".join(
+        f"{point.name} = {point.value}" + (f" of {point.dist.name} {point.dist.version}" if point.dist is not None else "")
+        for point in points
+    )
 
 
 class Registry(Generic[Plugin]):
@@ -56,6 +79,7 @@ class Registry(Generic[Plugin]):
         self._package, self._described = package, described
         self._lock = threading.RLock()
         self._is_loaded = False
+        self._asked: set[str] = set()
 
     def _load_builtins(self) -> None:
         if self._is_loaded:
@@ -129,19 +153,38 @@ class Registry(Generic[Plugin]):
             No class has that name; lists all that have one.
         PluginError
             The entry point cannot be loaded, is ambiguous, or is none of this kind; names it.
+
+        Warns
+        -----
+        FeatstoreWarning
+            Once a name: another package's entry point has it, too, and is not used.
         """
         self._load_builtins()
-        return self.known.get(name) or self._load_entry_point(name)
+        cls = self.known.get(name)
+        if cls is None:
+            return self._load_entry_point(name)
+        if name not in self._asked:  # once: looking for entry points takes milliseconds
+            self._asked.add(name)
+            self._warn_of_others(name, cls)
+        return cls
+
+    def _warn_of_others(self, name: str, cls: type[Plugin]) -> None:
+        """Warn where an entry point of another package has a name that is known already."""
+        own = cls.__module__.partition(".")[0]
+        others = [point for point in self._entry_points().get(name, []) if point.module.partition(".")[0] != own]
+        if others:
+            warnings.warn(
+                f"the {self.kind} {name!r} is {cls.__module__}.{cls.__qualname__}, and entry point {self.group}: "
+                f"{_described(others)}, which has the same name, is not used: it needs another name",
+                FeatstoreWarning,
+                stacklevel=4,
+            )
 
     def _load_entry_point(self, name: str) -> type[Plugin]:
         points = self._entry_points().get(name, [])
         if not points:
             raise ValueError(f"no {self.kind} is named {name!r}; there are {', '.join(map(repr, self.names()))}")
-        described = " and ".join(
-            f"{point.name} = {point.value}" + (f" of {point.dist.name} {point.dist.version}" if point.dist is not None else "")
-            for point in points
-        )
-        where = f"entry point {self.group}: {described}"
+        where = f"entry point {self.group}: {_described(points)}"
         if len(points) > 1:
             raise PluginError(f"several installed packages provide the {self.kind} {name!r}: {where}; uninstall all but one")
         try:

@@ -382,6 +382,40 @@ def test_wrong_states(g: featstore.OutOfCoreGraph) -> None:
     assert all(torch.equal(good[name], history.state_dict()[name]) for name in ("nodes", "pushed", "table"))
 
 
+def test_states_of_another_graph(g: featstore.OutOfCoreGraph, path: Path, tmp_path: Path) -> None:
+    """Refused wherever they meet it; a copy, a converted one and edge features are the same graph."""
+    history = history_of()
+    with make(g, history) as loader:
+        Training(g).run(loader, 0)
+        place = loader.state_dict()
+    state = copy.deepcopy(history.state_dict())
+    indptr, indices = skewed_graph(N, 6, hubs=[5, 9], hub_degree=90, seed=2)
+    other = featstore.OutOfCoreGraph.create(
+        tmp_path / "other", indptr, indices, {"x": np.zeros((N, 5), np.float32)}, {"y": np.zeros(N)}, progress=False
+    )
+    with other:
+        late, early = history_of(), history_of()
+        with make(other, late) as loader:
+            with pytest.raises(ValueError, match="the state is of another graph than the loader's"):
+                late.load_state_dict(state)
+            with pytest.raises(ValueError, match="the state is of another graph than the loader's"):
+                loader.load_state_dict(place)
+            assert (late.step, loader.state_dict()["epoch"]) == (0, 0)
+            late.load_state_dict({**state, "graph": None})  # for those who know better
+            loader.load_state_dict({name: each for name, each in place.items() if name != "graph"})
+            assert late.step == 6
+        early.load_state_dict(state)
+        with pytest.raises(ValueError, match="the state is of another graph than the loader's"):
+            make(other, early)
+        with pytest.raises(ValueError, match="the state is of another graph than the loader's"):
+            make(other, history)  # which has had a loader
+    shutil.copytree(path, tmp_path / "copy")
+    featstore.convert(tmp_path / "copy", "chunked", progress=False)
+    with featstore.open(tmp_path / "copy", memory="32MiB") as there, make(there, early) as loader:
+        loader.load_state_dict(place)
+        assert early.step == 6
+
+
 def test_the_table_is_in_the_budget(path: Path) -> None:
     """From the first loader on, until the history is gone; an error names what suffices."""
     history = history_of(dim=5_000, nodes=1.0)

@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -126,7 +127,9 @@ def test_batches_do_not_depend_on_how_they_are_made(threads, prefetch, memory, s
 def test_every_seed_once(n, drop_last):
     g = graph()
     seeds = torch.randperm(N, generator=torch.Generator().manual_seed(n))[:n]
-    batches = loader(g, seeds=seeds, drop_last=drop_last)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if drop_last and 0 < n < 20 else "error", featstore.FeatstoreWarning)
+        batches = loader(g, seeds=seeds, drop_last=drop_last)
     got = [batch.seeds.clone() for batch in batches]
     assert len(got) == len(batches) == (n // 20 if drop_last else -(-n // 20))
     if not drop_last:
@@ -423,12 +426,58 @@ def test_a_mask_of_seeds():
     assert batch.seeds.tolist() == [3, 9]
 
 
-def test_no_features_no_labels():
-    batch = next(iter(loader(graph(), features=[], labels=None)))
+@pytest.mark.parametrize("labels", [None, [], ()])
+def test_no_features_no_labels(labels):
+    batch = next(iter(loader(graph(), features=[], labels=labels)))
     assert batch.features == {}
+    assert batch.labels == {}
     assert batch.y is None
     with pytest.raises(AttributeError, match="no x"):
         _ = batch.x
+
+
+@pytest.mark.parametrize("names", [["y", "wide"], ("wide", "y"), ["wide"]])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_labels_by_name(names, device):
+    """All that were named, unchanged; ``y`` is the first."""
+    g = graph()
+    g.node_data["wide"] = torch.where(torch.arange(3 * N) % 5 == 0, torch.nan, 0.5).reshape(N, 3)
+    for batch in loader(g, labels=names, device=device):
+        assert list(batch.labels) == list(names)
+        assert batch.y is batch.labels[names[0]]
+        assert {rows.device.type for rows in batch.labels.values()} == {device}
+        if device == "cpu":
+            for name, rows in batch.labels.items():
+                assert rows.dtype == g.node_data[name].dtype
+                np.testing.assert_array_equal(rows.numpy(), g.node_data[name][batch.seeds].numpy())
+            there = batch.to("meta")
+            assert {name: (t.device.type, t.shape) for name, t in there.labels.items()} == {
+                name: ("meta", rows.shape) for name, rows in batch.labels.items()
+            }
+            parts = (batch.input_ids, batch.x, *batch.labels.values(), *batch.blocks[0].tensors)
+            assert batch.nbytes == sum(t.nbytes for t in parts)
+
+
+def test_labels_by_default():
+    """``y`` where there is one; only a name that was given is an error."""
+    g = graph()
+    sampler = Sampler(g.pool)
+    assert list(next(iter(featstore.Loader(g, sampler, [1, 2]))).labels) == ["y"]
+    del g.node_data["y"]
+    assert next(iter(featstore.Loader(g, sampler, [1, 2]))).labels == {}
+    with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
+        featstore.Loader(g, sampler, [1, 2], labels="y")
+    with pytest.raises(ValueError, match="labels: 'few' has 3 entries"):
+        featstore.Loader(g, sampler, [1, 2], labels=["few"])
+
+
+@pytest.mark.parametrize("seeds", [torch.arange(19), np.arange(500) < 19])
+def test_a_batch_that_is_left_out_is_said(seeds):
+    """``drop_last`` with fewer seeds than a batch; no seeds at all are no mistake."""
+    with pytest.warns(featstore.FeatstoreWarning, match="drop_last=True leaves no batch: 19 seeds are fewer than batch_size=20"):
+        batches = loader(graph(), seeds=seeds, drop_last=True)
+    assert list(batches) == []
+    assert list(loader(graph(), seeds=seeds[:0] if len(seeds) == 19 else seeds & False, drop_last=True)) == []
 
 
 def test_stats():

@@ -245,7 +245,7 @@ def test_the_loan_of_batches_made_ahead(clock: SimpleNamespace) -> None:
     pool = BufferPool(budget)
     waiting = Waiting(budget, pool, 1, lambda batch: None)
     none = torch.zeros(0, dtype=torch.int64)
-    stage = waiting.after(lambda n: MiniBatch(none, none, (), {"x": pool.tensor((n, 1024), torch.uint8)}, None, n))
+    stage = waiting.after(lambda n: MiniBatch(none, none, (), {"x": pool.tensor((n, 1024), torch.uint8)}, {}, n))
     first = stage(1024)
     clock.now += 1
     assert not lent(budget)

@@ -187,7 +187,7 @@ WRONG: dict[str, list[Any]] = {
     "batch_size": [0, -1, 1.5, True, "7"],
     "features": ["nope", ["x", "x"], [5]],
     "edge_features": ["nope", ["x"], [5], 5],
-    "labels": ["nope", 5],
+    "labels": ["nope", 5, ["y", "nope"], ["y", "y"], ["y", 5], {"y"}],
     "prefetch": [-1, 1.5, "many", True, None],
     "threads": [0, -1, 1.5, True, "2", {"sample": 0}, {"gather": 1.5}, {"read ahead": 1}],
     "shuffle": ["no", 1, None],

@@ -166,6 +166,24 @@ def data_files(pack: Path) -> dict[str, Path]:
         return {name: pack / record["file"] for name, record in carried(opened).items()}
 
 
+def test_several_labels_of_one_loader(packs: tuple[Path, Path], tmp_path: Path) -> None:
+    """A pack carries all of a loader's labels, and delivers them by name without the dataset."""
+    with featstore.open(packs[0].parent / "g", memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
+        want = {name: g.node_data[name] for name in ("t", "y")}
+        with featstore.sample_offline(g, sampler, np.arange(N), 20, path=tmp_path / "p", progress=False) as pack:
+            make_loader(g, strategy="packed", pack=pack, labels=["t", "y"], features="x", feature_cache=0.2).close()
+    with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
+        assert sorted(there.node_data) == ["t", "y"]
+        with featstore.Loader(there, strategy="packed", labels=["t", "y"]) as loader:
+            for batch in loader:
+                assert {name: rows.tolist() for name, rows in batch.labels.items()} == {
+                    name: rows[batch.seeds].tolist() for name, rows in want.items()
+                }
+        with featstore.Loader(there, strategy="packed") as loader:
+            assert list(next(iter(loader)).labels) == ["y"]
+
+
 def test_labels_are_bound_to_the_packs_record(packs: tuple[Path, Path], tmp_path: Path) -> None:
     """Another pack's labels, those of another name, and none are errors that name the file."""
     pack, other = tmp_path / "p", data_files(packs[1])

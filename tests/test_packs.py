@@ -300,6 +300,8 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
                 make_loader(there, strategy="packed", labels="y")
             with make_loader(there, strategy="packed", labels=None) as loader:
                 assert next(iter(loader)).y is None
+            with featstore.Loader(there, strategy="packed") as loader:  # by default those that there are
+                assert next(iter(loader)).labels == {}
         with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "q", drop_last=True) as pack:
             with make_loader(g, pack=pack, drop_last=True, **options) as loader:
                 assert len(loader) == len(seeds) // 100

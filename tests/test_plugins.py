@@ -23,8 +23,11 @@ from featstore.cache.base import (
     register_policy,
 )
 from featstore.cache.lru import LRU
-from featstore.errors import PluginError
+from featstore.errors import FeatstoreWarning, PluginError
+from featstore.partitioning import base as partitioners
+from featstore.strategies import registry as strategies
 
+PARTITIONERS, STRATEGIES = partitioners.PARTITIONERS, strategies.STRATEGIES
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "featstore-plugin-example"
 BUILTIN = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3fifo", "sieve"]
@@ -35,6 +38,7 @@ def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
     available_policies()
     monkeypatch.setattr(base.POLICIES, "known", dict(base.POLICIES.known))
+    monkeypatch.setattr(base.POLICIES, "_asked", set())
 
 
 class Rows(StaticPolicy):
@@ -245,7 +249,13 @@ def test_entry_points_that_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PluginError, match=r"several installed packages .*plug_e:Lowest.*plug_f:Lowest"):
         get_policy("same")
-    assert type(get_policy("lru")) is LRU  # a plug-in does not replace what is built in
+    # A plug-in does not replace what is built in, and that is said, once.
+    message = (
+        r"the policy 'lru' is featstore\.cache\.lru\.LRU, and entry point .*lru = plug_e:Lowest of plug.e 1\.0, .* is not used"
+    )
+    with pytest.warns(FeatstoreWarning, match=message):
+        assert type(get_policy("lru")) is LRU
+    assert type(get_policy("lru")) is LRU
     assert available_policies().count("same") == 1
 
 
@@ -254,6 +264,30 @@ def test_a_distribution_found_twice_is_one(tmp_path: Path, monkeypatch: pytest.M
         distribute(folder, "plug_g", "twin = plug_g:Lowest\n", MODULE)
         monkeypatch.syspath_prepend(folder)
     assert get_policy("twin").name == "twin"
+
+
+def test_every_registry_says_which_of_two_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the kind: a built-in name is refused; an entry point with that name, or a registered class's, is said."""
+    for registry, name in ((base.POLICIES, "sieve"), (PARTITIONERS, "ldg"), (STRATEGIES, "ginex")):
+        monkeypatch.setattr(registry, "known", dict(registry.known))
+        monkeypatch.setattr(registry, "_asked", set())
+        built_in: Any = registry.find(name)
+        registry._asked.clear()
+        with pytest.raises(ValueError, match=f"'{name}' is registered already: featstore"):
+            registry.register(name)(type("Mine", (built_in,), {"__module__": "mine"}))
+        registry.register("own")(mine := type("Mine", (built_in,), {"__module__": "mine"}))
+        folder = tmp_path / registry.kind
+        distribute(folder, f"plug_{registry.kind}", "")
+        points = f"[{registry.group}]\n{name} = plug_x:Y\nown = plug_x:Y\n"
+        (folder / f"plug_{registry.kind}-1.0.dist-info" / "entry_points.txt").write_text(points)
+        monkeypatch.syspath_prepend(folder)
+        for each, wins in ((name, built_in), ("own", mine)):
+            there = f"{each} = plug_x:Y of plug.{registry.kind} 1"
+            match = f"the {registry.kind} '{each}' is {wins.__module__}.{wins.__qualname__}, and .*{there}"
+            with pytest.warns(FeatstoreWarning, match=match):
+                assert registry.find(each) is wins
+            assert registry.find(each) is wins
+        assert "plug_x" not in sys.modules
 
 
 # -- the example package ---------------------------------------------------------------------------------------------------------

@@ -332,6 +332,30 @@ def test_bad_types(small, g, whole) -> None:
         NeighborLoader(g, [2], torch.tensor([0, 1000]))
 
 
+def test_several_labels(tmp_path) -> None:
+    """``y`` is the first, others keep their names; a name that something else has is refused, by the loader or the batch."""
+    x = np.eye(3, dtype=np.float32)
+    labels = {"y": np.arange(3), "z": np.arange(6.0).reshape(3, 2), "n_id": np.arange(3)}
+    with featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 1, 1, 1], [1], {"x": x}, labels, progress=False) as g:
+        with NeighborLoader(g, [2], torch.tensor([2, 0]), batch_size=2, labels=["y", "z"]) as loader:
+            (data,) = loader
+        assert data.y.tolist() == [2, 0]
+        assert data.z.tolist() == [[4.0, 5.0], [0.0, 1.0]]
+        with NeighborLoader(g, [2], torch.tensor([2, 0]), batch_size=2, labels="z") as loader:
+            (data,) = loader
+        assert data.y.tolist() == [[4.0, 5.0], [0.0, 1.0]]
+        assert "z" not in data
+        for names in (["z", "y"], ["y", "n_id"]):
+            with pytest.raises(OptionError, match=f"labels: a batch of PyG has an attribute '{names[1]}'"):
+                NeighborLoader(g, [2], labels=names)
+        with featstore.Loader(g, featstore.NeighborSampler(g, [1]), [0], labels=["z", "y"]) as loader:
+            (batch,) = loader
+        with pytest.raises(OptionError, match="labels: a batch of PyG has an attribute 'y'"):
+            batch.to_pyg()
+        with pytest.raises(ValueError, match="labels: the graph has no 'w'"):
+            NeighborLoader(g, [2], labels=["y", "w"])
+
+
 def test_a_feature_named_like_a_part_of_the_batch(tmp_path) -> None:
     x = np.eye(3, dtype=np.float32)
     with featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 1, 1, 1], [1], {"x": x, "n_id": x}, progress=False) as g:

@@ -14,7 +14,8 @@ import torch
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from featstore.cli.training import split_seeds, train
+from featstore.cli.splits import split_seeds
+from featstore.cli.training import train
 from tests.loaders import flat, row_policies
 
 ROOT = Path(__file__).resolve().parent.parent

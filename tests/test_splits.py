@@ -1,4 +1,4 @@
-"""The names of splits, and what is said of others."""
+"""The names of splits, what is said of others, and which labels are class ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import featstore
 from featstore.cli.main import main
-from featstore.cli.training import split_seeds, unknown_splits
+from featstore.cli.splits import split_seeds, unknown_splits
 
 N = 120
 ORDER = np.random.default_rng(0).permutation(N)
@@ -62,6 +62,83 @@ def test_what_is_no_split_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
         "featstore: node data not used as a split: dev_idx, heldout_mask. Names of splits are train: train_idx"
     )
     assert "val: val_idx, valid_idx, val_mask, valid_mask" in said
+
+
+def described(capsys: pytest.CaptureFixture[str], path: Path, *more: str) -> tuple[dict[str, Any], str]:
+    assert main(["train", str(path), *TRAINING, "--json", *more]) == 0
+    captured = capsys.readouterr()
+    return json.loads(captured.out), captured.err
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(N,), (N, 1)])
+def test_labels_as_datasets_have_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: tuple[int, ...], dtype: str
+) -> None:
+    """A column, whole floats, and NaN for no label train as the same integers do, and what is left out is said."""
+    splits = {"train_idx": ORDER[:60], "val_idx": ORDER[60:90]}
+    plain = np.arange(N) % 3
+    plain[ORDER[:5]] = plain[ORDER[60:67]] = -1
+    given = plain.astype(dtype).reshape(shape)
+    if given.dtype.kind == "f":
+        given[given < 0] = np.nan
+    want, said = described(capsys, dataset(tmp_path / "plain", **splits, y=plain))
+    found, said_too = described(capsys, dataset(tmp_path / "given", **splits, y=given))
+    assert said == said_too
+    assert said == "featstore: nodes without a label in 'y' (negative, NaN) are left out: 5 of 60 of train, 7 of 30 of val\n"
+    assert found["losses"] == want["losses"]
+    assert len(found["losses"]) > 0
+    assert [e["val_accuracy"] for e in found["epochs"]] == [e["val_accuracy"] for e in want["epochs"]]
+    with featstore.open(tmp_path / "given") as g:  # a loader delivers what is there
+        batch = next(iter(featstore.Loader(g, featstore.NeighborSampler(g, [2]), np.arange(N), N, shuffle=False)))
+        np.testing.assert_array_equal(batch.y.numpy(), given)
+        assert batch.y.numpy().dtype == given.dtype
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.linspace(-1, 1, N), "labels: 'y' has float64 values such as -0.983193, "),
+        (np.linspace(0, 1, N, dtype=np.float32), "labels: 'y' has float32 values such as 0.00840336, which are no class ids"),
+        (np.where(np.arange(N) == 7, np.inf, 1.0), "labels: 'y' has float64 values such as inf, which are no class ids"),
+        (np.eye(N, 3), "labels: 'y' has shape (120, 3); training takes one class id a node, of shape (n,) or (n, 1)"),
+        (np.arange(50), "labels: 'y' has 50 entries for 120 nodes"),
+        (np.arange(N) * 10**7, "labels: 'y' has class ids up to 1190000000; training takes ids from 0 to 99999"),
+        (np.arange(N) * 1e30, "labels: 'y' has class ids up to "),
+        (np.full(N, np.nan), "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"),
+    ],
+)
+def test_labels_that_are_no_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str], y: np.ndarray, message: str) -> None:
+    assert main(["train", str(dataset(tmp_path / "g", train_idx=ORDER[:60], y=y)), *TRAINING]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_as_many_classes_as_there_may_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = dataset(tmp_path / "g", train_idx=ORDER[:60], y=np.where(np.arange(N) == 3, 99_999, 0))
+    described(capsys, path, "--hidden", "1")
+
+
+def test_nodes_of_splits_are_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, ids, message in [
+        ("train_idx", np.array([3, N]), f"'train_idx': seed {N} at position 1 is not a node"),
+        ("train_mask", np.ones(7, bool), "must have one entry a node (120), not 7"),
+        ("val_idx", np.array([0.5]), "'val_idx': seeds must be integers, not float64"),
+    ]:
+        path = dataset(tmp_path / name, **{"train_idx" if name == "val_idx" else "idle": ORDER[:9], name: ids})
+        assert main(["train", str(path), *TRAINING]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_packs_seeds_have_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pack may be of any nodes; training does not take a node without a label for one of a class."""
+    y = np.where(np.arange(N) % 10 == 0, np.nan, 1.0)
+    path, pack = dataset(tmp_path / "g", train_idx=ORDER[:60], some=np.arange(50), y=y), tmp_path / "p"
+    sampled = ["--fanouts", "2,2", "--batch-size", "50", "--seeds", "some", "--cache", "0.5"]
+    assert main(["pack", str(path), str(pack), *sampled, "--epochs", "1"]) == 0
+    capsys.readouterr()
+    given = ["--strategy", "packed", "--pack", str(pack), "--cache", "0.5", "--epochs", "1", "--hidden", "4"]
+    assert main(["train", str(path), *given]) == 2
+    assert "labels: 5 of the 50 seeds of batch 0 have no label" in capsys.readouterr().err
 
 
 def test_names_that_look_like_splits() -> None:

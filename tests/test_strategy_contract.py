@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.errors import PluginError
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, EdgePlan, Part, Tier
 from featstore.sampling.numbered import edge_numbers
@@ -169,7 +170,7 @@ FAULTS = {
     "wrong rows": ("test_batches_of_every_sampler", "wrong rows of 'x'"),
     "no rows of the device": ("test_batches_with_rows_on_the_device", "the device serves 0 of"),
     "wrong rows of edges": ("test_batches_with_features_of_edges", "wrong rows of the edge feature 'w'"),
-    "lost batch": ("test_batches_of_every_sampler", "delivered were"),
+    "lost batch": ("test_batches_of_every_sampler", "to run as number 7 has position 6"),
     "wrong index": ("test_batches_of_every_sampler", "has other ids"),
     "memory": ("test_nothing_is_held_after_close", "for ever"),
     "thread": ("test_nothing_is_held_after_close", "threads that go on.*for ever"),
@@ -190,8 +191,59 @@ def test_a_faulty_strategy_fails(fault: str, monkeypatch: pytest.MonkeyPatch) ->
         found = failures(FaultySuite(fault), [test])
     finally:
         LET_GO.set()
-    assert isinstance(found[test], AssertionError)
+    assert isinstance(found[test], PluginError if fault == "lost batch" else AssertionError)
     assert re.search(message, str(found[test])), found
+
+
+WRONG: dict[str, tuple[Callable[[Any, int], Any], str]] = {
+    "position": (lambda run, position: run.batch(max(0, position - 1)), "to run as number 1 has position 0"),
+    "sample": (
+        lambda run, position: replace(run.batch(position), sampled=run.batch(0).sampled),
+        "to run as number 1 is batch 0, which has run as number 0",
+    ),
+    "epoch": (
+        lambda run, position: replace(run.batch(position), sampled=replace(run.batch(position).sampled, epoch=1)),
+        "to run as number 0 is of epoch 1, and epoch 0 runs",
+    ),
+    "index": (
+        lambda run, position: replace(run.batch(position), sampled=replace(run.batch(position).sampled, index=10)),
+        "to run as number 0 has index 10, and an epoch has 10 batches",
+    ),
+    "kind": (
+        lambda run, position: run.batch(position).sampled,
+        "to run as number 0 is a SampledBatch, not a Prepared of a SampledBatch",
+    ),
+    "sampled": (
+        lambda run, position: replace(run.batch(position), sampled=None),
+        "to run as number 0 is a Prepared of a NoneType, not",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_another_batch_is_not_delivered(wrong: str) -> None:
+    """Whatever a strategy prepares in place of what it was asked for; the loop gets no batch twice."""
+    prepare, message = WRONG[wrong]
+
+    @dataclass(frozen=True)
+    class Wrong(featstore.OnDemand):
+        def run(self, setup: featstore.Setup) -> featstore.Runner:
+            return WrongRunner(super().run(setup), "")
+
+    class WrongRunner(FaultyRunner):
+        def prepare(self, epoch: int, start: int) -> featstore.EpochRun:
+            return WrongEpoch(self.right.prepare(epoch, start), "", 0)
+
+    class WrongEpoch(FaultyEpoch):
+        def batch(self, position: int) -> featstore.Prepared:
+            return prepare(self.right, position)
+
+    with featstore.open(contract_graph().path, memory=AMPLE) as g:
+        sampler, seen = featstore.NeighborSampler(g, [2]), []
+        with featstore.Loader(g, sampler, np.arange(100), 10, shuffle=False, strategy=Wrong(), prefetch=0) as loader:
+            with pytest.raises(PluginError, match=f"Wrong': what it prepared .*{re.escape(message)}"):
+                seen.extend(batch.seeds[0].item() for batch in loader)
+    assert seen == [0][: len(seen)]
 
 
 def test_the_base_class_does_not_answer_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

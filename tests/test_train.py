@@ -15,7 +15,8 @@ import torch
 
 import featstore
 from featstore.cli.sage import GraphSAGE, mean_of_neighbors
-from featstore.cli.training import describe_epoch, split_seeds, stage_table, train
+from featstore.cli.splits import split_seeds
+from featstore.cli.training import describe_epoch, stage_table, train
 from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
 from tests.loaders import flat, make_loader, row_policies

@@ -181,7 +181,7 @@ def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
     part = DeviceRows(np.arange(8, dtype=np.int32), np.arange(8), np.arange(8, n))
     others = made(n - 8, 3, dtype=torch.float32)
     features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}
-    batch = MiniBatch(ids[: n // 2], ids, (block,), features, made(n // 2), 0)
+    batch = MiniBatch(ids[: n // 2], ids, (block,), features, {"y": made(n // 2)}, 0)
     return Assembled(batch, {"z": Apart(tier, part, others, tier.memory_for(part))})
 
 

@@ -39,7 +39,7 @@ def test_a_loader_says_what_it_is(small: SimpleNamespace) -> None:
         with make(g, features=["x", "h"], strategy=strategy) as loader:
             expected = (
                 f"Loader({str(small.path)!r}, NeighborSampler(fanouts=[3, 2], replace=False, seed=1), "
-                f"{len(loader)} batches of 40, features=['x', 'h'], labels='y', strategy={strategy!r}, device='cpu')"
+                f"{len(loader)} batches of 40, features=['x', 'h'], labels=['y'], strategy={strategy!r}, device='cpu')"
             )
             assert repr(loader) == expected
         assert repr(loader) == f"{expected[:-1]}, closed)"

@@ -229,7 +229,7 @@ def test_the_first_keep_their_rows_and_small_ones_are_not_lent() -> None:
     none = torch.zeros(0, dtype=torch.int64)
 
     def made(index: int, n_rows: int) -> MiniBatch:
-        return MiniBatch(none, none, (), {"x": pool.tensor((n_rows, 1024), torch.uint8)}, None, index)
+        return MiniBatch(none, none, (), {"x": pool.tensor((n_rows, 1024), torch.uint8)}, {}, index)
 
     stage = waiting.after(made)
     first, small, large, last = (stage(index, n_rows) for index, n_rows in enumerate([1024, 10, 1024, 1024]))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array
-from featstore.registry import Registry
+from featstore.registry import Registry, read_only
 
 __all__ = ["OnlinePolicy", "Policy", "PolicyContext", "StaticPolicy", "available_policies", "get_policy", "register_policy"]
 
@@ -28,7 +28,9 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """The arrays that a policy may use: never the graph. Providers run at first use, so an unused array costs nothing.
+    """The arrays that a policy may use, and cannot write to: never the graph.
+
+    Providers run at first use, so an unused array costs nothing.
 
     Parameters
     ----------
@@ -59,7 +61,7 @@ class PolicyContext:
         array = as_array(what, provider())
         if array.shape != (self.n,):
             raise ValueError(f"{what} must have shape ({self.n},), not {array.shape}")
-        return array
+        return read_only(array)
 
     @cached_property
     def in_degree(self) -> npt.NDArray[Any]:

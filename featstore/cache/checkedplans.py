@@ -19,6 +19,7 @@ from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
 from featstore.cache.rowmap import RowMap
 from featstore.errors import FeatstoreError, PluginError
 from featstore.gather.plan import Changeset
+from featstore.registry import read_only
 
 __all__ = ["CheckedPolicy"]
 
@@ -93,7 +94,7 @@ class CheckedPolicy:
             self._begin(capacity, context.n, residents)
         with self._guard("start"):
             if len(residents):
-                self._policy.start(capacity, context, _read_only(residents))
+                self._policy.start(capacity, context, read_only(residents))
             else:
                 self._policy.start(capacity, context)
 
@@ -227,12 +228,6 @@ def _text(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _read_only(array: Ints) -> Ints:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 def _close(answer: Any) -> None:
     """End a plan that was given up; the error that ended it is the one to show."""
     try:
@@ -272,7 +267,7 @@ class _Lent:
         window = self._window
         return replace(
             window,
-            offsets=_read_only(window.offsets),
+            offsets=read_only(window.offsets),
             ids=self._ids,
             spill=None if window.spill is None else self._spill,
             foresee=None if window.foresee is None else self._foresee,
@@ -282,7 +277,7 @@ class _Lent:
         """Return the rows of a batch; they cannot be written to."""
         last = self._last
         if last[0] != number:  # asked for by the policy, then by the check
-            last = self._last = number, _read_only(self._window.ids(number))
+            last = self._last = number, read_only(self._window.ids(number))
         return last[1]
 
     def check_foreseen(self, slots: Int32s, number: int, where: str) -> None:

@@ -14,6 +14,7 @@ from featstore.cache.base import OnlinePolicy, PolicyContext
 from featstore.cache.rowmap import RowMap
 from featstore.errors import PluginError
 from featstore.gather.plan import Changeset
+from featstore.registry import read_only
 
 __all__ = ["PlannedSlots", "SlotTable"]
 
@@ -22,12 +23,6 @@ Int32s = npt.NDArray[np.int32]
 
 MOVED_ROWS = 256  # at once, while a table shrinks
 _VICTIM_FAULTS = {1: "is not a slot of {capacity}", 2: "occurs twice", 3: "is empty"}
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 class SlotTable:
@@ -89,7 +84,7 @@ class SlotTable:
         n = _core.distinct_slots(slots, self._bitmap, distinct)
         try:
             with self._guard("hit"):
-                self.policy.hit(_read_only(distinct[:n]))
+                self.policy.hit(read_only(distinct[:n]))
         except PluginError as error:
             self._fault = error
 
@@ -136,7 +131,7 @@ class SlotTable:
             out_rows = self.row_of_slot[victims]
             slots = np.concatenate((slots, victims))
         with self._guard("insert", new_rows):
-            self.policy.insert(_read_only(new_rows), _read_only(slots))
+            self.policy.insert(read_only(new_rows), read_only(slots))
             self._rows.release(out_rows)
             self._rows.hold(new_rows, slots)
             self.row_of_slot[slots] = new_rows
@@ -183,7 +178,7 @@ class SlotTable:
                 self.policy.start(capacity, self._context)
                 self._is_broken = False
                 if len(kept):
-                    self.policy.insert(_read_only(kept_rows), _read_only(slots))
+                    self.policy.insert(read_only(kept_rows), read_only(slots))
                     self._rows.assign(kept_rows, slots)
                     self.row_of_slot[slots] = kept_rows
                     self.n_used = len(kept)

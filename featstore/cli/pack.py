@@ -106,7 +106,7 @@ def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
         cache_bytes(_packed(options).cache or 0, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)
 
 
-def _asked(options: argparse.Namespace, labels: str | None) -> dict[str, Any]:
+def _asked(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
     """Return the arguments of the estimates that the options of the command line come to."""
     return {"packed": _packed(options), "features": [options.feature], "labels": labels, "device_cache": options.device_cache}
 
@@ -134,8 +134,8 @@ def _pack_dataset(
     target = os.path.abspath(os.fspath(path))
     if options.add_layout and options.overwrite:
         raise ValueError("--add-layout keeps the samples and --overwrite replaces them: leave one out")
-    labels = options.labels if options.labels in g.node_data else None  # --seeds needs none
-    if labels is None and "labels" in getattr(options, "given", ()):
+    labels = [options.labels] if options.labels in g.node_data else []  # --seeds needs none
+    if not labels and "labels" in getattr(options, "given", ()):
         raise ValueError(f"--labels: the dataset has no {options.labels!r}; it has {sorted(g.node_data)}")
     if options.add_layout:
         pack = open_pack(target, g.path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from featstore.cli.training import no_seeds, split_seeds
+from featstore.cli.splits import no_seeds, split_seeds
 from featstore.graph.progress import Bar
 from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import Sampler
@@ -63,7 +63,7 @@ def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.T
     ----------
     g : OutOfCoreGraph
     labels : str
-        Node data with classes; training leaves out nodes whose label is negative.
+        Node data with labels; nodes that have none are left out (:func:`split_seeds`).
     name : str, optional
         Other node data with the seeds themselves, ids or a mask, whatever their labels.
 

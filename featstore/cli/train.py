@@ -36,16 +36,8 @@ from featstore.cli.arguments import (
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
 from featstore.cli.planhistory import staleness
-from featstore.cli.training import (
-    SPLITS,
-    Epoch,
-    TrainResult,
-    check_fields,
-    describe_epoch,
-    describe_training,
-    train,
-    unknown_splits,
-)
+from featstore.cli.splits import SPLITS, count_classes, unknown_splits, unlabelled
+from featstore.cli.training import Epoch, TrainResult, check_fields, describe_epoch, describe_training, train
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.history import History
@@ -249,6 +241,8 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         check_fields(graph, options.feature, options.labels, options.edge_features)
         sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options, bool(options.edge_features))
         _say_unused_splits(graph)
+        if isinstance(graph, OutOfCoreGraph):
+            _say_unlabelled(graph, options.labels)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
         torch.use_deterministic_algorithms(True)
@@ -307,6 +301,17 @@ def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
         names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
         text = f"featstore: node data not used as a split: {', '.join(unused)}. Names of splits are {names}"
         print(text, file=sys.stderr, flush=True)
+
+
+def _say_unlabelled(graph: OutOfCoreGraph, labels: str) -> None:
+    """Print a line about nodes of splits that have no label: nothing is trained or measured on them."""
+    count_classes(graph, labels)  # what is wrong with the labels as such comes first
+    left_out = unlabelled(graph, labels)
+    if left_out:
+        counts = ", ".join(f"{n:,} of {of:,} of {split}" for split, (n, of) in left_out.items())
+        print(
+            f"featstore: nodes without a label in {labels!r} (negative, NaN) are left out: {counts}", file=sys.stderr, flush=True
+        )
 
 
 def _say(epoch: Epoch) -> None:

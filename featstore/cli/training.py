@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from tqdm import tqdm
 from featstore.budget import MemoryReport
 from featstore.cli.model import ModelSizes, save_model
 from featstore.cli.sage import GraphSAGE
+from featstore.cli.splits import SPLITS, class_ids, count_classes, no_seeds, split_seeds
 from featstore.config import format_size
 from featstore.gather.device import check_device
 from featstore.load.loader import Loader
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = [
-    "SPLITS",
     "Epoch",
     "TrainResult",
     "check_fields",
@@ -37,19 +37,10 @@ __all__ = [
     "describe_training",
     "edge_rows",
     "evaluate",
-    "no_seeds",
-    "split_seeds",
     "stage_table",
     "train",
-    "unknown_splits",
 ]
 
-# The names that node data of a split may have; the first one that is there counts. OGB says valid.
-SPLITS = {
-    "train": ("train_idx", "train_mask"),
-    "val": ("val_idx", "valid_idx", "val_mask", "valid_mask"),
-    "test": ("test_idx", "test_mask"),
-}
 N_LOSSES = 50
 
 
@@ -82,31 +73,6 @@ class TrainResult:
         return asdict(self)
 
 
-def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
-    """Return the labelled nodes of a split, from the first of its names in :data:`SPLITS`; None where there is none of them."""
-    for name in SPLITS.get(split, ()):
-        if name in g.node_data:
-            chosen = g.node_data[name]
-            ids = (
-                torch.nonzero(chosen).flatten() if chosen.dtype == torch.bool or name.endswith("mask") else chosen.to(torch.int64)
-            )
-            return ids[g.node_data[labels][ids] >= 0]
-    return None
-
-
-def unknown_splits(names: Iterable[str]) -> list[str]:
-    """Return the names that end as a split's do, ``_idx`` or ``_mask``, and are no split's."""
-    known = {name for names in SPLITS.values() for name in names}
-    return sorted(name for name in names if name.endswith(("_idx", "_mask")) and name not in known)
-
-
-def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
-    """Return what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
-    if seeds is None:
-        return f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(there)}"
-    return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"
-
-
 def edge_rows(batch: MiniBatch, names: Sequence[str]) -> list[torch.Tensor] | None:
     """Return the rows of each block's edges, float32, the columns of all features side by side; None where none are named."""
     if not names:
@@ -126,7 +92,7 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edg
         with torch.inference_mode():
             for batch in _bar(loader, "evaluate") if progress else loader:
                 edges = {"edges": edge_rows(batch, edge_features)} if edge_features else {}
-                right += int((model(batch.x.float(), batch.blocks, **edges).argmax(1) == batch.y).sum())
+                right += int((model(batch.x.float(), batch.blocks, **edges).argmax(1) == class_ids(batch.y)).sum())
                 total += len(batch.seeds)
     finally:
         model.train(was_training)
@@ -178,7 +144,7 @@ def train(
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-        With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` (ids) or
+        With features (float, one row of numbers a node), class ids as labels, and node data ``train_idx`` (ids) or
         ``train_mask``; likewise ``val`` (or ``valid``) and ``test``, which may be missing: :data:`SPLITS`. A pack in place of its
         dataset trains in its own batches, with the labels that it carries; accuracy is not measured, for which nodes would have
         to be sampled.
@@ -187,6 +153,8 @@ def train(
     n_layers : int
         Hops of the sampler.
     feature, labels : str
+        Labels are class ids from 0, one a node, shape (n,) or (n, 1), integers or whole floats; negative or NaN: the node has
+        none, and is left out.
     edge_features : sequence of str
         Features of edges whose means the layers take in, too, each flattened to one row of numbers an edge. The sampler numbers
         its edges (``edges=True``).
@@ -216,7 +184,7 @@ def train(
     Raises
     ------
     ValueError
-        No training seeds, labels or features as asked for.
+        No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label.
     BudgetError, CorruptionError, OSError
         From loading.
 
@@ -233,10 +201,10 @@ def train(
     store = g.features[feature]
     if store.ndim != 2:
         raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
+    n_classes = count_classes(g, labels)
     seeds = {} if isinstance(g, PackedGraph) else {split: split_seeds(g, split, labels) for split in SPLITS}
     if not is_pack and (seeds["train"] is None or not len(seeds["train"])):
         raise ValueError(no_seeds(seeds["train"], g.node_data))
-    n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
     names = tuple(edge_features)
     n_edge = 0 if isinstance(g, PackedGraph) else sum(math.prod(g.edge_features[name].shape[1:]) for name in names)
@@ -302,9 +270,11 @@ def _train_epoch(
     bar = None if title is None else _bar(loader, title)
     for batch in loader if bar is None else bar:
         start = time.perf_counter()
-        assert batch.y is not None
+        classes = class_ids(batch.y)
+        if n_without := int((classes < 0).sum()):  # a pack may have been sampled from any nodes
+            raise ValueError(f"labels: {n_without} of the {len(classes)} seeds of batch {batch.index} have no label")
         scores = model(batch.x.float(), batch.blocks, batch.history, edge_rows(batch, edge_features))
-        loss = torch.nn.functional.cross_entropy(scores, batch.y.to(torch.int64))
+        loss = torch.nn.functional.cross_entropy(scores, classes)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()

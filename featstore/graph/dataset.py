@@ -341,7 +341,8 @@ class OutOfCoreGraph(Kept):
         ----------
         path : path-like
         memory : int or str, optional
-            The budget: bytes or text such as ``"4GiB"``; half of what is available by default.
+            The budget: bytes or text such as ``"4GiB"``; by default half of what is available, divided by the processes that
+            train together on this machine, as ``LOCAL_WORLD_SIZE`` says.
         backend : {"auto", "buffered", "io_uring", "pread"}
             How files are read. ``"io_uring"`` and ``"pread"`` are demands: OSError if they are refused. ``"buffered"`` is as
             ``"auto"``, but through the page cache. ``FEATSTORE_BACKEND`` replaces ``"auto"``.

@@ -17,6 +17,7 @@ from featstore.errors import ClosedError, CorruptionError
 from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listblocks import ListBlock, NodeLists
 from featstore.graph.liststream import LIST_BYTES, pass_pages, stream_lists
+from featstore.registry import read_only
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
@@ -250,7 +251,7 @@ class CscTopology(Topology):
         super().__init__(num_nodes, num_edges, id_bytes)
         if indptr.shape != (num_nodes + 1,):
             raise ValueError(f"indptr of {num_nodes} nodes has shape ({num_nodes + 1},), not {indptr.shape}")
-        self.indptr = np.ascontiguousarray(indptr, np.int64)
+        self.indptr = read_only(np.ascontiguousarray(indptr, np.int64))  # plug-ins get it, and slices of it
         self.indices = indices
         self._reservation: Reservation | None = None
         if not is_checked:

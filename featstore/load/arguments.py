@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featstore.config import check_at_least
+from featstore.errors import RanksWarning
 from featstore.pack.packgraph import PackedGraph
 
-__all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch"]
+__all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "check_ranks"]
 
 
 def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
@@ -47,9 +50,27 @@ def check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tup
     return found
 
 
-def check_labels(g: Any, name: str | None) -> str | None:
-    """Return the name of node data that the graph has; None for batches without."""
-    return None if name is None else _check_names("labels", name, g.node_data)[0]
+def check_labels(g: Any, names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return names of node data that the graph has; ``"auto"``: ``y`` where there is one."""
+    if names == "auto":
+        return ("y",) if "y" in g.node_data else ()
+    return () if names is None else _check_names("labels", names, g.node_data)
+
+
+def check_ranks() -> None:
+    """Warn where this process is one of several that train together, by torch's process group: their batches are the same."""
+    distributed: Any = sys.modules.get("torch.distributed")  # who has not imported it has no group
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    n, rank = distributed.get_world_size(), distributed.get_rank()
+    if n > 1:
+        warnings.warn(
+            f"this is rank {rank} of {n} processes that train together, and a loader divides nothing among them: give each its "
+            f"share of the seeds, seeds[{rank}::{n}][: len(seeds) // {n}], so that all have as many batches. Where that is done, "
+            "say so: warnings.filterwarnings('ignore', category=featstore.RanksWarning)",
+            RanksWarning,
+            stacklevel=3,
+        )
 
 
 def check_prefetch(prefetch: int | str, threads: int) -> int:

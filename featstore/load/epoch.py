@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from featstore.errors import ClosedError
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
+from featstore.load.prepared import PreparedCheck
 from featstore.load.stages import Item, Stages
 from featstore.load.waiting import Waiting
 from featstore.storage.rundir import finalize_here
@@ -42,10 +43,20 @@ class RunningEpoch(Iterator[MiniBatch]):
         See :class:`Pipeline`.
     owner : object
         Kept alive until the threads have ended: what the stages use is closed with it.
+    check : PreparedCheck, optional
+        Of every batch that ``run`` returns.
     """
 
     def __init__(
-        self, run: EpochRun, stages: Stages, position: Position, stop: int, depth: int, owner: object, most: int = 0
+        self,
+        run: EpochRun,
+        stages: Stages,
+        position: Position,
+        stop: int,
+        depth: int,
+        owner: object,
+        most: int = 0,
+        check: PreparedCheck | None = None,
     ) -> None:
         self._run = run
         self._position = position
@@ -54,7 +65,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._stages = stages
         self._has_delivered = False
         self._waiting = stages.waiting(run, depth) if most > depth else None
-        first, second, third = stages.of(run, self._waiting)
+        first, second, third = stages.of(run, self._waiting, check)
         self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
             first,
             second,

@@ -20,6 +20,7 @@ from featstore.gather.device import record_here, settle
 from featstore.load.lategradients import pass_on, sums_dtype
 from featstore.sampling.batch import HistoryRows
 from featstore.sampling.batches import check_seeds
+from featstore.sampling.foreign import check_same_graph, graph_id
 from featstore.sampling.historical import PushTimes
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -125,6 +126,7 @@ class History:
         self._sums: torch.Tensor | None = None  # of gradients, where there are any
         self._held: Reservation | None = None
         self._num_nodes = -1  # of the graph, once it is known
+        self._graph: str | None = None  # and which one it is
         self._lock = threading.Lock()
         self._is_taken = False  # by a loader
         self._run: object = None  # the epoch whose batches are merged
@@ -176,7 +178,7 @@ class History:
         if self._table is None:
             raise ValueError("the history has no table yet: it gets one from its first loader")
         nodes, pushed = torch.from_numpy(self.times.nodes), torch.from_numpy(self.times.pushed)
-        state = {"version": VERSION, "num_nodes": self._num_nodes, "step": self.times.step}
+        state = {"version": VERSION, "num_nodes": self._num_nodes, "graph": self._graph, "step": self.times.step}
         return state | {"nodes": nodes, "pushed": pushed, "table": self._table, "gradients": self._sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -186,7 +188,7 @@ class History:
         ------
         ValueError
             The state is of something else, of rows of another width or dtype, with gradients where this one has none or the
-            other way round, or of a graph of other nodes.
+            other way round, or of another graph.
         BusyError
             An epoch of its loader is running.
         BudgetError
@@ -204,6 +206,7 @@ class History:
             raise ValueError("of state and history one has gradients, the other none: see gradients= and staleness=")
         if self._num_nodes not in (-1, state["num_nodes"]):
             raise ValueError(f"the state is of a graph of {state['num_nodes']} nodes, the loader's has {self._num_nodes}")
+        check_same_graph(state, self._graph)
         ids, when = nodes.numpy().astype(np.int64), pushed.numpy().astype(np.int64)
         wrong = len(when) != len(ids) or bool((np.diff(ids) <= 0).any()) or bool((when >= step).any())
         if wrong or (len(ids) and not (ids[0] >= 0 and ids[-1] < state["num_nodes"])):
@@ -218,6 +221,7 @@ class History:
             settle(device)
             self.times.nodes, self.times.pushed, self.times.step = ids, when, int(step)
             self._num_nodes, self._run = int(state["num_nodes"]), None
+            self._graph = state.get("graph")
 
     # What the loader calls.
 
@@ -228,7 +232,7 @@ class History:
         ------
         BusyError
             Another loader has the history.
-        OptionError
+        ValueError
             Nodes are not the graph's, or its state is of another graph.
         """
         with self._lock:
@@ -236,6 +240,7 @@ class History:
                 raise BusyError("another loader has this history: close it first, or give each loader one of its own")
             if self._num_nodes not in (-1, g.num_nodes):
                 raise OptionError("history", f"it is of a graph of {self._num_nodes} nodes, this one has {g.num_nodes}")
+            check_same_graph({"graph": self._graph}, graph_id(g))
             if not isinstance(self._nodes, float):
                 try:
                     check_seeds(self._nodes, g.num_nodes, what="node")
@@ -279,7 +284,7 @@ class History:
             raise
         if self._held is not None and held is not self._held:
             self._held.release()
-        self._held, self._num_nodes = held, g.num_nodes
+        self._held, self._num_nodes, self._graph = held, g.num_nodes, graph_id(g)
 
     @property
     def is_open(self) -> bool:
@@ -307,6 +312,7 @@ class History:
         if self._split is None or self.times.step:
             return
         self._nodes, self._split, self._table, self._sums, self._num_nodes = EMPTY, None, None, None, -1
+        self._graph = None
         self.times.nodes = self.times.pushed = EMPTY
         if self._held is not None:
             self._held.release()

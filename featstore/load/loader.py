@@ -20,10 +20,11 @@ from featstore.cache.base import get_policy
 from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
-from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch
+from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch, check_ranks
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
+from featstore.load.prepared import PreparedCheck
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
@@ -31,7 +32,7 @@ from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.drawn import Drawn, SampledBatches
-from featstore.sampling.foreign import checked_sampler
+from featstore.sampling.foreign import check_same_graph, checked_sampler, graph_id
 from featstore.sampling.macrolists import macro_lists
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
@@ -76,8 +77,8 @@ class Loader:
         Seeds a batch; 1000 by default.
     features : str or sequence of str
         Features to gather; the first is ``batch.x``. May be empty.
-    labels : str or None
-        Node data that gives ``batch.y``.
+    labels : str, sequence of str, or None
+        Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` where the graph has it, else none.
     edge_features : str or sequence of str
         Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the one
         that a pack was sampled with.
@@ -128,7 +129,14 @@ class Loader:
         The cache is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the least budget
         that does. The loop still holds one batch while it asks for the next, so two must fit.
     PluginError
-        From the loop: the sampler returned what is no batch of this graph.
+        From the loop: the sampler returned what is no batch of this graph, or the strategy another batch than it was asked for.
+
+    Warns
+    -----
+    RanksWarning
+        The process is one of several that train together, each of which gets all batches.
+    FeatstoreWarning
+        ``drop_last`` leaves out the only batch.
 
     Notes
     -----
@@ -148,7 +156,7 @@ class Loader:
         seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = None,
         batch_size: int | None = None,
         features: str | Sequence[str] = ("x",),
-        labels: str | None = "y",
+        labels: str | Sequence[str] | None = "auto",
         strategy: str | Strategy | type[Strategy] = "ondemand",
         shuffle: bool = True,
         seed: int = 0,
@@ -160,6 +168,7 @@ class Loader:
         edge_features: str | Sequence[str] = (),
         history: History | None = None,
     ) -> None:
+        check_ranks()
         self._strategy = get_strategy(strategy)
         self._g, self._sampler = cast(Any, g), sampler
         by_stage = stage_threads(threads, g.options.threads)
@@ -264,13 +273,14 @@ class Loader:
         batches = setup.batches
         n_bytes: int = getattr(getattr(batches, "batches", batches), "nbytes", 0)
         try:
-            if labels is not None and len(g.node_data[labels]) != g.num_nodes:
-                raise ValueError(f"labels: {labels!r} has {len(g.node_data[labels])} entries for {g.num_nodes} nodes")
+            for name in labels:
+                if (n := len(g.node_data[name])) != g.num_nodes:
+                    raise ValueError(f"labels: {name!r} has {n} entries for {g.num_nodes} nodes")
             self._held.append(g.budget.reserve("loader order", n_bytes))
             if self._history is not None and not self._history.is_open:
                 self._history.make(g, setup.device)
         except BudgetError as error:
-            more = n_bytes + (0 if labels is None else g.data_bytes(labels))
+            more = n_bytes + sum(map(g.data_bytes, labels))
             if self._history is not None:
                 more += self._history.needed_bytes(g, setup.device)
             return replace(setup, refused=error, refused_bytes=more)
@@ -283,7 +293,7 @@ class Loader:
         options = {
             "features": list(setup.features),
             **({"edge_features": list(setup.edge_features)} if setup.edge_features else {}),
-            "labels": setup.labels,
+            "labels": list(setup.labels),
             "strategy": self._strategy,
             "device": str(setup.device),
         }
@@ -332,7 +342,8 @@ class Loader:
             try:
                 depth = self._runner.prefetch
                 most = MOST_AHEAD if self._adapts and depth > 1 else depth  # not where memory was short from the start
-                running = RunningEpoch(run, self._stages, position, len(self), depth, self, most)
+                check = PreparedCheck(self._strategy.name, len(self), None if self._sampler is None else epoch)
+                running = RunningEpoch(run, self._stages, position, len(self), depth, self, most, check)
             except BaseException:
                 run.close()
                 raise
@@ -357,7 +368,8 @@ class Loader:
         epoch, batch = self._position.epoch, self._position.batch
         if batch >= len(self) > 0:
             epoch, batch = epoch + 1, 0
-        return {"version": 1, "epoch": epoch, "batch": batch, "batches": self._runner.setup.batches.digest()}
+        batches = self._runner.setup.batches.digest()
+        return {"version": 1, "epoch": epoch, "batch": batch, "batches": batches, "graph": graph_id(self._g)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` stood.
@@ -366,7 +378,7 @@ class Loader:
         ------
         ValueError
             The state is of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed`` or ``drop_last``. The
-            sampler is not in the state: give the same one.
+            sampler is not in the state: give the same one. Or the state is of another graph.
         """
         if state.get("version") != 1:
             raise ValueError(f"not a loader's state: {sorted(state)}")
@@ -375,6 +387,7 @@ class Loader:
                 "the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last, or whose batches of a pack "
                 "ran in another order (policy, length)"
             )
+        check_same_graph(state, graph_id(self._g))
         self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
         self._position = Position(self._next_epoch, self._next_start)
 

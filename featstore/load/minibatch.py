@@ -31,8 +31,8 @@ class MiniBatch:
         One bipartite block a hop, outermost first: the order in which layers use them.
     features : dict of str to tensor, shape (n, …)
         Row ``k`` of each belongs to ``input_ids[k]``.
-    y : tensor, shape (n_seeds, …), or None
-        Labels of the seeds.
+    labels : dict of str to tensor, shape (n_seeds, …)
+        Row ``k`` of each belongs to ``seeds[k]``.
     index : int
         The batch's number in the epoch, whatever order batches run in.
     edge_features : dict of str to tuple of tensors
@@ -46,10 +46,10 @@ class MiniBatch:
     input_ids: torch.Tensor
     blocks: tuple[Block, ...]
     features: dict[str, torch.Tensor]
-    y: torch.Tensor | Any  # or None, which type checkers need not rule out: a loop knows whether it asked for labels
+    labels: dict[str, torch.Tensor]
     index: int
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    history: BatchHistory | Any = None  # as y
+    history: BatchHistory | Any = None  # which type checkers need not rule out: a loop knows whether it asked for one
 
     @property
     def x(self) -> torch.Tensor:
@@ -59,16 +59,20 @@ class MiniBatch:
         raise AttributeError("this loader was made with features=[]: its batches have no x")
 
     @property
+    def y(self) -> torch.Tensor | Any:  # as history
+        """The first of the labels; None where there are none."""
+        return next(iter(self.labels.values()), None)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors; ``seeds`` is a part of ``input_ids``."""
         return sum(tensor.nbytes for tensor in self._tensors())
 
     def _tensors(self) -> list[torch.Tensor]:
-        labels = () if self.y is None else (self.y,)
         of_edges = (rows for blocks in self.edge_features.values() for rows in blocks)
         of_blocks = (each for block in self.blocks for each in block.tensors)
         of_history = () if self.history is None else self.history.rows.tensors
-        return [self.input_ids, *self.features.values(), *labels, *of_blocks, *of_edges, *of_history]
+        return [self.input_ids, *self.features.values(), *self.labels.values(), *of_blocks, *of_edges, *of_history]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """Return the batch with its tensors on ``device``; tensors that are there already are shared.
@@ -89,7 +93,7 @@ class MiniBatch:
         MissingExtraError
             torch_geometric is not installed.
         OptionError
-            A feature has a name that PyG's batches use.
+            A feature or a label has a name that PyG's batches use.
         """
         return adapter("pyg").to_data(self)
 
@@ -108,7 +112,7 @@ class MiniBatch:
             input_ids=input_ids,
             blocks=tuple(block.map(move) for block in self.blocks),
             features={name: move(tensor) for name, tensor in self.features.items()},
-            y=None if self.y is None else move(self.y),
+            labels={name: move(tensor) for name, tensor in self.labels.items()},
             index=self.index,
             edge_features={name: tuple(map(move, blocks)) for name, blocks in self.edge_features.items()},
             history=None if self.history is None else self.history.map(move),

@@ -20,6 +20,7 @@ from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import MiniBatch
+from featstore.load.prepared import PreparedCheck
 from featstore.load.transfer import Assembled, Transfer
 from featstore.load.waiting import Waiting
 from featstore.pack.packgraph import PackedGraph
@@ -104,13 +105,14 @@ class Stages:
             self._on_device.step_done(self._setup)
 
     def of(
-        self, run: EpochRun, waiting: Waiting | None = None
+        self, run: EpochRun, waiting: Waiting | None = None, check: PreparedCheck | None = None
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
 
-        ``waiting`` hears of every batch that the last stage has made.
+        ``waiting`` hears of every batch that the last stage has made, ``check`` of every one that the strategy prepares.
         """
-        sample, assemble = self._for_device(self._sample, run), self._for_device(self._assemble, run)
+        sample = self._for_device(partial(self._sample, check=check), run)
+        assemble = self._for_device(self._assemble, run)
         last: Callable[..., MiniBatch] = self._transfer or assemble
         if waiting is not None:
             last = waiting.after(last)
@@ -188,9 +190,11 @@ class Stages:
         if was_short:
             self._g.reader.made_do()
 
-    def _sample(self, run: EpochRun, position: int) -> Item:
+    def _sample(self, run: EpochRun, position: int, check: PreparedCheck | None = None) -> Item:
         try:
             prepared = run.batch(position)
+            if check is not None:
+                check(prepared, position)
             n_bytes, tier = prepared.sampled.nbytes, None if self._on_device is None else self._on_device.tier
             split = None
             if tier is not None and prepared.plans is None:
@@ -214,8 +218,8 @@ class Stages:
             self.memory.saw(n_rows, item.n_bytes)
             raise self._too_small(position, error, self.memory.least(n_rows)) from None
         with self.watch.time("labels"):
-            y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index)
+            labels = {name: self._g.node_data[name][sampled.seeds] for name in self._setup.labels}
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, labels, sampled.index)
         batch.edge_features = item.edge_features
         if self._history is not None and sampled.history is not None:
             batch.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)

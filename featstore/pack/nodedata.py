@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -91,11 +91,11 @@ def is_carried(pack: OfflineSamples, data: NodeData) -> bool:
         return False
 
 
-def carried_bytes(pack: OfflineSamples, graph: Any, name: str | None) -> int:
-    """Return about how many bytes carrying some node data of a graph would take; 0 where a pack has it."""
-    if name is None or is_carried(pack, NodeData(name, graph.node_data[name], graph.fingerprint()[f"node/_/{name}"])):
-        return 0
-    return int(graph.node_data[name].nbytes) + 4096
+def carried_bytes(pack: OfflineSamples, graph: Any, names: Iterable[str]) -> int:
+    """Return about how many bytes carrying node data of a graph would take; 0 for what a pack has."""
+    made_of = graph.fingerprint()
+    data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in names]
+    return sum(int(each.tensor.nbytes) + 4096 for each in data if not is_carried(pack, each))
 
 
 class Carrier:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from featstore.graph.crossedges import blocks_in
 from featstore.graph.listblocks import ListBlock
 from featstore.graph.progress import Progress
 from featstore.graph.topology import Topology, huge_bytes
-from featstore.registry import Registry
+from featstore.registry import Registry, read_only
 
 __all__ = [
     "GraphStream",
@@ -38,6 +38,8 @@ _PIECE_NODES = 1 << 16
 
 class GraphStream:
     """A graph as a partitioner sees it: degrees in memory, neighbour ids block by block from the file.
+
+    None of its arrays can be written to.
 
     Parameters
     ----------
@@ -61,12 +63,13 @@ class GraphStream:
     ) -> None:
         self._topology, self._budget, self._bar = topology, budget, bar
         self.num_nodes, self.num_edges = topology.num_nodes, topology.num_edges
-        self.n_parts, self.is_train, self.seed = n_parts, is_train, seed
+        self.n_parts, self.seed = n_parts, seed
+        self.is_train = None if is_train is None else read_only(is_train)
         self._read_indptr: npt.NDArray[np.int64] | None = None
 
     @property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``; not to be written to.
+        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``.
 
         Of a chunked topology they are read when they are first asked for, and counted in the budget as long as this object lives.
         """
@@ -78,7 +81,7 @@ class GraphStream:
             self._read_indptr = huge_array(n_bytes).view(np.int64)
             for first, offsets in self._topology.offset_pieces(_PIECE_NODES):
                 self._read_indptr[first : first + len(offsets)] = offsets
-        return self._read_indptr
+        return read_only(self._read_indptr)
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Read the adjacency once: yield ``(first, ids)``, the neighbour ids at positions ``first …``, int32 or int64.
@@ -94,7 +97,7 @@ class GraphStream:
     def list_blocks(self) -> Iterator[ListBlock]:
         """Read the adjacency once, as :meth:`blocks`, with the nodes whose lists each block holds."""
         for block in blocks_in(self._topology, self._budget, HOLDER):
-            yield block
+            yield replace(block, offsets=read_only(block.offsets), ids=read_only(block.ids))
             self._bar.add(block.ids.nbytes)
 
     def reserve(self, n_bytes: int) -> Reservation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,9 +12,20 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least, check_flag
+from featstore.errors import FeatstoreWarning
 from featstore.gather.arrays import id_array
 
-__all__ = ["UNKNOWN_TOGETHER", "Batches", "EpochSeeds", "RandomBatches", "as_batches", "check_seeds", "cut", "together_of"]
+__all__ = [
+    "UNKNOWN_TOGETHER",
+    "Batches",
+    "EpochSeeds",
+    "RandomBatches",
+    "as_batches",
+    "check_seeds",
+    "cut",
+    "together_of",
+    "warn_of_none",
+]
 
 UNKNOWN_TOGETHER = 2  # consecutive batches that are alike, where nobody says: not one batch tells of all
 
@@ -115,6 +127,16 @@ class Batches(Protocol):
         ...
 
 
+def warn_of_none(n_seeds: int, batch_size: int, drop_last: bool) -> None:
+    """Warn where ``drop_last`` leaves nothing of the seeds."""
+    if drop_last and 0 < n_seeds < batch_size:
+        warnings.warn(
+            f"drop_last=True leaves no batch: {n_seeds} seeds are fewer than batch_size={batch_size}, and every epoch is empty",
+            FeatstoreWarning,
+            stacklevel=3,
+        )
+
+
 class RandomBatches:
     """Seeds cut into batches, shuffled anew each epoch.
 
@@ -158,6 +180,7 @@ class RandomBatches:
         self.shuffle = bool(shuffle)
         self.seed = seed
         self.drop_last = bool(drop_last)
+        warn_of_none(len(self.seeds), batch_size, self.drop_last)
 
     def __repr__(self) -> str:
         options = f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"

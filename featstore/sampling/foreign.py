@@ -12,6 +12,7 @@ Accepted are, by their attributes alone:
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -30,7 +31,7 @@ from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.shadow import ShadowSampler
 
-__all__ = ["adjacency_of", "as_sampled", "checked_sampler", "has_own_seeds"]
+__all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", "graph_id", "has_own_seeds"]
 
 
 def _ids(values: Any) -> torch.Tensor:
@@ -207,6 +208,7 @@ class _CheckedSampler:
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch and check it."""
+        seeds = copy.deepcopy(seeds)  # a tensor cannot be read-only, and batches of other makes may keep it
         sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
         return as_sampled(sample, self.num_nodes, epoch, index)
 
@@ -221,6 +223,24 @@ def has_own_seeds(sampler: Any) -> bool:
 def adjacency_of(graph: Any) -> dict[str, str]:
     """Return the ids of the files that hold a graph's adjacency, by field."""
     return {key: file_id for key, file_id in graph.fingerprint().items() if key.startswith("edge/")}
+
+
+def graph_id(graph: Any) -> str | None:
+    """Return by what a graph's adjacency is told from others, in a text; None where that is not known."""
+    if not hasattr(graph, "fingerprint"):
+        return None
+    # Of the files of an adjacency the one that each form has; edge features, which come and go, are no part of it.
+    return " ".join(file_id for key, file_id in adjacency_of(graph).items() if key.endswith("/out_degree")) or None
+
+
+def check_same_graph(state: Mapping[str, Any], graph: str | None) -> None:
+    """Raise ValueError where a state was saved with another graph than ``graph``, by their :func:`graph_id`."""
+    saved = state.get("graph")
+    if None not in (saved, graph) and saved != graph:
+        raise ValueError(
+            "the state is of another graph than the loader's: the adjacency was made at another time. If it is the same graph, "
+            "created anew, remove the state's 'graph'"
+        )
 
 
 def _check_graph(sampler: Any, num_nodes: int, graph: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from featstore.config import check_at_least, check_flag
 from featstore.graph.partarrays import by_part, check_parts
 from featstore.graph.savedparts import KeptParts, find_parts
-from featstore.sampling.batches import EpochSeeds, check_seeds, cut
+from featstore.sampling.batches import EpochSeeds, check_seeds, cut, warn_of_none
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -114,6 +114,7 @@ class PartitionBatches:
         n_parts = len(self.part_numbers)
         self._offsets, order = by_part(dense.astype(np.int32), n_parts)
         self.seeds = torch.from_numpy(seeds[order])
+        warn_of_none(len(seeds), batch_size, self.drop_last)
         if macro is None:
             macro = max(-(-n_parts // MACRO_SHARE), -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds))))
         self.macro = max(1, min(macro, n_parts))

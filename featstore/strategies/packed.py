@@ -346,9 +346,8 @@ class _Layouts:
     def make(self, options: LayoutOptions) -> bool:
         """Make a layout where the pack has it not; return whether this call did."""
         setup, graph = self.setup, self.setup.graph
-        data = []
-        if (name := setup.labels) is not None:
-            data.append(NodeData(name, graph.node_data[name], graph.fingerprint()[f"node/_/{name}"]))
+        made_of = graph.fingerprint()
+        data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in setup.labels]
         with setup.watch.time("pack"):
             return make_layout(
                 self.pack,

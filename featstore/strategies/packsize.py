@@ -127,7 +127,7 @@ def estimate_pack(
     features: str | Sequence[str] = ("x",),
     device_cache: int | float | str | None = None,
     disk: int | None = None,
-    labels: str | None = None,
+    labels: Sequence[str] = (),
     seed: int = 0,
 ) -> PackEstimate:
     """Estimate what :func:`~featstore.sample_offline` and the layout of a first loader will take on disk.
@@ -138,8 +138,10 @@ def estimate_pack(
         As of :func:`~featstore.sample_offline`; the sampler has no seeds of its own.
     packed : Packed
         Its ``cache`` is a size: what is to be made.
-    features, device_cache, labels
+    features, device_cache
         As of a :class:`~featstore.Loader`.
+    labels : sequence of str
+        Node data that the pack will carry.
     disk : int, optional
         Most bytes that the layout may take; with a static policy it is made to fit.
 
@@ -185,7 +187,7 @@ def estimate_pack(
             path=target,
             samples_bytes=round(per_seed * epochs * sum(len(order.seeds(index)) for index in range(len(order)))) + RECORD_BYTES,
             layout_bytes=0,
-            node_data_bytes=0 if labels is None else int(g.node_data[labels].nbytes) + RECORD_BYTES,
+            node_data_bytes=sum(int(g.node_data[name].nbytes) + RECORD_BYTES for name in labels),
             features_bytes=0,
             n_batches=epochs * len(order),
             n_looked_at=len(batches),
@@ -203,7 +205,7 @@ def estimate_layout(
     features: str | Sequence[str] = ("x",),
     device_cache: int | float | str | None = None,
     disk: int | None = None,
-    labels: str | None = None,
+    labels: Sequence[str] = (),
 ) -> PackEstimate:
     """Estimate what one more layout of a pack will take on disk; see :func:`estimate_pack`. 0 bytes where it is there."""
     asked = _Asked(g, features, packed, device_cache, disk)

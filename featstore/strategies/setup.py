@@ -130,7 +130,7 @@ class Setup:
         Of a pack's layout, rows that are to stay on the device; None: as many as a layout that is there has.
     on_device : OnDevice, optional
         Rows on the device; those of a pack once its layout is open.
-    labels : str, optional
+    labels : tuple of str
         Node data that the loader delivers.
     prefetch : int
         Batches made ahead of the one that the loop holds, while memory suffices.
@@ -168,7 +168,7 @@ class Setup:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     device_rows: int | None = None
     on_device: OnDevice | None = None
-    labels: str | None = None
+    labels: tuple[str, ...] = ()
     prefetch: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
     reads: ReadCounts = field(default_factory=ReadCounts)

@@ -24,6 +24,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.graph.partarrays import check_parts
 from featstore.partitioning.base import GraphStream, Partitioner
+from featstore.registry import read_only
 
 __all__ = ["PartitionerContract"]
 
@@ -38,21 +39,19 @@ class _Stream(GraphStream):
     ) -> None:
         self._indptr, self._ids, self._step = indptr, indices.astype(np.int64 if wide else np.int32), step
         self.num_nodes, self.num_edges, self.n_parts, self.seed = len(indptr) - 1, len(indices), n_parts, seed
-        self.is_train = None if train is None else np.isin(np.arange(self.num_nodes), train).astype(np.uint8)
+        self.is_train = None if train is None else read_only(np.isin(np.arange(self.num_nodes), train).astype(np.uint8))
         self._budget = Budget(1 << 26)
         self.n_blocks = 0
 
     @property
     def indptr(self) -> Int64s:
-        view = self._indptr[:]
-        view.flags.writeable = False
-        return view
+        return read_only(self._indptr)
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         for first in range(0, max(1, self.num_edges), self._step):
             self.n_blocks += 1
             block = self._ids[first : first + self._step].copy()
-            yield first, block
+            yield first, read_only(block)
             block.fill(-1)
 
     @property
@@ -76,11 +75,7 @@ class PartitionerContract(ABC):
         stream = _Stream(indptr, indices, n_parts, None if train is None else np.asarray(train, np.int64), seed, step, wide)
         method = self.make()
         method.check(n_parts)
-        before = None if stream.is_train is None else stream.is_train.copy()
         answer = check_parts(method.assign(stream), len(lists), n_parts, "the answer").copy()
-        assert before is None or stream.is_train is None or np.array_equal(before, stream.is_train), (
-            "the training nodes were written to"
-        )
         assert stream.n_held == 0, "memory stays reserved when it has returned"
         n_blocks = -(-len(indices) // step) or 1
         assert stream.n_blocks <= method.n_passes * n_blocks, (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -54,7 +54,8 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     Returns
     -------
     torch_geometric.data.Data
-        The features by their names, and those of edges, in the order of ``edge_index``; ``y``, of the seeds alone;
+        The features by their names, and those of edges, in the order of ``edge_index``; ``y``, the first of the labels, and
+        others by their names, of the seeds alone;
         ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``, how many of the first nodes are seeds; ``input_id``;
         ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop; ``num_sampled_edges``, of each hop; ``e_id`` and
         ``edge_weight`` where the blocks have edge positions and weights.
@@ -62,7 +63,8 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     Raises
     ------
     OptionError
-        A feature is named like one of these; the batch was pruned by a history, so that layers do not follow each other.
+        A feature or a label is named like one of these; the batch was pruned by a history, so that layers do not follow each
+        other.
 
     Notes
     -----
@@ -74,15 +76,15 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     if batch.history is not None:
         raise OptionError("history", "PyG's batches have one list of nodes, and pruned layers have not: use the blocks")
     has_weights = any(block.weight is not None for block in batch.blocks)
-    check_names((*batch.features, *batch.edge_features), has_labels=batch.y is not None, has_weights=has_weights)
+    check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights=has_weights)
     edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
     data = Data(edge_index=edge_index)
     for name, rows in batch.features.items():
         data[name] = rows
     for name, of_blocks in batch.edge_features.items():
         data[name] = _rows_by_hop(batch.blocks, of_blocks)
-    if batch.y is not None:
-        data.y = batch.y
+    for i, (name, rows) in enumerate(batch.labels.items()):
+        data["y" if i == 0 else name] = rows
     data.n_id = batch.input_ids
     for name, values in arrays.items():
         data[_EDGE_NAMES[name]] = values
@@ -95,11 +97,14 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     return data
 
 
-def check_names(features: Iterable[str], has_labels: bool, *, has_weights: bool = False) -> None:
-    """Raise OptionError where a feature has the name of what every batch has."""
-    for name in features:
-        if name in SAMPLED or (has_labels and name == "y") or (has_weights and name == "edge_weight"):
-            raise OptionError("features", f"a batch of PyG has an attribute {name!r} of its own: leave that feature out")
+def check_names(features: Collection[str], labels: Sequence[str], *, has_weights: bool = False) -> None:
+    """Raise OptionError where a feature, or a label after the first, has the name of what every batch has, or of each other."""
+    own = {*SAMPLED, *["y"][: len(labels)], *["edge_weight"][:has_weights]}
+    for option, names in (("features", features), ("labels", labels[1:])):
+        for name in names:
+            if name in own:
+                raise OptionError(option, f"a batch of PyG has an attribute {name!r} of its own: leave that {option[:-1]} out")
+        own |= {*names}
 
 
 def default_features(names: Iterable[str], option: str) -> tuple[str, ...]:

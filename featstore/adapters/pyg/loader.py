@@ -17,6 +17,7 @@ from featstore.config import check_flag
 from featstore.errors import OptionError
 from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.arguments import check_labels
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
@@ -95,8 +96,8 @@ class NeighborLoader:
     edges : bool, optional
         With ``num_neighbors``: whether to number the edges, for ``batch.e_id``; by default only where edge features are gathered.
         Where edges were not given as lists are stored, numbers take reads of their own.
-    labels : str or None
-        Node data for ``batch.y``; none where the graph has none of the default name.
+    labels : str, sequence of str, or None
+        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where the graph has it.
     strategy : str, Strategy or class
         How rows come off the disk. The batches are the same, bit for bit.
     seed : int
@@ -115,8 +116,8 @@ class NeighborLoader:
     Raises
     ------
     OptionError
-        A keyword of PyG's that is not there; several ways to sample at once; ``num_neighbors`` for edge types; a feature with a
-        name that PyG's batches use.
+        A keyword of PyG's that is not there; several ways to sample at once; ``num_neighbors`` for edge types; a feature or
+        a label with a name that PyG's batches use.
     ValueError, TypeError, IndexError, BusyError, BudgetError, ClosedError
         See :class:`~featstore.Loader`.
 
@@ -148,7 +149,7 @@ class NeighborLoader:
         features: str | Sequence[str] | None = None,
         edge_features: str | Sequence[str] | None = None,
         edges: bool | None = None,
-        labels: str | None = "y",
+        labels: str | Sequence[str] | None = "auto",
         strategy: str | Strategy | type[Strategy] = "ondemand",
         seed: int = 0,
         num_workers: int = 0,
@@ -184,12 +185,11 @@ class NeighborLoader:
             if isinstance(features, str)
             else tuple(features)
         )
-        if labels == "y" and labels not in g.node_data:
-            labels = None
+        labels = check_labels(g, labels)
         if edge_features is None:
             edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
         of_edges = (edge_features,) if isinstance(edge_features, str) else tuple(edge_features)
-        check_names((*names, *of_edges), has_labels=labels is not None)
+        check_names((*names, *of_edges), labels)
         self._positions = _Positions(input_nodes) if is_ids and not _is_mask(input_nodes) else None
         self.loader = Loader(
             g,
