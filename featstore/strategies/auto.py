@@ -138,7 +138,7 @@ class AutoRunner(Runner):
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """See :class:`~featstore.Runner`."""
         run = self._chosen.prepare(epoch, start)
-        if self._epochs is not None:
+        if self._epochs is not None and not run.stands_in:
             run.on_delivered = self._epochs.begin(self._counters)
         return run
 

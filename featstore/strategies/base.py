@@ -53,6 +53,7 @@ class EpochRun(ABC):
     """One epoch under way. What is not overridden does nothing, or reads on demand."""
 
     on_delivered: Callable[[], None] | None = None  # called when the loop has had all batches
+    stands_in: bool = False  # it reads on demand in the place of one by plans, as another epoch has the features' caches
 
     @property
     @abstractmethod
