@@ -464,6 +464,7 @@ class Loader:
             stack.callback(self._close_batches)
             stack.callback(self._close_tier)
             if hasattr(self, "_runner"):
+                stack.callback(self._runner.memory.close)
                 stack.callback(self._runner.close, failed)
 
     def __enter__(self) -> Loader:

@@ -204,6 +204,7 @@ class Memory:
         self._lock = threading.Lock()
         self._delivered: list[tuple[weakref.ref[Any], int]] = []
         self._n_running = 0
+        self._is_closed = False
 
     # What is needed.
 
@@ -420,6 +421,10 @@ class Memory:
         with self._lock:
             self._n_running -= 1
 
+    def close(self) -> None:
+        """Note that there will be no more batches: those that are still held are all that others leave room for."""
+        self._is_closed = True
+
     def saw(self, n_rows: int, sample_bytes: int) -> None:
         """Note how large a batch was."""
         with self._lock:
@@ -446,6 +451,6 @@ class Memory:
         with self._lock:
             held = sum(n_bytes for _, n_bytes in self._living()) * REUSE // (REUSE - 1)
             rows = larger(self.batch.n_rows)
-        if not idle and not self._n_running:
+        if self._is_closed or (not idle and not self._n_running):
             return held
         return max(held, self.loop_bytes(rows) + self._ahead * self.batch_bytes(rows))
