@@ -72,6 +72,10 @@ def make(dataset: Path) -> Iterator[Make]:
             loader.close()
 
 
+def no_memory(*_: Any) -> Any:
+    raise featstore.BudgetError("none is left", 1)
+
+
 def ids(batches: Iterator[featstore.MiniBatch] | featstore.Loader) -> list[list[int]]:
     """Return the input ids of batches, whose rows are right."""
     found = []
@@ -165,15 +169,27 @@ def test_closing_before_the_first_batch(make: Make, epochs: list[list[list[int]]
 
 
 @pytest.mark.parametrize("strategy", AHEAD)
-def test_an_epoch_that_could_not_begin_begins_later(make: Make, epochs: list[list[list[int]]], strategy: str) -> None:
+def test_an_epoch_that_could_not_begin_begins_later(
+    make: Make, epochs: list[list[list[int]]], strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = make(strategy)
-    running, waiting = iter(loader), iter(loader)
-    next(running)
+    waiting = iter(loader)
     for _ in range(2):
-        with pytest.raises(featstore.BusyError, match="another epoch"):
-            next(waiting)
+        with monkeypatch.context() as lacking:
+            lacking.setattr(loader._runner, "prepare", no_memory)
+            with pytest.raises(featstore.BudgetError, match="none is left"):
+                next(waiting)
+    assert ids(waiting) == epochs[0]
+
+
+@pytest.mark.parametrize("strategy", AHEAD)
+def test_an_epoch_begins_beside_another(make: Make, epochs: list[list[list[int]]], strategy: str) -> None:
+    loader = make(strategy)
+    running, beside = iter(loader), iter(loader)
+    next(running)
+    assert ids(beside) == epochs[1]
     assert ids(running) == epochs[0][1:]
-    assert ids(waiting) == epochs[1]
+    assert loader.stats()["epochs_beside"] == 1
 
 
 @pytest.mark.shares_resources  # a child's copies of threads and descriptors are none of ours

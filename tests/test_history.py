@@ -133,6 +133,22 @@ def test_every_row_is_the_latest_push(g: featstore.OutOfCoreGraph, strategy: str
     gc.collect()  # of a loader that lets go of its history alone
 
 
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if STRATEGIES[name].name not in ("ondemand", "auto")])
+def test_an_epoch_beside_the_plans_of_another_loader(g: featstore.OutOfCoreGraph, strategy: str) -> None:
+    """It is read on demand, and prunes what it would have pruned; the next one is planned again."""
+    training = Training(g)
+    with make(g, None, strategy=featstore.Superbatch(cache=0.1, length=2)) as other:
+        with make(g, history_of(3), strategy=STRATEGIES[strategy], prefetch=3, threads=3) as loader:
+            for epoch in range(3):
+                running = iter(other)
+                if epoch != 2:
+                    next(running)
+                training.run(loader, epoch)
+                del running
+            assert loader.stats()["epochs_beside"] == 2
+        assert training.n_pulled > 0
+
+
 def test_a_table_on_cuda_is_made_before_the_loop_has_it(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop may run in another stream than the one in which the table is zeroed or read from a state: stand-ins say so."""
     log: list[str] = []

@@ -47,6 +47,44 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.parametrize("name", [*OPTIONS, "auto"])
+def test_a_closed_loader_asks_for_nothing(dataset: Path, name: str) -> None:
+    """Though its variable lives; but for the batches that are held, which are memory. The next loader has what it would alone."""
+
+    def ginex(g: featstore.OutOfCoreGraph) -> tuple[dict[str, Any], list[int]]:
+        sampler = NeighborSampler(g, [10, 5], seed=1)
+        with featstore.Loader(
+            g, sampler, g.node_data["train_idx"], 200, labels=None, strategy=featstore.Ginex(cache="10%")
+        ) as loader:
+            held = g.memory_report()
+            return loader.stats()["superbatch"], [held["planner"], held["superbatch caches (features)"]]
+
+    options = {"labels": None, **OPTIONS.get(name, {"strategy": "auto"})}
+    memory = 24 << 20
+    with featstore.open(dataset, memory=memory) as g:
+        alone = ginex(g)
+    with featstore.open(dataset, memory=memory) as g:
+        sampler = NeighborSampler(g, [10, 5], seed=1)
+        loader = make_loader(g, sampler, g.node_data["train_idx"], 200, **options)
+        for _ in loader:
+            pass
+        del _
+        running = iter(loader)
+        last = next(running)
+        running.close()  # type: ignore[attr-defined]
+        assert g.budget.required(idle=False) < 2 * last.nbytes < 2 * g.budget.required(idle=False)
+        n_bytes, last = last.nbytes, None
+        assert g.budget.required(idle=True) > 2 * n_bytes  # the loop's and the next one
+        last = next(iter(loader))
+        loader.close()
+        assert last.nbytes <= g.budget.required(idle=False) == g.budget.required(idle=True) < 2 * last.nbytes
+        del last
+        assert g.budget.required(idle=False) == g.budget.required(idle=True) == 0
+        assert not {"planner", "loader order", "read ahead", "packing", "epoch samples"} & g.memory_report().keys()
+        assert ginex(g) == alone
+        assert "closed" in repr(loader)
+
+
 def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
     """Run an epoch within ``memory``; return what an error names, None where there was none."""
     try:

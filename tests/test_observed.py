@@ -150,6 +150,34 @@ def test_rows_on_the_device_leave_the_others_to_the_host(n_batches: int) -> None
     assert w.device_rows == 200
 
 
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("n_batches", [12, 73, 131, 150])
+def test_hits_are_no_more_than_accesses(n_batches: int, given: bool) -> None:
+    """Of what a part of the batches comes to, in an epoch: a count each, no sum of which is more than the whole."""
+    n = 3000
+    looked_at, degrees = Trace(skewed(n, 12, 90), n), np.random.default_rng(1).permutation(n)
+    for device_rows in range(0, 1500, 75):
+        on_device = np.arange(n) < device_rows if given else None
+        for capacity in (0, 150, 1400, n - device_rows, n):
+            w = observe(
+                looked_at,
+                row_bytes=8,
+                capacity=capacity,
+                budget=Budget(1 << 26),
+                n_batches=n_batches,
+                device_rows=device_rows,
+                on_device=on_device,
+                online="lru",
+                out_degree=degrees,
+            )
+            left = w.n_accesses - w.n_device
+            assert w.n_device >= 0
+            for hits in (w.n_top, w.n_static, w.n_degree):
+                assert 0 <= hits <= left, (device_rows, capacity, w)
+            if capacity == n:
+                assert w.n_top == left
+
+
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
 def test_an_epochs_loads_follow_from_its_first_batches(share: float) -> None:
     """A full cache goes on as it did; one that never fills loads each distinct row once, ever fewer."""

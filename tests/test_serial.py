@@ -310,18 +310,24 @@ def test_a_failing_switch_is_the_loops_error(g: featstore.OutOfCoreGraph, monkey
         assert all(torch.equal(batch.x, x) for batch, x in zip(loader, plain, strict=True))
 
 
-def test_two_loaders_take_turns_or_say_so(g: featstore.OutOfCoreGraph) -> None:
+def test_a_loader_made_while_another_has_the_cache(g: featstore.OutOfCoreGraph) -> None:
+    """It takes no part of the memory that the other has, and has a share of its own once that epoch is over."""
     with serial(g) as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(featstore.BusyError):
-            next(iter(loader))
-        with pytest.raises(featstore.BusyError):
             g.cache("x", "1MB", "lru")
-        with pytest.raises(featstore.BusyError):
-            serial(g)
-        del iterator
-        assert len(list(loader)) == 20
+        held = g.memory_report()["superbatch caches (features)"]
+        with serial(g) as other:
+            assert g.memory_report()["superbatch caches (features)"] == held
+            assert len(list(other)) == 20
+            assert other.stats()["epochs_beside"] == 1
+            assert len(list(iterator)) == 19
+            assert loader.stats()["epochs_beside"] == 0
+            loader.close()
+            assert len(list(other)) == 20
+            assert other.stats()["epochs_beside"] == 1
+            assert g.memory_report()["superbatch caches (features)"] == held
 
 
 def test_no_features_and_no_cache(g: featstore.OutOfCoreGraph) -> None:

@@ -124,7 +124,7 @@ class Loader:
     TypeError
         A value is of the wrong type.
     BusyError
-        Another loader is in the middle of an epoch of plans for these features.
+        From the loop: another epoch with this history is running; or another one runs a pack without its dataset.
     BudgetError
         The cache is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the least budget
         that does. The loop still holds one batch while it asks for the next, so two must fit.
@@ -143,10 +143,10 @@ class Loader:
     Batches are the same, bit for bit, whatever the threads, the prefetch, the cache, the strategy and the budget. Leaving the
     loop early, an exception, Ctrl-C or the garbage collector stops the threads and frees what was made ahead. Every iterator is
     one epoch, which begins with its first batch: ``iter(loader)`` alone takes neither an epoch's number nor memory nor caches.
-    Several epochs may run at once, each with its own threads; they share the cache. But plans have the features' cache to
-    themselves: while an epoch of any strategy but ``"ondemand"`` runs, another such epoch on the same features, of this loader
-    or of another one of the graph, raises BusyError; in turn they run, and each makes its cache anew where the other's is. Not
-    for use across a fork: make the loader in the child.
+    Several epochs may run at once, each with its own threads; they share the cache. But plans change the features'
+    cache: while an epoch of any strategy but ``"ondemand"`` runs, another such epoch on the same features, of this loader or of
+    another one of the graph, reads on demand through that cache. In turn each makes its cache anew where the other's is. Not for
+    use across a fork: make the loader in the child.
     """
 
     def __init__(
@@ -399,6 +399,7 @@ class Loader:
         dict
             ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
             ``hits_lost`` (rows planned as hits of the host cache and loaded, as others had taken their memory back),
+            ``epochs_beside`` (epochs read on demand, as another one's plans had the cache),
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
             made ahead (fewer than asked for, once memory was short); ``seconds`` by stage; ``hidden``, the share of loading's
             seconds that the loop did not wait for. Where superbatches are planned, ``superbatch``: its ``batches``, ``of`` how
@@ -463,9 +464,8 @@ class Loader:
             stack.callback(self._close_history)
             stack.callback(self._close_batches)
             stack.callback(self._close_tier)
-            if hasattr(self, "_stages"):
-                stack.callback(self._stages.memory.close)
             if hasattr(self, "_runner"):
+                stack.callback(self._runner.memory.close)
                 stack.callback(self._runner.close, failed)
 
     def __enter__(self) -> Loader:

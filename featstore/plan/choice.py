@@ -182,13 +182,20 @@ def observe(
             seen = _look(trace, trace.n, capacity, device_rows, total, on_device, by_degree, online, budget)
             del by_degree
     scale = total / max(1, recorded)
+    # Counts are subtracted before they are rounded: rounded apart, all hits could be more than all accesses.
+    accesses = trace.n_accesses * scale
+    n_accesses, n_others = round(accesses), round(accesses - seen.n_device)
+
+    def hits(n: float) -> int:
+        return n_others - round(accesses - seen.n_device - n)
+
     return Workload(
         n_rows=trace.n,
         row_bytes=row_bytes,
         n_batches=total,
-        n_accesses=round(trace.n_accesses * scale),
+        n_accesses=n_accesses,
         capacity=min(capacity, trace.n),
-        n_top=round(seen.n_top),
+        n_top=hits(seen.n_top),
         loads=round(seen.loads),
         sample_s=passes_s + (sample_s - passes_s) * scale,
         plan_s=seen.plan_s,
@@ -197,10 +204,10 @@ def observe(
         disk_bytes=disk_bytes,
         has_pack=has_pack,
         pack_epochs=pack_epochs,
-        n_static=round(seen.n_static),
-        n_degree=None if seen.n_degree is None else round(seen.n_degree),
+        n_static=hits(seen.n_static),
+        n_degree=None if seen.n_degree is None else hits(seen.n_degree),
         layouts={} if layouts is None else dict(layouts),
-        n_device=round(seen.n_device),
+        n_device=n_accesses - n_others,
         device_rows=min(device_rows, trace.n),
         device_on_host=device_on_host,
         online_loads=None if seen.online_loads is None else round(seen.online_loads),
@@ -286,6 +293,7 @@ def _look(
         loads = unseen * extrapolated(loaded, fresh, total, distinct, capacity, most)
     else:
         n_device = float(trace.n_accesses - rest.n_accesses)
+        n_static = min(n_static, n_accesses - n_device)  # of another epoch, of which the device's rows serve less
     late = slice(recorded - max(1, recorded // 4), recorded)
     miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(rest.lengths[late].sum())))
     first, again = None, 0.0

@@ -26,10 +26,12 @@ __all__ = [
     "check_instances",
     "edge_cache_bytes",
     "edge_capacities",
+    "is_claimed",
     "make_online_edge_caches",
     "make_room",
     "online_edge_bytes",
     "read_rows",
+    "room_for_caches",
     "size_caches",
 ]
 
@@ -86,8 +88,13 @@ def online_edge_bytes(setup: Setup, size: int | float | str | None, policy: str 
 
 
 def make_online_edge_caches(setup: Setup, sizes: Mapping[str, int], policy: str | Policy | type[Policy]) -> None:
-    """Make the caches of edge features, of so many bytes, that an online policy manages: before caches that take what is left."""
+    """Make the caches of edge features, of so many bytes, that an online policy manages: before caches that take what is left.
+
+    Not those that follow the plans of an epoch under way: edges are read through these.
+    """
     for name, rows in edge_capacities(setup, sizes, get_policy(policy)).items():
+        if is_claimed(setup.graph, name, of_edges=True):
+            continue
         own = get_policy(policy)
         assert isinstance(own, OnlinePolicy)
         with setup.watch.time("cache"):
@@ -120,10 +127,11 @@ def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, po
         return {}, prefetch
     if size != "auto":
         return cache_bytes(size, n, widths, policy, setup.budget, setup.budget.available + setup.budget.on_loan), prefetch
-    spare, prefetch = memory.left_for_caches(setup.budget.available, prefetch)
+    room, claimed = room_for_caches(setup)
+    spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
     if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
         return {}, prefetch  # what is left may be nothing; the loader then goes without
-    return cache_bytes(spare, n, widths, policy, setup.budget, setup.budget.available), prefetch
+    return cache_bytes(spare, n, widths, policy, setup.budget, room), prefetch
 
 
 def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:
@@ -146,11 +154,26 @@ def _stores(graph: Any, *, of_edges: bool) -> Mapping[str, FeatureStore]:
     return stores
 
 
+def is_claimed(graph: Any, name: str, *, of_edges: bool = False) -> bool:
+    """Return whether a feature's cache follows the plans of an epoch under way: others read through it, and leave it."""
+    cache = _stores(graph, of_edges=of_edges)[name].cache
+    return cache is not None and cache.in_use
+
+
+def room_for_caches(setup: Setup) -> tuple[int, int]:
+    """Return the bytes that caches of the features may take, and those of them that an epoch under way has for its own now.
+
+    The caches are made when it is over, in the place of those.
+    """
+    caches = [setup.graph.features[name].cache for name in setup.features]
+    claimed = sum(cache.nbytes for cache in caches if cache is not None and cache.in_use)
+    return setup.budget.available + claimed, claimed
+
+
 def check_free(graph: Any, features: Iterable[str], *, of_edges: bool = False) -> None:
     """Raise BusyError where a feature's cache follows the plans of an epoch under way."""
     for name in features:
-        cache = _stores(graph, of_edges=of_edges)[name].cache
-        if cache is not None and cache.in_use:
+        if is_claimed(graph, name, of_edges=of_edges):
             raise BusyError(
                 f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch: end or drop its loop "
                 "first, or open the graph again for this loader"
@@ -160,12 +183,7 @@ def check_free(graph: Any, features: Iterable[str], *, of_edges: bool = False) -
 def make_room(graph: Any, features: Iterable[str] = (), edge_features: Iterable[str] = ()) -> None:
     """Give back the caches that features have, and buffers of batches that nobody has, before others are made.
 
-    Does nothing where no features are named.
-
-    Raises
-    ------
-    BusyError
-        One of the caches follows the plans of an epoch under way. None is given back then.
+    Not those that follow the plans of an epoch under way. Does nothing where no features are named.
     """
     kinds = [(of_edges, list(names)) for of_edges, names in ((False, features), (True, edge_features))]
     kinds = [(of_edges, names) for of_edges, names in kinds if names]
@@ -173,10 +191,9 @@ def make_room(graph: Any, features: Iterable[str] = (), edge_features: Iterable[
         return
     with graph.locked():
         for of_edges, names in kinds:
-            check_free(graph, names, of_edges=of_edges)
-        for of_edges, names in kinds:
             for name in names:
-                if _stores(graph, of_edges=of_edges)[name].cache is not None:
+                has_cache = _stores(graph, of_edges=of_edges)[name].cache is not None
+                if has_cache and not is_claimed(graph, name, of_edges=of_edges):
                     graph.cache_for_planner(name, 0, of_edges=of_edges)
     graph.pool.trim()
 
@@ -206,6 +223,8 @@ class LeasedCaches:
     def make(self, capacities: Mapping[str, int], room: Callable[[], int] | None = None) -> None:
         """Make the caches, with so many rows each, in place of those that the features have.
 
+        Those in whose place there is one that follows the plans of an epoch under way are made once an epoch leases them.
+
         Parameters
         ----------
         capacities : mapping of str to int
@@ -214,14 +233,15 @@ class LeasedCaches:
 
         Raises
         ------
-        BudgetError, BusyError
-            No memory for them; a feature's cache follows the plans of an epoch under way.
+        BudgetError
+            No memory for them.
         """
         self._capacities.update(capacities)
         self._room = room
         with self._graph.locked():
             for name, capacity in capacities.items():
-                self._make(name, capacity)
+                if not is_claimed(self._graph, name, of_edges=self._of_edges):
+                    self._make(name, capacity)
 
     def _make(self, name: str, capacity: int) -> None:
         self._mine.pop(name, None)
@@ -231,6 +251,10 @@ class LeasedCaches:
         self._mine[name] = cache
         # A pack's plans are made for the whole cache; and the next epoch tries again.
         cache.is_cut = capacity < self._capacities[name]
+
+    def check_free(self) -> None:
+        """Raise BusyError where one of the features' caches follows the plans of an epoch under way."""
+        check_free(self._graph, self._capacities, of_edges=self._of_edges)
 
     def lease(self) -> CacheLease:
         """Take the caches for an epoch, all or none, until :meth:`release` or as long as what is returned lives.
@@ -244,7 +268,7 @@ class LeasedCaches:
         """
         lease = CacheLease()
         with self._graph.locked():  # of two epochs that begin at once one has the caches, the other is told so
-            check_free(self._graph, self._capacities, of_edges=self._of_edges)
+            self.check_free()
             lost = [name for name in self._capacities if self._is_lost(name)]
             if lost and self._room is not None:
                 self._make_what_fits(self._room)

@@ -111,7 +111,7 @@ class BatchCounts:
     """Batches that were assembled, and their rows by the tier that had them, added up from any thread."""
 
     def __init__(self) -> None:
-        self._n_batches = self._n_rows = self._hits_lost = 0
+        self._n_batches = self._n_rows = self._hits_lost = self._n_beside = 0
         self._hits = {Tier.HOST: 0, Tier.BASE: 0}
         self._lock = threading.Lock()
 
@@ -124,13 +124,24 @@ class BatchCounts:
             for tier, n in hits.items():
                 self._hits[tier] = self._hits.get(tier, 0) + n
 
+    def add_beside(self) -> None:
+        """Add an epoch that reads on demand, as another one has the features' caches."""
+        with self._lock:
+            self._n_beside += 1
+
     @property
     def n_batches(self) -> int:
         """Batches so far."""
         return self._n_batches
 
     def total(self) -> dict[str, Any]:
-        """Return ``batches``, ``rows``, ``hits`` (rows by tier) and ``hits_lost``."""
+        """Return ``batches``, ``rows``, ``hits`` (rows by tier), ``hits_lost`` and ``epochs_beside``."""
         with self._lock:
             hits = {tier.name.lower(): n for tier, n in sorted(self._hits.items())}
-            return {"batches": self._n_batches, "rows": self._n_rows, "hits": hits, "hits_lost": self._hits_lost}
+            return {
+                "batches": self._n_batches,
+                "rows": self._n_rows,
+                "hits": hits,
+                "hits_lost": self._hits_lost,
+                "epochs_beside": self._n_beside,
+            }

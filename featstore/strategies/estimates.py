@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from featstore.errors import BudgetError, PluginError
+from featstore.errors import BudgetError, PerformanceWarning, PluginError
 from featstore.plan.choice import Choice
 from featstore.plan.cost import Estimate, Machine, Workload, cheapest, first_touch_s
 from featstore.strategies.base import Strategy
@@ -77,13 +78,18 @@ def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimat
 def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Length] | None = None) -> list[Estimate]:
     """Return the estimates of all registered strategies, also of those that cannot be taken, with the reason.
 
-    ``lengths``: of superbatches, by strategy; of the others they are the workload's.
+    One that cannot be estimated is left out, with a warning that names it. ``lengths``: of superbatches, by strategy; of the
+    others they are the workload's.
     """
     found = list[Estimate]()
     for name in available_strategies():
         length = (lengths or {}).get(name)
         seen = workload if length is None else replace(workload, superbatch=length.n_batches)
-        estimates = estimate_of(name, seen, machine)
+        try:
+            estimates = estimate_of(name, seen, machine)
+        except PluginError as error:
+            warnings.warn(f"{error}; it is left out", PerformanceWarning, stacklevel=2)
+            estimates = [Estimate(name, "none", 0.0, 0.0, 0, impossible=str(error))]
         if length is not None and length.impossible:
             estimates = [replace(each, impossible=each.impossible or length.impossible) for each in estimates]
         found += estimates

@@ -416,7 +416,7 @@ class Memory:
             self._n_running -= 1
 
     def close(self) -> None:
-        """Note that no epoch begins any more; may be called again."""
+        """Note that no epoch begins any more: batches that are still held are all that others leave room for."""
         self._closed = True
 
     def saw(self, n_rows: int, sample_bytes: int) -> None:

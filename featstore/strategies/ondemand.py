@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
+from featstore.errors import BusyError
 from featstore.graph.feature import FeatureStore
 from featstore.plan.cost import (
     DEGREE,
@@ -31,6 +32,7 @@ from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import (
     beside_caches,
     check_instances,
+    is_claimed,
     make_online_edge_caches,
     make_room,
     online_edge_bytes,
@@ -42,7 +44,7 @@ from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, che
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
 
-__all__ = ["OnDemand"]
+__all__ = ["OnDemand", "stand_in"]
 
 LOST_SHARE = 4  # of what caches had: only where they gave back more than one part of so many they are made anew
 
@@ -121,6 +123,7 @@ class OnDemandRunner(Runner):
     ) -> None:
         super().__init__(setup, memory)
         self._is_static, self._beside = False, setup.tier
+        self._is_owed = False  # a cache that could not be made while another loader's plans had the feature's
         self._caches: dict[str, FeatureCache] = {}  # that were made, and their bytes then
         self._whole: dict[str, int] = {}
         self._holdings: Holdings | None = None  # where many batches are drawn at once
@@ -141,17 +144,24 @@ class OnDemandRunner(Runner):
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
         graph, tier = self.setup.graph, self.setup.tier
-        self._beside = tier
+        self._beside, self._is_owed = tier, False
         beside = {} if tier is None or not isinstance(get_policy(policy), StaticPolicy) else {"without": tier.map}
         with self.setup.watch.time("cache"), AccessCounts(self.setup) as counts:
             for name, n_bytes in sizes.items():
-                graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, **beside)
-                self._note(name)
+                if is_claimed(graph, name):
+                    self._is_owed = True
+                    continue
+                try:
+                    graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, **beside)
+                    self._note(name)
+                except BusyError:  # an epoch of plans began meanwhile
+                    self._is_owed = True
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead, but by a sampler that draws many batches at once."""
-        if (self._is_static and self._beside is not self.setup.tier) or self._may_grow_again():
-            self._remake()  # of the rows that the device leaves: it has the best ones since
+        # A static one is of the rows that the device leaves: it has the best ones since.
+        if self._is_owed or (self._is_static and self._beside is not self.setup.tier) or self._may_grow_again():
+            self._remake()
         order = self.setup.batches.epoch(epoch)
         if self._holdings is None or self._holdings.is_running:  # what is held is that epoch's
             return _OnDemandEpoch(self.setup, in_turn(order, start))
@@ -208,6 +218,12 @@ class _OnDemandEpoch(EpochRun):
         self._order.close()
         if self._holdings is not None:
             self._holdings.ended(self)
+
+
+def stand_in(setup: Setup, epoch: int, start: int) -> EpochRun:
+    """Return ``epoch`` from batch ``start`` on, read on demand: another one's plans have the features' caches."""
+    setup.counts.add_beside()
+    return _OnDemandEpoch(setup, in_turn(setup.batches.epoch(epoch), start))
 
 
 def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:

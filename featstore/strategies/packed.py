@@ -18,7 +18,7 @@ from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
-from featstore.errors import BudgetError, OptionError
+from featstore.errors import BudgetError, BusyError, OptionError
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_bytes, digest_of, same_scores
@@ -35,9 +35,16 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
-from featstore.strategies.caches import LeasedCaches, make_online_edge_caches, make_room, online_edge_bytes
+from featstore.strategies.caches import (
+    LeasedCaches,
+    make_online_edge_caches,
+    make_room,
+    online_edge_bytes,
+    room_for_caches,
+)
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import Memory, Request, ask
+from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.packedestimate import by_frequency, by_plan
@@ -84,7 +91,8 @@ def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> 
     ``beside``: bytes that other caches will take.
     """
     n, n_device = setup.graph.num_nodes, setup.device_rows or 0
-    spare, _ = memory.left_for_caches(setup.budget.available, setup.prefetch)
+    room, claimed = room_for_caches(setup)
+    spare, _ = memory.left_for_caches(room, setup.prefetch, claimed)
     spare -= beside + memory.least_of_requests(first=False)
     there = [
         each.capacity
@@ -439,24 +447,35 @@ class PackedRunner(Runner):
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``: the samples of the pack's epoch ``epoch`` modulo how many it has.
 
+        Where another epoch's plans have the features' caches, of this loader or of another one, it is read on demand.
+
         Raises
         ------
         BusyError
-            Another epoch that follows plans is running, of this loader or of another one: both would change one cache.
+            They have them, and the pack is run without its dataset, where nothing can be read on demand.
         BudgetError
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
-        with self._holdings.beginning("packs"):
-            self._holdings.grow(WINDOWS)
-            lease = self._caches.lease()
-            try:
-                window = self._holdings.get(WINDOWS)
-                return PackedEpoch(
-                    self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._holdings
-                )
-            except BaseException:
-                self._caches.release()
+        try:
+            with self._holdings.beginning("packs"):
+                return self._begin(epoch, start)
+        except BusyError:
+            if isinstance(self.setup.graph, PackedGraph):
                 raise
+            return stand_in(self.setup, epoch, start)
+
+    def _begin(self, epoch: int, start: int) -> EpochRun:
+        self._caches.check_free()  # before memory is taken for an epoch of plans
+        self._holdings.grow(WINDOWS)
+        lease = self._caches.lease()
+        try:
+            window = self._holdings.get(WINDOWS)
+            return PackedEpoch(
+                self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._holdings
+            )
+        except BaseException:
+            self._caches.release()
+            raise
 
 
 def _close(tiers: list[DeviceTier]) -> None:

@@ -20,7 +20,7 @@ from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
-from featstore.errors import OptionError
+from featstore.errors import BusyError, OptionError
 from featstore.plan.cost import (
     PLANNED,
     SAMPLE_BYTES,
@@ -52,6 +52,7 @@ from featstore.strategies.caches import (
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.length import Length, Passes, choose_size, judge_length, least_size, planner_bytes
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request, ask
+from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Planning, Setup
@@ -384,15 +385,20 @@ class SuperbatchRunner(Runner):
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
 
+        Where another epoch's plans have the features' caches, of this loader or of another one, it is read on demand.
+
         Raises
         ------
-        BusyError
-            Another epoch that follows plans is running, of this loader or of another one: both would change one cache.
         BudgetError
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
-        with self._holdings.beginning("superbatches"):
-            return self._begin(epoch, start)
+        try:
+            with self._holdings.beginning("superbatches"):
+                self._caches.check_free()  # before memory is taken for an epoch of plans
+                self._edge_caches.check_free()
+                return self._begin(epoch, start)
+        except BusyError:
+            return stand_in(self.setup, epoch, start)
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         policy = self._planning.policy

@@ -20,7 +20,7 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
-from featstore.strategies.caches import CacheLease, check_free
+from featstore.strategies.caches import CacheLease, check_free, is_claimed
 from featstore.strategies.counters import ReadCounts
 
 if TYPE_CHECKING:
@@ -144,8 +144,10 @@ class CacheSwitch:
         self._while_sampling, self._room = while_sampling, room
         self._features_bytes = n_bytes
         self._reads = reads
-        self._reservation = graph.budget.reserve(FEATURES, n_bytes)
-        self.share = Budget(n_bytes, "superbatch caches")
+        # An epoch under way may have caches: the share is then taken when they are free, with the first lease.
+        free = [name for name in capacities if not is_claimed(graph, name)]
+        self._reservation = graph.budget.reserve(FEATURES, n_bytes if len(free) == len(capacities) else 0)
+        self.share = Budget(self._reservation.n_bytes, "superbatch caches")
         self._neighbors: NeighborCache | None = None
         self._file: NeighborFile | None = None
         self._runs: RunDirectory | None = None
@@ -155,7 +157,7 @@ class CacheSwitch:
         self._taking = threading.Lock()  # held while the share is taken or given back
         self._loan: Loan | None = None
         try:
-            for name in capacities:
+            for name in free:
                 self._use(name, 0)
         except BaseException:
             self.close()
@@ -210,6 +212,8 @@ class CacheSwitch:
                 self._use(name, 0)
             if self._room is not None:
                 self._take_share(self._room)
+            elif self._reservation.n_bytes < self._most_bytes:
+                self._resize(self._most_bytes)
         return lease
 
     def _take_share(self, room: Callable[[], int]) -> None:
