@@ -39,7 +39,7 @@ MADE: tuple[Mutation, ...] = (
         "            if False:\n",
         (
             "tests/test_aggregate.py::test_what_was_left_of_something_else_is_not_used",
-            "tests/test_infer.py::test_what_a_named_run_left_of_something_else_is_removed_and_said",
+            "tests/test_infer_resume.py::test_what_a_named_run_left_of_something_else_is_removed_and_said",
         ),
     ),
     Mutation(
@@ -48,7 +48,7 @@ MADE: tuple[Mutation, ...] = (
         "featstore/inference/infer.py",
         "    if resume is not None:\n        recipe",
         "    if True:\n        recipe",
-        ("tests/test_infer.py::test_without_a_name_nothing_is_gone_on_with",),
+        ("tests/test_infer_resume.py::test_without_a_name_nothing_is_gone_on_with",),
     ),
     Mutation(
         "modes of modules not compared",
@@ -57,8 +57,8 @@ MADE: tuple[Mutation, ...] = (
         """        digest.update(f"{[each.training for each in value.modules()]};".encode())\n""",
         "",
         (
-            "tests/test_infer.py::test_what_a_named_run_left_of_something_else_is_removed_and_said",
-            "tests/test_infer.py::test_weights_are_compared_where_a_layer_is_bound_to_a_module",
+            "tests/test_infer_resume.py::test_what_a_named_run_left_of_something_else_is_removed_and_said",
+            "tests/test_infer_resume.py::test_weights_are_compared_where_a_layer_is_bound_to_a_module",
         ),
     ),
     Mutation(
@@ -67,7 +67,7 @@ MADE: tuple[Mutation, ...] = (
         "featstore/inference/layers.py",
         "    found = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]\n",
         "    found = []\n",
-        ("tests/test_infer.py::test_weights_are_compared_where_a_layer_is_bound_to_a_module",),
+        ("tests/test_infer_resume.py::test_weights_are_compared_where_a_layer_is_bound_to_a_module",),
     ),
     Mutation(
         "what nobody can go on with stays",
@@ -75,7 +75,7 @@ MADE: tuple[Mutation, ...] = (
         "featstore/graph/making.py",
         "                if not is_usable:\n",
         "                if False:\n",
-        ("tests/test_infer.py::test_what_nobody_can_go_on_with_is_removed_by_the_next_that_makes_a_feature",),
+        ("tests/test_infer_resume.py::test_what_nobody_can_go_on_with_is_removed_by_the_next_that_makes_a_feature",),
     ),
     Mutation(
         "rows recorded before they are flushed",
