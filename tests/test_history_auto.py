@@ -29,7 +29,7 @@ from tests.whole_graph import skewed_graph
 N, BATCH, DIM = 2000, 20, 16
 SEEDS = np.arange(600)
 STRATEGIES: dict[str, Any] = {
-    "no cache": featstore.OnDemand(),
+    "no cache": featstore.OnDemand(cache=None),
     "degree": featstore.OnDemand(cache="auto"),
     "frequency": featstore.OnDemand(cache="auto", policy="frequency"),
     "lru": featstore.OnDemand(cache="auto", policy="lru"),
@@ -58,7 +58,7 @@ def g(path: Path) -> Iterator[featstore.OutOfCoreGraph]:
         yield graph
 
 
-def make(g: featstore.OutOfCoreGraph, history: Any, strategy: Any = "ondemand", **options: Any) -> featstore.Loader:
+def make(g: featstore.OutOfCoreGraph, history: Any, strategy: Any = STRATEGIES["no cache"], **options: Any) -> featstore.Loader:
     options = {"features": "x", "seed": 7, **options}
     return featstore.Loader(
         g, featstore.NeighborSampler(g, [4, 3], seed=1), SEEDS, BATCH, history=history, strategy=strategy, **options
