@@ -141,7 +141,7 @@ def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> d
             names = ("num_nodes", "num_edges", "node_data", "budget", "options", "pool", "reader", "topology", "neighbor_cache")
             store = MapStore(folder / "x.npy", THREADS[kind])
             graph = SimpleNamespace(**{name: getattr(g, name) for name in names}, features={"x": store})
-            options = {}
+            options = {"strategy": featstore.OnDemand(cache=None)}  # the page cache is its cache
         result = train(
             graph,
             sampler,

@@ -24,6 +24,7 @@ from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches
+from featstore.strategies.ondemand import OnDemand
 from featstore.strategies.registry import get_strategy
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ def train(
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     common |= {"edge_features": list(names)} if names else {}
     # The training loader makes the cache; evaluation reads through it, on demand.
-    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "device")}
+    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "device")}
+    kept["strategy"] = OnDemand(cache=None)
     result = TrainResult()
     evaluate_s = 0.0
     deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
