@@ -159,19 +159,27 @@ def test_what_fits_the_disk_is_what_can_be_made(
     assert seen == ({None, True, False} if policy == "frequency" else {None, False})
 
 
-def test_a_layout_that_is_there_is_judged_by_what_it_takes(data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["frequency", "belady"])
+def test_a_layout_that_is_there_is_judged_by_what_it_takes(
+    data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """Where that is too much, by what a smaller one takes that a static policy has."""
     packs_slow(monkeypatch)
     options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1}
     with featstore.open(data, memory="64MiB") as g:
-        make_loader(g, strategy="packed", policy="frequency", **options).close()
+        make_loader(g, strategy="packed", policy=policy, **options).close()
         n_bytes = sum(path.stat().st_size for path in frozen.glob("layout-*/*"))
         for disk, fits in ((n_bytes, True), (n_bytes - 1, False)):
             with make_loader(g, strategy="auto", epochs=5, disk=disk, **options) as auto:
                 estimates = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
-            found = estimates["packed", "frequency"]
-            assert found["disk_bytes"] == n_bytes
-            assert found["impossible"] == "" or not fits
-            assert ("layout that is there takes" in found["impossible"]) == (not fits)
+            found = estimates["packed", policy]
+            if fits or policy == "belady":
+                assert found["disk_bytes"] == n_bytes
+                assert found["impossible"] == "" or not fits
+                assert ("layout that is there takes" in found["impossible"]) == (not fits)
+            else:
+                assert found["impossible"] == ""
+                assert found["disk_bytes"] < n_bytes
 
 
 def test_what_is_counted_before_is_what_is_read(data: Path, frozen: Path) -> None:

@@ -110,6 +110,25 @@ def test_two_processes_make_one_layout(dataset: Path, pack: Path, tmp_path: Path
     assert [path.stat().st_ino for path in sorted(mine.glob("layout-*/*"))] == inodes
 
 
+def test_what_is_carried_is_there_whoever_made_the_layout(
+    dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others make it while this call waits for them, without the labels that this one is to bring along."""
+    mine, locked = copied(pack, tmp_path), makelayout._locked
+
+    def locked_later(*arguments: Any) -> FileLock:
+        with monkeypatch.context() as patch:
+            patch.setattr(makelayout, "_locked", locked)
+            run(dataset, mine, feature_cache=0.1, labels=None, epochs=0)
+        assert not list(mine.glob("data-*"))
+        return locked(*arguments)
+
+    monkeypatch.setattr(makelayout, "_locked", locked_later)
+    _, stats = run(dataset, mine, feature_cache=0.1)
+    assert stats["layout"]["made"] is False
+    assert len(list(mine.glob("data-*"))) == 1
+
+
 def test_waiting_is_said_and_interruptible(
     dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,8 +200,9 @@ def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
     assert least - 20_000 < layout_bytes(mine) <= least
 
 
-@pytest.mark.parametrize("policy", ["frequency", "belady"])
-@pytest.mark.parametrize("given", ["the cache too", "nothing else"])
+@pytest.mark.parametrize(
+    ("policy", "given"), [("belady", "the cache too"), ("belady", "nothing else"), ("frequency", "nothing else")]
+)
 def test_a_layout_that_is_there_keeps_within_the_disk(
     dataset: Path, pack: Path, tmp_path: Path, policy: str, given: str, device: str
 ) -> None:
@@ -226,6 +227,50 @@ def test_a_layout_that_is_there_keeps_within_the_disk(
         run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size - 1)
     run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size, device=device)
     assert next(mine.glob("data-*")).stat().st_size == size
+
+
+def test_with_less_disk_a_smaller_layout_is_made_beside(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str
+) -> None:
+    """The one that takes most of what there is of the disk runs, and none is made twice."""
+    mine, options = copied(pack, tmp_path), {"feature_cache": 0.02, **STATIC}
+
+    def taken(disk: int | None, **more: Any) -> tuple[str, bool]:
+        found, stats = run(dataset, mine, disk=disk, device=device, **{**options, **more})
+        assert same(found[0] + found[2], ondemand)
+        (mine / stats["layout"]["name"]).stat()
+        return stats["layout"]["name"], stats["layout"]["made"]
+
+    def size(name: str) -> int:
+        return sum(path.stat().st_size for path in (mine / name).iterdir())
+
+    largest, _ = taken(None)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (mine / largest).iterdir())
+    disk = size(largest) * 9 // 10
+    smaller, made = taken(disk)
+    assert made
+    assert smaller != largest
+    assert size(smaller) <= disk
+    least, made = taken(size(smaller) - 1)
+    assert made
+    assert size(least) < size(smaller)
+    for limit, expected in (
+        (None, largest),
+        (size(largest), largest),
+        (size(largest) - 1, smaller),
+        (size(smaller), smaller),
+        (size(smaller) - 1, least),
+    ):
+        assert taken(limit) == (expected, False)
+        assert taken(limit, feature_cache=None) == (expected, False)
+        assert taken(limit, feature_cache="auto")[1] is False
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in (mine / largest).iterdir()) == before
+    with pytest.raises(OSError, match="shared by all, take") as caught:
+        taken(1000)
+    assert caught.value.errno == errno.ENOSPC
+    assert sorted(path.name for path in mine.glob("layout-*")) == sorted([largest, smaller, least])
+    with featstore.Pack(mine) as opened:
+        opened.verify(progress=False)
 
 
 def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:

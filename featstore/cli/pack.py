@@ -32,14 +32,14 @@ from featstore.config import format_size, parse_disk
 from featstore.errors import CorruptionError, FormatError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
-from featstore.pack.layout import Layout, LayoutOptions, find_layouts, unfinished_bytes
+from featstore.pack.layout import Layout, LayoutOptions, find_layouts, layout_bytes, unfinished_bytes
 from featstore.pack.offline import Pack, sample_offline
 from featstore.pack.record import RECORD
 from featstore.sampling.batch import Sampler
 from featstore.storage.writer import is_drive_full
 from featstore.strategies.options import LENGTH
 from featstore.strategies.packed import Packed
-from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
+from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack, layouts_there
 
 __all__ = ["add_arguments", "run"]
 
@@ -175,15 +175,19 @@ def _pack_dataset(
             raise OSError(
                 errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
             )
+        room = None
+        if disk is not None:  # one that is there takes its own place
+            there = layouts_there(g, pack, [options.feature], _packed(options), options.device_cache)
+            room = disk - n_bytes + max((layout_bytes(pack.file(each.name)) for each in there), default=0)
         if estimate is None:
-            estimate = estimate_layout(g, pack, disk=None if disk is None else disk - n_bytes, **_asked(options, labels))
+            estimate = estimate_layout(g, pack, disk=room, **_asked(options, labels))
             _say(estimate, show)
             estimate.check()
         # The device need not be here, nor have its rows in the memory of this machine: on "meta" a tier is shapes without rows.
         given: dict[str, Any] = {"features": [options.feature], "labels": labels, "device": "meta"}
         given |= {"device_cache": options.device_cache}
         try:
-            with Loader(g, strategy=_packed(options, pack, None if disk is None else disk - n_bytes), **given) as loader:
+            with Loader(g, strategy=_packed(options, pack, room), **given) as loader:
                 layout = loader.stats().get("layout", {})
                 if layout.get("made"):
                     made.add(layout["name"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ __all__ = [
     "file_record",
     "fill_step",
     "find_layouts",
+    "fitting",
     "layout_bytes",
     "layout_records",
     "unfinished_bytes",
@@ -73,6 +74,8 @@ class LayoutOptions:
         Rows of the device's tier.
     digest : str
         What else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`); "" for the library's own.
+    disk : int
+        Bytes that it may take, where it was made beside one that takes more; else 0, whatever it may take.
     """
 
     features: tuple[str, ...]
@@ -81,11 +84,13 @@ class LayoutOptions:
     superbatch: int
     device_rows: int = 0
     digest: str = ""
+    disk: int = 0
 
     @property
     def name(self) -> str:
         """The directory's name."""
         text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows)) + self.digest
+        text += f" {self.disk}" if self.disk else ""
         return LAYOUT_PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -101,6 +106,12 @@ class PackedFeature:
 def find_layouts(pack: OfflineSamples) -> list[LayoutOptions]:
     """Return the options of every layout that the pack has."""
     return [_options(record) for record in layout_records(pack)]
+
+
+def fitting(pack: OfflineSamples, layouts: Iterable[LayoutOptions], disk: int | None) -> LayoutOptions | None:
+    """Return the one of a pack's layouts that takes most of at most ``disk`` bytes; None where all take more."""
+    sizes = {each: layout_bytes(pack.file(each.name)) for each in layouts}
+    return max((each for each in sizes if disk is None or sizes[each] <= disk), key=sizes.__getitem__, default=None)
 
 
 def layout_bytes(folder: str) -> int:
@@ -121,7 +132,7 @@ def check_disk(folder: str, disk: int | None) -> None:
         raise OSError(
             errno.ENOSPC,
             f"the layout was made with more disk: it takes {format_size(n_bytes)} ({n_bytes} bytes) of a disk of "
-            f"{format_size(disk)}; give it as much, or remove its directory, and the next loader makes a smaller one",
+            f"{format_size(disk)}; give it as much, or with a static policy say cache=, and a smaller one is made beside it",
             folder,
         )
 
@@ -144,6 +155,7 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
         int(record["superbatch"]),
         int(record["device_rows"]),
         str(record["digest"]),
+        int(record.get("disk", 0)),
     )
 
 

@@ -126,14 +126,13 @@ def make_layout(
     """
     target = pack.file(options.name)
     if os.path.exists(target):
-        check_disk(target, disk)
-        if not all(is_carried(pack, data) for data in node_data):
-            _carry_where_possible(pack, node_data, target, disk)
+        _use(pack, node_data, target, disk)
         return False
-    with _locked(pack, progress):
+    with _locked(pack, progress) as lock:
         pack.check_in_place()  # or the new pack would get a layout of samples that are not its own
-        if os.path.exists(target):  # others made it meanwhile
-            check_disk(target, disk)
+        if os.path.exists(target):  # others made it meanwhile, perhaps with other node data
+            lock.release()
+            _use(pack, node_data, target, disk)
             return False
         accounts = DiskBudget(disk, "the layout", target)
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
@@ -148,6 +147,13 @@ def make_layout(
                 if os.path.exists(target):  # its loaders need what it carries
                     _commit(carrier, target)
     return True
+
+
+def _use(pack: OfflineSamples, node_data: Sequence[NodeData], target: str, disk: int | None) -> None:
+    """Check a layout that is there, and bring the node data along that copies shall have besides."""
+    check_disk(target, disk)
+    if not all(is_carried(pack, data) for data in node_data):
+        _carry_where_possible(pack, node_data, target, disk)
 
 
 def _commit(carrier: Carrier, target: str) -> None:
@@ -262,6 +268,7 @@ def _make(job: _Job) -> None:
             "capacity": options.capacity,
             "superbatch": options.superbatch,
             "device_rows": options.device_rows,
+            "disk": options.disk,
             "samples": pack.record["samples"],
             "tables": tables.ids,
             "features": [_pack_feature(job, tables, number, name) for number, name in enumerate(job.sources)],

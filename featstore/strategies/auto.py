@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.errors import BudgetError, PerformanceWarning
-from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
+from featstore.pack.layout import LayoutOptions, find_layouts, fitting, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
@@ -296,11 +296,19 @@ def _layout(setup: Setup, planning: Planning, policy: str, capacity: int) -> Lay
 
 
 def _there(setup: Setup, planning: Planning, capacity: int) -> dict[str, str]:
-    """Return the folders of the layouts that a pack has for a loader's features and tiers, by policy."""
+    """Return the folders of the layouts that a pack has for a loader's features and tiers, by policy.
+
+    Beside a static policy's that takes too much disk another one is made.
+    """
     assert setup.pack is not None
-    names = {each.name for each in find_layouts(setup.pack)}
-    wanted = {policy: _layout(setup, planning, policy, capacity).name for policy in (STATIC, PLANNED)}
-    return {policy: setup.pack.file(name) for policy, name in wanted.items() if name in names}
+    there, found = find_layouts(setup.pack), {}
+    for policy in (STATIC, PLANNED):
+        name = _layout(setup, planning, policy, capacity).name
+        disk = planning.disk if policy == STATIC else None
+        layout = fitting(setup.pack, (each for each in there if replace(each, disk=0).name == name), disk)
+        if layout is not None:
+            found[policy] = setup.pack.file(layout.name)
+    return found
 
 
 def _packs(

@@ -22,7 +22,7 @@ from featstore.errors import BudgetError, BusyError, OptionError
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_bytes, digest_of, same_scores
-from featstore.pack.layout import Layout, LayoutOptions, PackedFeature, check_disk, fill_step, find_layouts
+from featstore.pack.layout import Layout, LayoutOptions, PackedFeature, check_disk, fill_step, find_layouts, fitting
 from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
@@ -324,20 +324,22 @@ class _Layouts:
             return [self._only()]
         kind = (self._superbatch, setup.device_rows or 0)
         there = [each for each in self.there if size == "auto" and (each.superbatch, each.device_rows) == kind]
+        there = [each for each in there if fitting(self.pack, [each], self.planning.disk)]
         return [*sorted(there, key=lambda each: each.capacity)[:1], self.wanted(size)]
 
     def _only(self) -> LayoutOptions:
         """Return the one layout that the pack has."""
         setup, asked = self.setup, self.planning.superbatch
         lengths = [each.superbatch for each in self.there] if isinstance(asked, str) else [self._superbatch]
-        fitting = [each for each in self.there if setup.device_rows in (None, each.device_rows) and each.superbatch in lengths]
-        if len(fitting) != 1:
+        found = [each for each in self.there if setup.device_rows in (None, each.device_rows) and each.superbatch in lengths]
+        n_found = len({replace(each, disk=0).name for each in found})
+        if n_found != 1:
             raise ValueError(
-                f"{self.pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {self._policy.name!r}"
+                f"{self.pack.path} has {n_found} layouts of {list(setup.features)} with policy {self._policy.name!r}"
                 f"{' that decides as this one' if self._digest else ''}; cache says which to take, or to make, "
                 "as in Packed(pack, cache='10%')"
             )
-        return fitting[0]
+        return fitting(self.pack, found, self.planning.disk) or found[0]
 
     def wanted(self, size: int | float | str) -> LayoutOptions:
         """Return the layout for a cache of ``size``, by default of no rows: the one that is there, or one that is to be made."""
@@ -348,8 +350,13 @@ class _Layouts:
         options = LayoutOptions(
             setup.features, self._policy.name, capacity, self._superbatch, setup.device_rows or 0, self._digest or ""
         )
-        there = [each for each in self.there if replace(each, digest=options.digest).name == options.name]
-        return there[0] if len(there) == 1 else options
+        there = [each for each in self.there if replace(each, digest=options.digest, disk=0).name == options.name]
+        if len({each.digest for each in there}) != 1:
+            return options
+        found, disk = fitting(self.pack, there, self.planning.disk), self.planning.disk
+        if found is None and disk is not None and not self._superbatch:  # by segments that share more a smaller one can be made
+            found = replace(there[0], disk=disk)
+        return found or there[0]
 
     def make(self, options: LayoutOptions) -> bool:
         """Make a layout where the pack has it not; return whether this call did."""

@@ -17,7 +17,7 @@ from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size, parse_cache_size
 from featstore.errors import BudgetError, OptionError
-from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, layout_bytes
+from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, fitting, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
@@ -38,7 +38,7 @@ from featstore.strategies.profile import pack_trace, profile_batches
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["PackEstimate", "estimate_layout", "estimate_pack"]
+__all__ = ["PackEstimate", "estimate_layout", "estimate_pack", "layouts_there"]
 
 MARGIN = 0.5  # of an estimate, by which it may be too high: within it the drive may have room, and is tried
 RECORD_BYTES = 4096  # of the pack's record, or of a file of node data beside its array, at most
@@ -221,13 +221,26 @@ def estimate_layout(
         n_looked_at=len(trace),
         free_bytes=free_bytes(pack.path),
     )
-    if any(replace(each, digest="") == options for each in find_layouts(pack)):
+    there = _like(pack, options)
+    if there and (options.superbatch or fitting(pack, there, disk)):
         return estimate
+    options = replace(options, disk=disk) if there and disk is not None else options
     estimate = _with_layout(estimate, asked, trace, pack.n_batches, pack.epochs)
     partial = pack.file(options.name) + PARTIAL
     if estimate.layout_bytes is not None and os.path.isdir(partial):
         estimate = replace(estimate, layout_bytes=max(0, estimate.layout_bytes - layout_bytes(partial)))
     return estimate
+
+
+def layouts_there(
+    g: OutOfCoreGraph, pack: Pack, features: str | Sequence[str], packed: Packed, device_cache: int | float | str | None = None
+) -> list[LayoutOptions]:
+    """Return the layouts that a pack has for these options, whatever disk they were made for; as of :func:`estimate_pack`."""
+    return _like(pack, _Asked(g, features, packed, device_cache, None).options(pack.n_batches))
+
+
+def _like(pack: Pack, options: LayoutOptions) -> list[LayoutOptions]:
+    return [each for each in find_layouts(pack) if replace(each, digest="", disk=0).name == options.name]
 
 
 class _Asked:
