@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -135,6 +136,43 @@ def one_thread() -> Iterator[None]:
 def device(request: pytest.FixtureRequest) -> str:
     """A device that batches are delivered on: the CPU, and CUDA where there is one."""
     return str(request.param)
+
+
+# What goes through nodes, edges or rows piece by piece, and how many make a piece: more than the graphs of most tests have.
+PIECES = (
+    "featstore.adapters.pyg.stores._NODES_AT_ONCE",
+    "featstore.cache.belady.PIECE_SLOTS",
+    "featstore.cache.rowmap.PIECE_ROWS",
+    "featstore.cache.select.CHUNK_ROWS",
+    "featstore.graph.chunks._PIECE",
+    "featstore.graph.edgeids._STEP",
+    "featstore.graph.inputedges._CHECK_BYTES",
+    "featstore.graph.kept.PIECE_NODES",
+    "featstore.graph.neighborcache._CHUNK_NODES",
+    "featstore.graph.neighborcache._READ_EDGES",
+    "featstore.graph.partarrays._PIECE",
+    "featstore.graph.savedcache._BLOCK_ROWS",
+    "featstore.graph.savedparts._BLOCK_ROWS",
+    "featstore.graph.topology._PIECE",
+    "featstore.graph.verify._BLOCK_EDGES",
+    "featstore.graph.verify._BLOCK_NODES",
+    "featstore.partitioning.assign._PIECE",
+    "featstore.partitioning.base._PIECE_NODES",
+    "featstore.partitioning.fennel._PIECE",
+    "featstore.partitioning.ranges._PIECE",
+    "featstore.plan.rowsample.PIECE_ROWS",
+    "featstore.sampling.access._PIECE",
+    "featstore.strategies.switch.BLOCK_ITEMS",
+)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a piece be 61, so that a test's graph takes many: what is wrong from the second on shows on no other."""
+    for name in PIECES:
+        module, _, constant = name.rpartition(".")
+        if module in sys.modules:
+            monkeypatch.setattr(sys.modules[module], constant, 61)
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from featstore.storage.update import Update
 from tests.array_graphs import ArrayFile, ArrayGraph, random_graph
 from tests.test_edge_pos import FORMS, edges_of, from_pairs
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 Int64s = npt.NDArray[np.int64]
 
 N = 2000

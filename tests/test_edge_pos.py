@@ -23,6 +23,8 @@ from featstore.storage.catalog import EDGE, read_catalog
 from tests.array_graphs import ArrayGraph, graphs, random_graph
 from tests.test_sampler import FANOUTS, oracle_positions, same, splitmix
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 Int64s = npt.NDArray[np.int64]
 
 
