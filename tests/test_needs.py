@@ -102,7 +102,7 @@ def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
     return None
 
 
-@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
 @pytest.mark.parametrize("which", OPTIONS)
 def test_what_is_named_is_enough_and_soon_known(dataset: Path, which: str) -> None:
     options = OPTIONS[which]
@@ -327,7 +327,7 @@ class Foreseeing(featstore.Streamed):
 FORESEEN: list[int] = []
 
 
-@pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
 def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
     """By one ask of the strategy, which may ask for more than the one that it derives from."""
     lengths = []
