@@ -234,6 +234,22 @@ CHOICES: tuple[Mutation, ...] = (
         "min(self._n, held // self._each)",
         ("tests/test_epoch_windows.py",),
     ),
+    Mutation(
+        "two windows on one's disk",
+        WINDOWS,
+        TURNS,
+        "size = max(1, size // 2)",
+        "size = max(1, size)",
+        ("tests/test_epoch_windows.py::test_what_is_named_makes_one_window_and_less_does_not",),
+    ),
+    Mutation(
+        "two windows in one's memory",
+        WINDOWS,
+        TURNS,
+        "_Plan(size, most, held // most)",
+        "_Plan(size, most, held)",
+        ("tests/test_epoch_turns.py::test_windows_at_once_share_the_memory",),
+    ),
     # -- what they rest on
     Mutation(
         "a simulation that plans every slot",

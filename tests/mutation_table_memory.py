@@ -39,6 +39,14 @@ MEMORY: tuple[Mutation, ...] = (
         (LEDGER,),
     ),
     Mutation(
+        "idle loaders added up",
+        "loans of the ledger",
+        BUDGET,
+        "max((worker.required(idle=True) for worker in others), default=0)",
+        "sum(worker.required(idle=True) for worker in others)",
+        ("tests/test_needs.py::test_loaders_that_rest_need_room_for_the_largest",),
+    ),
+    Mutation(
         "a dead owner's memory released late",
         "budget counting",
         BUDGET,

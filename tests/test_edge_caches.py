@@ -334,7 +334,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
 @pytest.mark.parametrize("kib", [1500, 4000, 9000, 20_000])
 @pytest.mark.parametrize("strategy", ["ondemand", *PLANNED, "auto", "packed"])
 def test_whatever_the_memory(wide: Path, strategy: str, kib: int, tmp_path: Path) -> None:

@@ -85,6 +85,28 @@ def test_the_next_window_is_drawn_while_this_one_is_taken(small: SimpleNamespace
             assert drawn[2].wait(30)
 
 
+@pytest.mark.parametrize("window", [5, "auto"])
+def test_windows_at_once_share_the_memory(tmp_path: Path, window: int | str) -> None:
+    """The one that is taken and the one that is drawn ahead, of the same epoch or of the next: both fit what was reserved."""
+    n, rng = 50_000, np.random.default_rng(3)
+    indptr, indices = np.arange(0, 12 * n + 1, 12), rng.integers(0, n, 12 * n)
+    featstore.OutOfCoreGraph.create(
+        tmp_path / "g", indptr, indices, {"x": np.zeros((n, 4), np.float32)}, {"train_idx": rng.permutation(n)[:8000]}
+    ).close()
+    with featstore.open(tmp_path / "g", memory="64MiB", threads=2) as g:
+        batches = batches_of(g.node_data["train_idx"].numpy(), 400)
+        with closing(turns(EpochSampler(g, [8, 8], seed=1, window=window, disk="1MB"), batches)) as taken:
+            most = 0
+            for k in range(len(batches)):
+                taken.sample(k)
+                with taken._changed:
+                    held = [each.window._n_workers * each.window._shape.nbytes for each in taken._windows]
+                assert taken._memory is not None
+                assert sum(held) <= taken._memory.n_bytes == g.memory_report()["epoch samples"]
+                most = max(most, len(held))
+            assert most == 2
+
+
 def test_a_window_that_nobody_waits_for_leaves_memory_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands still while little is free, until somebody waits for it, or there is more."""
     monkeypatch.setattr("featstore.sampling.window.PATIENCE", 1 << 60)  # it gives up only where somebody said so

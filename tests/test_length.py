@@ -158,6 +158,33 @@ def test_many_passes_are_said(tmp_path: Path) -> None:
             assert found["passes"] == -(-100 // found["batches"]) > 2
 
 
+@pytest.mark.parametrize("lacking", ["memory", "disk"])
+@pytest.mark.parametrize("strategy", [featstore.Superbatch, featstore.Ginex])
+def test_superbatches_of_one_batch_are_said(tmp_path: Path, strategy: type[featstore.Superbatch], lacking: str) -> None:
+    """With what there should be more of; and that much does help. Where one batch was asked for, or is all, nothing is said."""
+    n, rng = 30_000, np.random.default_rng(0)
+    indptr = np.arange(0, 12 * n + 1, 12)
+    indices = (n * rng.random(12 * n) ** 2).astype(np.int64)
+    x, data = rng.standard_normal((n, 32), dtype=np.float32), {"train_idx": rng.permutation(n)[:2400]}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, data, progress=False).close()
+
+    def length(memory: int | str, batch_size: int = 200, **options: Any) -> int:
+        with featstore.open(tmp_path / "g", memory=memory) as g:
+            sampler, seeds = featstore.NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
+            with featstore.Loader(g, sampler, seeds, batch_size, labels=None, strategy=strategy(**options)) as loader:
+                return int(loader.stats()["superbatch"]["batches"])
+
+    little: dict[str, Any] = {"memory": "6MiB", "disk": "10MB"} if lacking == "memory" else {"memory": "64MiB", "disk": "150KB"}
+    name = strategy.__name__.lower()
+    with pytest.warns(featstore.PerformanceWarning, match=rf"'{name}': superbatches have 1 of 12 batches.*would make") as said:
+        assert length(**little) == 1
+    assert len(said) == 1
+    more = str(said[0].message).split(f"{lacking}='")[1].split("'")[0]
+    assert length(**{**little, lacking: more}) == 12  # a warning would be an error
+    assert length(**little, length=1) == 1
+    assert length("64MiB", 2400) == 1
+
+
 def test_a_third_batch_leaves_memory_to_pack_in(tmp_path: Path) -> None:
     """Where there is no more than a third batch beyond the least, reading ahead and packing get their parts of a half of it."""
     n = 20_000

@@ -21,7 +21,7 @@ from tests.loaders import NAMES, make_loader
 from tests.sampled import covering, one_in
 
 # In little memory superbatches are short, and streamed passes many: what they cost is not what is tested here.
-pytestmark = pytest.mark.filterwarnings("ignore:strategy '(streamed|auto)':featstore.PerformanceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|streamed|auto)':featstore.PerformanceWarning")
 
 N, DIM = 60_000, 100
 BYTES = 4 * N * DIM

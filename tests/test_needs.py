@@ -85,6 +85,33 @@ def test_a_closed_loader_asks_for_nothing(dataset: Path, name: str) -> None:
         assert "closed" in repr(loader)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "memory"), [(featstore.Superbatch, "18MiB"), (featstore.Ginex, "18MiB"), (featstore.OnDemand, "12MiB")]
+)
+def test_loaders_that_rest_need_room_for_the_largest(dataset: Path, strategy: Any, memory: str) -> None:
+    """They take turns: planner and cache get beside three of them what they get beside the one of the largest batches."""
+
+    def beside(*batch_sizes: int) -> tuple[int, int]:
+        resting, orders = [], 0
+        with featstore.open(dataset, memory=memory) as g:
+            sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
+            for batch_size in batch_sizes:
+                resting.append(featstore.Loader(g, sampler, seeds, batch_size, labels=None, prefetch=0))
+                for _ in resting[-1]:
+                    pass
+                del _
+            g.pool.trim()
+            orders = g.memory_report()["loader order"]
+            with featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=strategy(cache="auto")):
+                held = g.memory_report()
+            for each in resting:
+                each.close()
+        return sum(held[name] for name in held if "cache" in name or name == "planner"), orders
+
+    (alone, order), (some, orders) = beside(400), beside(200, 400, 300)
+    assert 0 < alone - 2 * (orders - order) <= some <= alone  # each has seeds in an order of its own, and no more
+
+
 def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
     """Run an epoch within ``memory``; return what an error names, None where there was none."""
     try:
@@ -102,7 +129,7 @@ def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
     return None
 
 
-@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
 @pytest.mark.parametrize("which", OPTIONS)
 def test_what_is_named_is_enough_and_soon_known(dataset: Path, which: str) -> None:
     options = OPTIONS[which]
@@ -327,7 +354,7 @@ class Foreseeing(featstore.Streamed):
 FORESEEN: list[int] = []
 
 
-@pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
 def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
     """By one ask of the strategy, which may ask for more than the one that it derives from."""
     lengths = []

@@ -114,7 +114,7 @@ def judge_length(
         Batches of a superbatch, once the memory was divided.
     """
     advice = None
-    if planning.superbatch == "auto" and passes is not None:
+    if planning.superbatch == "auto":
         advice = what_would_help(planning, graph, n_batches, n_accesses, stored, passes, size)
     return Length(size, -(-n_batches // max(1, size)), advice)
 
@@ -177,10 +177,26 @@ def choose_size(
 
 
 def what_would_help(
-    planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes, size: int
+    planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes | None, size: int
 ) -> str | None:
-    """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None."""
+    """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None.
+
+    Without ``passes``, that is where the cache is planned for one batch at a time.
+    """
     best = longest_auto(planning, n_batches)
+    if passes is None:
+        if size > 1 or best == 1:
+            return None
+        best = min(best, ENOUGH_BATCHES)
+        more = f"disk='{at_least(best * (4 * stored + 1))}'"
+        if _by_disk(planning, stored) > 1:
+            capacity, total = planning.capacity or 0, graph.budget.total
+            needed = planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, best, spilled=True, capacity=capacity)
+            more = f"memory='{at_least(max(PLANNER_SHARE * needed, (total + 2 * needed) * 9 // 8))}'"
+        return (
+            f"superbatches have 1 of {n_batches} batches: the cache is planned for one at a time, so an epoch may read more rows "
+            f"than on demand; {more} would make them longer"
+        )
     n, fewest = (-(-n_batches // max(1, each)) for each in (size, best))
     if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,6 @@ import numpy.typing as npt
 
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size
-from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
 from featstore.plan.cost import (
@@ -142,10 +140,12 @@ class Streamed(Superbatch):
 class StreamedRunner(SuperbatchRunner):
     """As :class:`SuperbatchRunner`; then one pass over the features copies what the cache will lack into an extent a batch."""
 
+    name: ClassVar[str] = "streamed"
+
     def __init__(self, setup: Setup, memory: Memory) -> None:
         self.profile: Profile | None = None  # closed with this
         self.not_looked = ""  # why all rows were taken to be missed
-        self._counts, self._said = PackCounts(), set[str]()
+        self._counts = PackCounts()
         super().__init__(setup, memory)
         assert setup.planning is not None
         self._bases: Mapping[str, RowFile] = {name: setup.graph.features[name].pages for name in setup.features}
@@ -161,15 +161,6 @@ class StreamedRunner(SuperbatchRunner):
             raise
         packing(self._holdings[PACKING].n_bytes)
         windows(self._holdings[WINDOWS].n_bytes)
-        advice = self._judged(setup, memory.batch, int(self._planning.superbatch)).advice
-        if advice is not None:  # the length "auto" makes many passes over the features
-            self._warn("length", advice)
-
-    def _warn(self, kind: str, text: str) -> None:
-        """Warn, once a kind."""
-        if kind not in self._said:
-            self._said.add(kind)
-            warnings.warn(f"strategy 'streamed': {text}", PerformanceWarning, stacklevel=2)
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``, with the ``passes`` over the features of an epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
-from featstore.errors import BusyError, OptionError
+from featstore.errors import BusyError, OptionError, PerformanceWarning
 from featstore.plan.cost import (
     PLANNED,
     SAMPLE_BYTES,
@@ -209,6 +210,7 @@ def run_planned(strategy: Superbatch, setup: Setup) -> SuperbatchRunner:
     try:
         runner.make_edge_caches(sizes)  # before the others, which may take what is left
         runner.make_caches(strategy.cache)
+        runner.judge_length()
     except BaseException:
         runner.close()
         raise
@@ -222,6 +224,8 @@ class SuperbatchRunner(Runner):
     superbatch after the other, planned alone, and one memory for neighbour and feature caches.
     """
 
+    name: ClassVar[str] = "superbatch"
+
     def __init__(self, setup: Setup, memory: Memory) -> None:
         if setup.planning is None:
             raise ValueError("superbatches need a planned policy")
@@ -229,6 +233,7 @@ class SuperbatchRunner(Runner):
         policy = setup.planning.policy
         assert isinstance(policy, PlannedPolicy)
         self._on_death: list[weakref.finalize[..., Any]] = []
+        self._said = set[str]()
         self._holdings = Holdings(setup.graph.budget, memory)
         if SAMPLED_AHEAD in memory.granted:
             self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
@@ -298,6 +303,19 @@ class SuperbatchRunner(Runner):
         assert setup.planning is not None
         passes, stored = cls._passes(setup, batch.n_rows), cls._stored(setup, batch)
         return judge_length(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size)
+
+    def judge_length(self) -> None:
+        """Warn where superbatches are so short that an epoch moves several times what it could."""
+        advice = self._judged(self.setup, self.memory.batch, int(self._planning.superbatch)).advice
+        if advice is not None:
+            self._warn("length", advice)
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Warn, once a kind."""
+        if kind not in self._said:
+            self._said.add(kind)
+            name = self.name if self._planning.overlap else "ginex"
+            warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
 
     @classmethod
     def _stored(cls, setup: Setup, batch: BatchSize) -> int:
