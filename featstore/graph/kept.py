@@ -14,7 +14,7 @@ from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.cache.table import FeatureCache
-from featstore.config import Options, check_flag, parse_cache_size
+from featstore.config import Options, check_at_least, check_flag, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.listscores import WriteScores, scores_by_degrees
@@ -138,7 +138,8 @@ class Kept(MadeFeatures):
         A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
         """
         self.features[name]  # a name that is none is said first
-        self.make_cache(name, parse_cache_size(budget, "budget"), get_policy(policy), counts=counts, parts=parts, seed=seed)
+        size, seed = parse_cache_size(budget, "budget"), check_at_least("seed", seed, 0)
+        self.make_cache(name, size, get_policy(policy), counts=counts, parts=parts, seed=seed)
 
     def make_cache(
         self,
@@ -308,7 +309,8 @@ class Kept(MadeFeatures):
         Reads the adjacency once, sequentially, and with ``edges`` the numbers of all edges. On an error there is no cache, unless
         only saving failed.
         """
-        check_flag("edges", edges)
+        edges, save = check_flag("edges", edges), check_flag("save", save)
+        seed = check_at_least("seed", seed, 0)
         chosen = _static(policy)
         is_kept = parts is None or isinstance(parts, (str, KeptParts))
         usual = isinstance(policy, str) and counts is None and (is_kept if chosen.needs_parts else parts is None)
