@@ -324,6 +324,7 @@ class Kept(MadeFeatures):
             parts = find_parts(self, parts)  # type: ignore[arg-type]
         self._drop_neighbor_cache()
         topology = self.topology
+        self.pool.trim()  # as many lists are chosen as the memory that is left holds
         n_bytes = self.budget.available if size is None else int(size * self.budget.total) if isinstance(size, float) else size
         if n_bytes == 0:
             return
