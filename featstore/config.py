@@ -18,6 +18,7 @@ __all__ = [
     "available_memory",
     "check_at_least",
     "check_flag",
+    "check_integer",
     "format_size",
     "local_ranks",
     "parse_cache_size",
@@ -36,18 +37,32 @@ _MULTIPLE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*x\s*", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
-def check_at_least(name: str, value: Any, least: int) -> None:
-    """Raise TypeError or ValueError unless ``value`` is an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
+def check_integer(name: str, value: Any) -> int:
+    """Return an integer of any kind, NumPy's and tensors of no dimensions among them, as an int; TypeError for others."""
+    is_one = not isinstance(value, bool) and getattr(value, "ndim", 0) == 0 and "bool" not in str(getattr(value, "dtype", ""))
+    try:
+        if is_one:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be an integer, not {value!r}")
 
 
-def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless ``value`` is True or False."""
-    if type(value).__name__ not in ("bool", "bool_"):  # NumPy's, too
+def check_at_least(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return :func:`check_integer`; ValueError where it is less than ``least``, or more than ``most``."""
+    number = check_integer(name, value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, not {number}")
+    return number
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return True or False, NumPy's among them, as a bool; TypeError for all else."""
+    if type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
 
 
 def parse_size(size: int | str, name: str = "") -> int:
@@ -242,6 +257,6 @@ class Options:
             if not text.strip().isdecimal():
                 raise ValueError(f"FEATSTORE_THREADS must be a number of threads, not {text!r}")
             threads = int(text) or len(os.sched_getaffinity(0))
-        check_at_least("threads", threads, 1)
+        threads = check_at_least("threads", threads, 1)
         n_bytes = available_memory() // 2 // local_ranks() if memory is None else parse_size(memory, "memory")
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -353,3 +355,84 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
         after = g.features["x"].cache
         assert after is not None
         assert after.capacity == small.num_nodes
+
+
+# -- buffers that nobody uses ----------------------------------------------------------------------------------------------------
+
+
+N_IDLE = 6_000
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset of 3 MB of features and 2.4 MB of node data, opened in 5 MiB by its users."""
+    path = tmp_path_factory.mktemp("wide") / "g"
+    indptr, indices = np.arange(0, 8 * N_IDLE + 1, 8), np.random.default_rng(0).integers(0, N_IDLE, 8 * N_IDLE)
+    x, y = np.ones((N_IDLE, 128), np.float32), np.ones((N_IDLE, 100), np.float32)
+    data = {"y": y, "l": np.zeros(N_IDLE, np.int64)}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, data, progress=False).close()
+    return str(path)
+
+
+def history_epoch(g: Any) -> None:
+    history = featstore.History(64, nodes=0.5)
+    with featstore.Loader(g, featstore.NeighborSampler(g, [3, 3]), torch.arange(200), 50, labels="l", history=history) as loader:
+        for batch in loader:
+            batch.history.merge(torch.ones(batch.blocks[-2].n_dst, 64))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda g: g.node_data["y"],
+        lambda g: g.cache("x", "2MiB"),
+        lambda g: g.cache("x", "2MiB", policy="lru"),
+        lambda g: g.cache_neighbors("300KiB", progress=False),
+        lambda g: g.cache_neighbors(progress=False),
+        lambda g: featstore.partition(g, 10, keep=False, progress=False),
+        lambda g: g.aggregate("x", "mean", name="m", overwrite=True, progress=False),
+        lambda g: featstore.infer(g, [lambda h, block: h[: block.n_dst]], "x", "h", overwrite=True, progress=False),
+        history_epoch,
+        lambda g: g.features["x"][: N_IDLE // 2],
+    ],
+)
+def test_buffers_that_nobody_uses_are_lent(wide: str, use: Any) -> None:
+    """Whatever is used, it gets as much as where nothing was gathered before."""
+    reports = []
+    for is_filled in (False, True):
+        with featstore.open(wide, memory="5MiB") as g:
+            if is_filled:
+                for n in (N_IDLE, N_IDLE // 5):
+                    g.features["x"][:n]
+                held = g.memory_report().holders["batch buffers"]
+                assert held.bytes == held.on_loan_bytes >= 3_000_000
+                assert held.on_loan_s >= 0
+            kept = use(g)
+            assert g.budget.used <= g.budget.total
+            g.pool.trim()
+            g.reader.trim()
+            reports.append({name: n for name, n in g.memory_report().items() if "neighbor" in name or "cache" in name})
+            del kept
+    assert reports[0] == reports[1]
+
+
+def test_a_buffer_in_use_is_not_lent(wide: str) -> None:
+    with featstore.open(wide, memory="5MiB") as g:
+        rows = g.features["x"][:]
+        assert g.budget.on_loan == 0
+        with pytest.raises(BudgetError, match="node data needs"):
+            g.node_data["y"]
+        assert torch.equal(rows, torch.ones_like(rows))
+        del rows
+        assert g.node_data["y"].sum() == N_IDLE * 100
+
+
+def test_a_child_takes_back_what_its_parent_left_idle(wide: str) -> None:
+    with featstore.open(wide, memory="5MiB") as g:
+        g.features["x"][:]
+        if (pid := os.fork()) == 0:
+            ok = False
+            with contextlib.suppress(BaseException):
+                ok = bool(g.node_data["y"].numpy().sum() == N_IDLE * 100)
+            os._exit(0 if ok else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -43,8 +43,7 @@ class CrossPartition(StaticPolicy):
     needs_parts = True
 
     def __init__(self, per_byte: bool = True) -> None:
-        check_flag("per_byte", per_byte)
-        self.per_byte = per_byte
+        self.per_byte = check_flag("per_byte", per_byte)
 
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the scores, float64 [n]; -1 where the in-degree is 0."""

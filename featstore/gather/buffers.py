@@ -66,7 +66,8 @@ class BufferPool:
     """Memory for the tensors that the library hands out. Thread-safe.
 
     A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled blocks
-    count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not.
+    count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not. Pooled blocks that nobody
+    uses are on loan: whatever else reserves gets their memory.
 
     Parameters
     ----------
@@ -84,6 +85,7 @@ class BufferPool:
         self._closed = False
         self._copied = threading.local()  # .to: the CUDA device that a thread's memory is copied to
         self._start()
+        self._loan = budget.lend(self._idle_bytes, self._give_back, cost=0, of=HOLDER)  # first of all: nothing is lost
 
     @contextmanager
     def copied_to(self, device: torch.device) -> Iterator[None]:
@@ -172,23 +174,40 @@ class BufferPool:
             raise
         return block
 
-    def _drop_one(self) -> bool:
-        """Give an idle block back; return whether there was one."""
+    def _drop_one(self) -> int:
+        """Give an idle block back; return its bytes, 0 where there was none."""
         with self._lock:
-            if self._idle:
-                self._drop(self._idle.pop(0))
-                return True
-            return False
+            self._collect()
+            if not self._idle:
+                return 0
+            block = self._idle.pop(0)
+            self._drop(block)
+            return int(block.nbytes)
 
     def _drop(self, block: Block) -> None:
         self._held.pop(id(block)).release()
 
     def _collect(self) -> None:
+        """Make blocks that came back idle ones. Adds to the list alone, so it needs no lock."""
         while True:
             try:
-                self._idle.append(self._returned.get_nowait())
+                block = self._returned.get_nowait()
             except queue.Empty:
                 return
+            if not self._idle:
+                self._loan.renew()
+            self._idle.append(block)
+
+    def _idle_bytes(self) -> int:
+        self._leave_parent()
+        self._collect()
+        return sum(block.nbytes for block in self._idle.copy())
+
+    def _give_back(self, n_bytes: int) -> int:
+        freed = 0
+        while freed < n_bytes and (dropped := self._drop_one()):
+            freed += dropped
+        return freed
 
     def wait(self, timeout: float) -> bool:
         """Wait until a block comes back or ``timeout`` seconds have passed; return whether one came."""
@@ -250,6 +269,7 @@ class BufferPool:
     def close(self) -> None:
         """Give idle blocks back; blocks in use follow their tensors, and leave the budget now."""
         self.trim()
+        self._loan.end()
         with self._lock:
             self._closed = True
             for reservation in self._held.values():

@@ -27,6 +27,7 @@ __all__ = ["HOLDER", "Host", "Room", "aggregate", "default_name", "files_of", "g
 
 
 HOLDER: Final = "aggregation"  # in the budget's report
+_MOST_HOPS: Final = 1 << 16  # a file each, one after the other
 _LEAST_BUFFER: Final = 64 << 10
 _MOST_BUFFER: Final = 16 << 20  # a piece of rows and the next one
 _MOST_PIECE: Final = 32 << 20  # torch starts and ends a team of threads for each operation on a piece
@@ -139,7 +140,7 @@ def aggregate(
 ) -> list[PassCosts]:
     """Make a feature; see :meth:`featstore.OutOfCoreGraph.aggregate`. Returns what the passes of each hop came to."""
     check_op(op)
-    check_at_least("hops", hops, 1)
+    hops = check_at_least("hops", hops, 1, _MOST_HOPS)
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
     store: FeatureStore = g.features[feature]

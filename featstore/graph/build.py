@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from featstore.config import available_memory, format_size, parse_size
+from featstore.config import available_memory, check_at_least, format_size, parse_size
 from featstore.errors import BudgetError
 from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.graph.extsort import PairSorter, sort_keys
@@ -302,11 +302,7 @@ def from_edge_index(
 ) -> None:
     """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it."""
     form = Form.of(topology, chunk_bytes, stripes, path)
-    if isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, np.integer)):
-        raise TypeError(f"num_nodes must be an integer, not {num_nodes!r}")
-    num_nodes = int(num_nodes)
-    if num_nodes < 0:
-        raise ValueError(f"num_nodes cannot be negative: {num_nodes}")
+    num_nodes = check_at_least("num_nodes", num_nodes, 0)
     n_bytes = _build_memory(memory, form)
     fields = open_fields(features, node_data, edge_features, num_nodes)
     pairs = PairInput(edge_index, num_nodes)

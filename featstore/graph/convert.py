@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from featstore.config import check_flag
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.opentopology import stored_ids, stored_pieces
 from featstore.graph.progress import Progress
@@ -87,7 +88,7 @@ def convert(
     True
     """
     root = os.path.abspath(os.fspath(path))
-    form = Form.of(topology, chunk_bytes, stripes, root)
+    form, progress = Form.of(topology, chunk_bytes, stripes, root), check_flag("progress", progress)
     with Update(root) as update:
         catalog = update.catalog
         is_same = (catalog.topology, catalog.chunk_bytes) == (form.topology, form.chunk_bytes)

@@ -211,7 +211,7 @@ class FeatureStore(Dataset[torch.Tensor]):
             raise TypeError("take() wants an array of rows; use store[i] for one")
         shape = (*lead, *self.shape[1:])
         if coalesce_gap is not None:
-            check_at_least("coalesce_gap", coalesce_gap, 0)
+            coalesce_gap = check_at_least("coalesce_gap", coalesce_gap, 0)
         if out is None:
             out = self._pool.tensor(shape, self.dtype)
         else:

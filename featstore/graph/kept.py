@@ -15,7 +15,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.cache.table import FeatureCache
-from featstore.config import Options, check_flag, parse_cache_size
+from featstore.config import Options, check_at_least, check_flag, parse_cache_size
 from featstore.errors import BudgetError, FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.feature import FeatureStore
@@ -145,11 +145,12 @@ class Kept(MadeFeatures):
         chosen, is_auto = get_policy(policy), isinstance(budget, str) and budget == "auto"
         if isinstance(policy, Policy) and len(names) > 1:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
-        size = 0 if is_auto else parse_cache_size(budget, "budget")
+        size, seed = 0 if is_auto else parse_cache_size(budget, "budget"), check_at_least("seed", seed, 0)
         sizes: dict[str, int] | dict[str, int | float] = dict.fromkeys(names, size)
         if is_auto or (size and len(names) > 1):
             for each in names:  # what these hold is divided, too
                 self.make_cache(each, 0, chosen)
+            self.pool.trim()  # as many rows are chosen as the memory that is left holds
             n_bytes = self.budget.available // 8 * 7 if is_auto else size
             if not is_auto or rows_within(int(n_bytes), self.num_nodes, list(widths.values()), chosen):
                 sizes = cache_bytes(n_bytes, self.num_nodes, widths, chosen, self.budget, self.budget.available)
@@ -346,7 +347,8 @@ class Kept(MadeFeatures):
         Reads the adjacency once, sequentially, and with ``edges`` the numbers of all edges. On an error there is no cache, unless
         only saving failed.
         """
-        check_flag("edges", edges)
+        edges, save = check_flag("edges", edges), check_flag("save", save)
+        seed = check_at_least("seed", seed, 0)
         chosen = _static(policy)
         is_kept = parts is None or isinstance(parts, (str, KeptParts))
         usual = isinstance(policy, str) and counts is None and (is_kept if chosen.needs_parts else parts is None)
@@ -360,6 +362,7 @@ class Kept(MadeFeatures):
             parts = find_parts(self, parts)  # type: ignore[arg-type]
         self._drop_neighbor_cache()
         topology = self.topology
+        self.pool.trim()  # as many lists are chosen as the memory that is left holds
         n_bytes = self.budget.available if size is None else int(size * self.budget.total) if isinstance(size, float) else size
         if n_bytes == 0:
             return

@@ -7,6 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from featstore.config import check_flag
+
 __all__ = ["Bar", "Progress", "note"]
 
 
@@ -41,7 +43,7 @@ class Progress:
     def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
         self._done = 0
         self._bar: tqdm[Any] | None = None
-        if show and sys.stderr.isatty():
+        if check_flag("progress", show) and sys.stderr.isatty():
             self._bar = Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr, delay=delay_s)
 
     def add(self, n_bytes: int) -> None:

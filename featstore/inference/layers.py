@@ -13,6 +13,7 @@ import torch
 import xxhash
 from torch.nn.parameter import is_lazy
 
+from featstore.config import check_flag
 from featstore.graph.passes import check_op
 from featstore.sampling.batch import Block
 
@@ -50,6 +51,7 @@ class Aggregate:
 
     def __post_init__(self) -> None:
         check_op(self.op)
+        check_flag("needs_self", self.needs_self)
         for name, value in (("apply", self.apply), ("before", self.before)):
             if not callable(value) and not (name == "before" and value is None):
                 raise TypeError(f"{name} must be callable, not {value!r}")

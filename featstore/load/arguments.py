@@ -79,5 +79,4 @@ def check_prefetch(prefetch: int | str, threads: int) -> int:
         return max(2, threads)
     if isinstance(prefetch, str):
         raise ValueError(f"prefetch must be a number of batches or 'auto', not {prefetch!r}")
-    check_at_least("prefetch", prefetch, 0)
-    return prefetch
+    return check_at_least("prefetch", prefetch, 0)

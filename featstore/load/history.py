@@ -14,7 +14,7 @@ import torch
 from featstore.budget import Budget, Reservation
 from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
-from featstore.config import check_at_least
+from featstore.config import check_at_least, check_flag
 from featstore.errors import BusyError, OptionError
 from featstore.gather.device import record_here, settle
 from featstore.load.lategradients import pass_on, sums_dtype
@@ -104,21 +104,22 @@ class History:
         dtype: torch.dtype = torch.float32,
         gradients: bool = True,
     ) -> None:
-        check_at_least("dim", dim, 1)
-        check_at_least("staleness", staleness, 0)
+        self.dim, self.staleness = check_at_least("dim", dim, 1), check_at_least("staleness", staleness, 0, 2**62)
+        self.gradients = check_flag("gradients", gradients)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype must be a floating-point torch.dtype, not {dtype!r}")
         self._is_auto = isinstance(nodes, str) and nodes == "auto"
         if self._is_auto:
             nodes = EMPTY  # until they are chosen
-        if isinstance(nodes, (bool, int, str)):
+        if isinstance(nodes, (bool, int, np.integer, str)):
             raise TypeError(f"nodes must be a share such as 0.2, ids, a mask or 'auto', not {nodes!r}")
-        if isinstance(nodes, float):
+        if isinstance(nodes, (float, np.floating)):
+            nodes = float(nodes)
             if not 0 < nodes <= 1:
                 raise ValueError(f"nodes must be a share above 0 and at most 1, or ids, not {nodes}")
         else:
             check_seeds(nodes, what="node")
-        self.dim, self.staleness, self.dtype, self.gradients = int(dim), int(staleness), dtype, bool(gradients)
+        self.dtype = dtype
         self._nodes: Any = nodes
         self._split: Mapping[str, Any] | None = None
         self.times = PushTimes(self.staleness)

@@ -217,10 +217,9 @@ class Loader:
         """Return the batches that the strategy brings, or those that the sampler draws; the last thing is to take the history."""
         g = self._g
         if batch_size is not None:
-            check_at_least("batch_size", batch_size, 1)
-        check_at_least("seed", options["seed"], 0)
-        check_flag("shuffle", options["shuffle"])
-        check_flag("drop_last", options["drop_last"])
+            batch_size = check_at_least("batch_size", batch_size, 1)
+        options["seed"] = check_at_least("seed", options["seed"], 0)
+        options |= {name: check_flag(name, options[name]) for name in ("shuffle", "drop_last")}
         name = self._strategy.name
         found = self._strategy.batches(g, batch_size=batch_size, **options)
         if found is not None:
@@ -354,7 +353,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` loop run ``epoch``, from its first batch; without it epochs count up from 0."""
-        check_at_least("epoch", epoch, 0)
+        epoch = check_at_least("epoch", epoch, 0)
         self._next_epoch, self._next_start = epoch, 0
         self._position = Position(epoch, 0)
 

@@ -57,5 +57,5 @@ def stage_threads(threads: int | Mapping[str, int] | None, default: int) -> Stag
     for stage, number in given.items():
         if stage not in STAGES:
             raise OptionError("threads", f"there is no stage {stage!r}; the stages are {', '.join(map(repr, STAGES))}")
-        check_at_least("threads" if not isinstance(threads, Mapping) else f"threads[{stage!r}]", number, 1)
+        given[stage] = check_at_least("threads" if not isinstance(threads, Mapping) else f"threads[{stage!r}]", number, 1)
     return StageThreads(given.get("sample", default), given.get("gather", default), given.get("read"))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import check_at_least, parse_disk
+from featstore.config import check_at_least, check_flag, parse_disk
 from featstore.errors import BudgetError, CommittedError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.progress import Progress
@@ -167,12 +167,12 @@ def sample_offline(
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, section 3.
     """
-    check_at_least("epochs", epochs, 1)
-    check_at_least("seed", seed, 0)
+    epochs, seed = check_at_least("epochs", epochs, 1), check_at_least("seed", seed, 0)
+    shuffle, drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
     if batch_size is not None:
-        check_at_least("batch_size", batch_size, 1)
+        batch_size = check_at_least("batch_size", batch_size, 1)
     if threads is not None:
-        check_at_least("threads", threads, 1)
+        threads = check_at_least("threads", threads, 1)
     budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()), "disk")
     target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
     batcher = None

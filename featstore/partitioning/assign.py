@@ -121,7 +121,7 @@ def partition(
     OUTRE, VLDB 2024, sections 4.2 and 5.2.
     """
     named = {"passes": passes, "gamma": gamma, "start": start, "levels": levels, **options}
-    check_at_least("seed", seed, 0)
+    seed = check_at_least("seed", seed, 0)
     for each, flag in (("keep", keep), ("keep_lists", keep_lists), ("progress", progress)):
         check_flag(each, flag)
     if keep_lists and not keep:
@@ -138,9 +138,7 @@ def partition(
     elif n_parts is None:
         raise TypeError("n_parts is needed: how many parts to make")
     if n_parts is not None:
-        check_at_least("n_parts", n_parts, 1)
-        if n_parts > MOST_PARTS:
-            raise ValueError(f"n_parts must be at most {MOST_PARTS}, not {n_parts}")
+        n_parts = check_at_least("n_parts", n_parts, 1, MOST_PARTS)
     n = g.num_nodes
     if chosen is not None and n_parts is not None:
         chosen.check(n_parts)

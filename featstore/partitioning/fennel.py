@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Final
 
 import numpy as np
@@ -70,10 +70,11 @@ class Fennel(Partitioner):
     levels: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        check_at_least("passes", self.passes, 1)
+        object.__setattr__(self, "passes", check_at_least("passes", self.passes, 1))
         gamma: Any = self.gamma
-        if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not 1 < gamma < math.inf:
+        if isinstance(gamma, bool) or not isinstance(gamma, Real) or not 1 < float(gamma) < math.inf:
             raise OptionError("gamma", f"must be a number above 1, not {gamma!r}")
+        object.__setattr__(self, "gamma", float(gamma))
         if self.start not in (None, "ranges"):
             raise OptionError("start", f"must be None or 'ranges', not {self.start!r}")
         levels: Any = self.levels

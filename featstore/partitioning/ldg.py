@@ -36,7 +36,7 @@ class LDG(Partitioner):
     passes: int = 3
 
     def __post_init__(self) -> None:
-        check_at_least("passes", self.passes, 1)
+        object.__setattr__(self, "passes", check_at_least("passes", self.passes, 1))
 
     @property
     def n_passes(self) -> int:

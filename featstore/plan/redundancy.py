@@ -224,12 +224,11 @@ def redundancy(
     >>> found = redundancy(g, idx, 1000, {"neighbor": featstore.NeighborSampler(g, [10, 10])})
     >>> print(found.table())
     """
-    check_at_least("batch_size", batch_size, 1)
-    check_at_least("seed", seed, 0)
+    batch_size, seed = check_at_least("batch_size", batch_size, 1), check_at_least("seed", seed, 0)
     if macro is not None:
-        check_at_least("macro", macro, 1)
+        macro = check_at_least("macro", macro, 1)
     if n_batches is not None:
-        check_at_least("n_batches", n_batches, 1)
+        n_batches = check_at_least("n_batches", n_batches, 1)
     if not samplers:
         raise ValueError("no samplers: give at least one")
     ids = check_seeds(seeds, g.num_nodes)

@@ -84,7 +84,7 @@ def simulate(
             opened.close()
     if not isinstance(trace, Trace):
         trace = Trace(trace, n)
-    check_at_least("capacity", capacity, 0)
+    capacity, seed = check_at_least("capacity", capacity, 0), check_at_least("seed", seed, 0)
     chosen = get_policy(policy)
     context = PolicyContext(
         trace.n, 1, in_degree_of=in_degree, out_degree_of=out_degree, counts_of=lambda: row_counts(trace), seed=seed

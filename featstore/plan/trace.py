@@ -106,7 +106,7 @@ class Trace(Sequence[Ints]):
             arrays = [id_array(f"batch {number}", batch) for number, batch in enumerate(batches)]
             # Of other dtypes nothing can be said of the largest; they are refused below.
             self.n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
-            check_at_least("n", self.n, 0)
+            self.n = check_at_least("n", self.n, 0)
             if self.n >= 2**63:
                 raise IndexError(f"row {self.n - 1} is beyond 64 bits")
             self._first = 0

@@ -169,18 +169,12 @@ class RandomBatches:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        check_at_least("batch_size", batch_size, 1)
-        check_at_least("seed", seed, 0)
-        check_flag("shuffle", shuffle)
-        check_flag("drop_last", drop_last)
+        self.batch_size, self.seed = check_at_least("batch_size", batch_size, 1), check_at_least("seed", seed, 0)
+        self.shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
         self.seeds = check_seeds(ids)
         is_mask = getattr(ids, "dtype", None) in (torch.bool, np.dtype(bool))
         self._mask_length = len(ids) if is_mask else None
-        self.batch_size = batch_size
-        self.shuffle = bool(shuffle)
-        self.seed = seed
-        self.drop_last = bool(drop_last)
-        warn_of_none(len(self.seeds), batch_size, self.drop_last)
+        warn_of_none(len(self.seeds), self.batch_size, self.drop_last)
 
     def __repr__(self) -> str:
         options = f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"

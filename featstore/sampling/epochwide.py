@@ -143,7 +143,7 @@ class EpochSampler:
             if window != "auto":
                 raise ValueError(f"window is a number of batches or 'auto', not {window!r}")
         else:
-            check_at_least("window", window, 1)
+            window = check_at_least("window", window, 1)
         self.window = window
         self.access = parse_access(access)
         # Seconds of reads, bytes of lists, ids read alone and spilled bytes of each window; a deque, as for scratch.

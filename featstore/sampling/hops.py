@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
-from featstore.config import check_flag
+from featstore.config import check_at_least, check_flag, check_integer
 from featstore.gather.arrays import id_array
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
@@ -105,14 +105,8 @@ class HopSampler(ABC):
         self._g = g
         self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
         self._hop_sizes = tuple(hop_sizes)
-        self.redraw = bool(redraw)
-        check_flag("edges", edges)
-        self.edges = bool(edges)
-        if not hasattr(seed, "__index__"):
-            raise TypeError(f"seed must be an integer, not {seed!r}")
-        self.seed = operator.index(seed)
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be in [0, 2**64), not {self.seed}")
+        self.redraw, self.edges = check_flag("redraw", redraw), check_flag("edges", edges)
+        self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
         self._all: deque[Scratch] = deque()
@@ -365,7 +359,7 @@ class FanoutSampler(HopSampler):
 
     def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         try:
-            hop_sizes = [operator.index(fanout) for fanout in fanouts]
+            hop_sizes = [check_integer("a fan-out", fanout) for fanout in fanouts]
         except TypeError:
             raise TypeError(f"fanouts must be a sequence of integers, one a hop, such as [10, 5], not {fanouts!r}") from None
         super().__init__(g, hop_sizes, seed, redraw, edges)

@@ -117,14 +117,9 @@ class LaborSampler(FanoutSampler):
         edges: bool = False,
     ) -> None:
         super().__init__(g, fanouts, seed, redraw, edges)
-        check_at_least("batch_dependency", batch_dependency, 1)
-        if batch_dependency > _MOST_DEPENDENCY:
-            raise ValueError(f"batch_dependency must be at most 2**32, not {batch_dependency}")
-        check_flag("layer_dependency", layer_dependency)
-        self.batch_dependency = int(batch_dependency)
-        self.layer_dependency = bool(layer_dependency)
-        check_at_least("importance_sampling", importance_sampling, -1)
-        self.importance_sampling = int(importance_sampling)
+        self.batch_dependency = check_at_least("batch_dependency", batch_dependency, 1, _MOST_DEPENDENCY)
+        self.layer_dependency = check_flag("layer_dependency", layer_dependency)
+        self.importance_sampling = check_at_least("importance_sampling", importance_sampling, -1)
 
     def __repr__(self) -> str:
         more = ", layer_dependency=True" * self.layer_dependency + ", redraw=False" * (not self.redraw)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.layerwise import Candidates
-from featstore.config import check_flag
+from featstore.config import check_flag, check_integer
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
@@ -107,17 +106,16 @@ class LayerSampler(HopSampler):
         op: str = "sum",
         edges: bool = False,
     ) -> None:
-        super().__init__(g, [operator.index(size) for size in sizes], seed, redraw=True, edges=edges)
+        super().__init__(g, [check_integer("a layer's size", size) for size in sizes], seed, redraw=True, edges=edges)
         if not self._hop_sizes:
             raise ValueError("sizes is empty: give the number of nodes of each layer")
         for size in self._hop_sizes:
             if not 1 <= size < 2**31:
                 raise ValueError(f"a layer has from 1 to 2**31 - 1 nodes, not {size}")
-        check_flag("skip", skip)
-        check_flag("replace", replace)
+        self.skip, self.replace = check_flag("skip", skip), check_flag("replace", replace)
         if op not in _OPS:
             raise ValueError(f"op is one of {', '.join(map(repr, _OPS))}, not {op!r}")
-        self.skip, self.replace, self.op = bool(skip), bool(replace), op
+        self.op = op
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from featstore._core import sampler as _core
+from featstore.config import check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
@@ -81,7 +82,7 @@ class NeighborSampler(FanoutSampler):
         edges: bool = False,
     ) -> None:
         super().__init__(g, fanouts, seed, redraw, edges)
-        self.replace = bool(replace)
+        self.replace = check_flag("replace", replace)
 
     def __repr__(self) -> str:
         more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges

@@ -95,14 +95,12 @@ class PartitionBatches:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        check_at_least("batch_size", batch_size, 1)
-        check_at_least("seed", seed, 0)
-        check_flag("shuffle", shuffle)
-        check_flag("drop_last", drop_last)
+        self.batch_size = batch_size = check_at_least("batch_size", batch_size, 1)
+        self.seed = check_at_least("seed", seed, 0)
+        self.shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
         if macro is not None:
-            check_at_least("macro", macro, 1)
-        self.num_nodes, self.batch_size, self.seed = int(g.num_nodes), batch_size, seed
-        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
+            macro = check_at_least("macro", macro, 1)
+        self.num_nodes = int(g.num_nodes)
         seeds = check_seeds(ids, self.num_nodes).numpy()
         if parts is None or isinstance(parts, str):
             parts = find_parts(g, parts)

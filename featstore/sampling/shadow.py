@@ -88,9 +88,7 @@ class ShadowSampler(NeighborSampler):
         edges: bool = False,
     ) -> None:
         super().__init__(g, fanouts, replace, seed, redraw=False, edges=edges)
-        if layers is not None:
-            check_at_least("layers", layers, 1)
-        self.layers = len(self.fanouts) if layers is None else int(layers)
+        self.layers = len(self.fanouts) if layers is None else check_at_least("layers", layers, 1)
 
     def __repr__(self) -> str:
         options = f"layers={self.layers}, replace={self.replace}, seed={self.seed}" + ", edges=True" * self.edges

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from types import TracebackType
 
+from featstore.config import check_flag
 from featstore.errors import BusyError, CommittedError
 from featstore.storage.calls import close_quietly, flock_fd
 from featstore.storage.catalog import CATALOG_DIRECTORY
@@ -128,7 +129,7 @@ class BuildDirectory:
         self._writer: FileLock | None = None
         self._is_committed = False
         sweep_builds(self.target)
-        self._replaces = self._check_target(overwrite)
+        self._replaces = self._check_target(check_flag("overwrite", overwrite))
         try:
             if self._replaces:
                 self._writer = writer_lock(self.target)

@@ -127,8 +127,7 @@ def number_of(what: str) -> Kind:
     """Return the kind of values that are whole numbers of something, at least 1."""
 
     def check(number: Any) -> int:
-        check_at_least(f"the number of {what}", number, 1)
-        return int(number)
+        return check_at_least(f"the number of {what}", number, 1)
 
     def parse(text: str) -> int:
         if not text.isdigit() or int(text) < 1:
