@@ -66,7 +66,7 @@ class BufferPool:
     """Memory for the tensors that the library hands out. Thread-safe.
 
     A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled blocks
-    count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not.
+    count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not. Idle blocks are on loan.
 
     Parameters
     ----------
@@ -84,6 +84,17 @@ class BufferPool:
         self._closed = False
         self._copied = threading.local()  # .to: the CUDA device that a thread's memory is copied to
         self._start()
+        self._loan = budget.lend(self._idle_bytes, self._give_back, cost=0, of=HOLDER)
+
+    def _idle_bytes(self) -> int:
+        self._collect()
+        return sum(block.nbytes for block in list(self._idle)) if self._pid == os.getpid() else 0
+
+    def _give_back(self, n_bytes: int) -> int:
+        given = 0
+        while given < n_bytes and (dropped := self._drop_one()):
+            given += dropped
+        return given
 
     @contextmanager
     def copied_to(self, device: torch.device) -> Iterator[None]:
@@ -172,13 +183,14 @@ class BufferPool:
             raise
         return block
 
-    def _drop_one(self) -> bool:
-        """Give an idle block back; return whether there was one."""
+    def _drop_one(self) -> int:
+        """Give an idle block back; return its bytes, 0 where there was none."""
         with self._lock:
-            if self._idle:
-                self._drop(self._idle.pop(0))
-                return True
-            return False
+            if not self._idle:
+                return 0
+            block = self._idle.pop(0)
+            self._drop(block)
+            return block.nbytes
 
     def _drop(self, block: Block) -> None:
         self._held.pop(id(block)).release()
@@ -186,9 +198,12 @@ class BufferPool:
     def _collect(self) -> None:
         while True:
             try:
-                self._idle.append(self._returned.get_nowait())
+                block = self._returned.get_nowait()
             except queue.Empty:
                 return
+            if not self._idle:
+                self._loan.renew()
+            self._idle.append(block)
 
     def wait(self, timeout: float) -> bool:
         """Wait until a block comes back or ``timeout`` seconds have passed; return whether one came."""
