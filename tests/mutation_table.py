@@ -317,7 +317,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "online hits not told",
         "cache admission",
         "featstore/cache/slots.py",
-        "                self.policy.hit(_read_only(distinct[:n]))\n",
+        "                self.policy.hit(read_only(distinct[:n]))\n",
         "                pass\n",
         ("tests/test_contract_suites.py::test_faulty_online_policies_fail",),
     ),

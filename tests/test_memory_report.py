@@ -140,11 +140,13 @@ def test_loans_of_a_loader(small: SimpleNamespace, tmp_path: Path, clock: Simple
         for _ in loader:
             pass
         clock.now = start + 10
+        g.pool.trim()
         assert lent(g.budget) == dict.fromkeys(used | others, 3)
         clock.now = start + 20
         for _ in loader:
             pass
         clock.now = start + 21
+        g.pool.trim()
         assert lent(g.budget) == {**dict.fromkeys(used, 1), **dict.fromkeys(others, 14)}
         modules = {FEATURES: "switch", "cache of 'x'": "table"}
         assert {each.rpartition(".")[2] for each in lenders(g.budget)} == {
@@ -265,6 +267,7 @@ def test_the_loan_of_batches_made_ahead(clock: SimpleNamespace) -> None:
     clock.now += 1
     assert lent(budget) == {"batch buffers": 1}
     waiting.close()
+    pool.trim()
     assert not lent(budget)
 
 
@@ -299,12 +302,69 @@ def test_the_loan_of_a_batch_that_was_sampled_to_know_its_size(small: SimpleName
         assert sum(tensor.nbytes for tensor in batch.tensors) > 0
 
 
+def test_the_loan_of_idle_buffers(clock: SimpleNamespace) -> None:
+    """From when the first of them is idle; whoever reserves gets as much as they are, and no more than needed."""
+    budget = Budget(8 << 20)
+    pool = BufferPool(budget)
+    tensors = [pool.tensor((1 << 20,), torch.uint8) for _ in range(8)]
+    clock.now += 5
+    assert not lent(budget)
+    del tensors[2:]
+    clock.now += 1
+    assert lent(budget) == {"batch buffers": 0}
+    clock.now += 3
+    del tensors[1:]
+    assert lent(budget) == {"batch buffers": 3}
+    assert budget.report().holders["batch buffers"].on_loan_bytes == 7 << 20
+    with budget.reserve("somebody", 3 << 20):
+        assert budget.report().holders["batch buffers"].on_loan_bytes == 4 << 20
+        with pytest.raises(featstore.BudgetError):
+            budget.reserve("somebody", (4 << 20) + 1)
+        assert tensors[0].nbytes == budget.report()["batch buffers"] == 1 << 20
+    pool.trim()
+    assert not lent(budget)
+
+
+@pytest.mark.parametrize("topology", ["csc", "chunked"])
+def test_idle_buffers_make_room_for_everybody(tmp_path: Path, topology: str) -> None:
+    """Whatever takes memory for itself, after tensors that took nearly all of it were let go of."""
+    n = 30_000
+    rng = np.random.default_rng(0)
+    features, data = {"x": np.zeros((n, 128), np.float32)}, {"y": np.zeros((n, 60), np.float32), "z": np.zeros(n, np.int64)}
+    edges = np.arange(0, 8 * n + 1, 8), rng.integers(0, n, 8 * n)
+    featstore.OutOfCoreGraph.create(tmp_path / "g", *edges, features, data, topology=topology, progress=False).close()
+    seeds = torch.arange(500)
+
+    def one_batch(g: featstore.OutOfCoreGraph, **options: Any) -> None:
+        with featstore.Loader(g, featstore.NeighborSampler(g, [3, 3]), seeds, 100, labels="z", **options) as loader:
+            next(iter(loader))
+
+    def infer(g: featstore.OutOfCoreGraph) -> None:
+        featstore.infer(g, [featstore.Aggregate(lambda s, m: s + m)], out="h", progress=False, overwrite=True)
+
+    takes: dict[str, Callable[[featstore.OutOfCoreGraph], Any]] = {
+        "node data": lambda g: g.node_data["y"],
+        "a cache": lambda g: g.cache("x", "10MiB"),
+        "aggregate": lambda g: g.aggregate("x", op="mean", name="m", overwrite=True, progress=False),
+        "infer": infer,
+        "a loader": one_batch,
+        "a history": lambda g: one_batch(g, history=featstore.History(16, 0.5)),
+    }
+    for name, take in takes.items():
+        with featstore.open(tmp_path / "g", memory="20MiB") as g:
+            held = [g.features["x"][torch.arange(count)] for count in (n, 2_000)]
+            del held
+            assert g.memory_report().on_loan >= 15 << 20, name
+            take(g)
+
+
 def test_no_loan_is_left_out() -> None:
     """Whoever adds one adds a test of its name here."""
     tested: dict[str, Callable[..., None]] = {
         "cache/table.py": test_loans_of_a_loader,
         "strategies/holdings.py": test_loans_of_a_loader,
         "strategies/switch.py": test_loans_of_a_loader,
+        "gather/buffers.py": test_the_loan_of_idle_buffers,
         "graph/offsetpages.py": test_the_loan_of_offset_pages,
         "sampling/macrolists.py": test_the_loan_of_lists_of_parts,
         "load/waiting.py": test_the_loan_of_batches_made_ahead,
