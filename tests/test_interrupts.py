@@ -111,8 +111,7 @@ INTERRUPTED = [
     {"prefetch": 0},
     {"strategy": "superbatch", "superbatch": 40},
     {"strategy": "superbatch", "superbatch": 40, "prefetch": 0},
-    {"memory": 2_000_000},
-    {"device": "meta", "memory": 2_000_000},
+    {"device": "meta"},
 ]
 
 
