@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 import featstore.testing.policies as contracts
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
+from featstore.cache.belady_csr import BeladyCsr
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, Int64s, PlannedBatch, PlannedPolicy, Window
 from featstore.gather.plan import Changeset
@@ -29,6 +30,14 @@ class TestBelady(PlannedPolicyContract):
 
     def make(self) -> PlannedPolicy:
         return Belady()
+
+
+class TestBeladyCsr(PlannedPolicyContract):
+    registered_name = "belady_csr"
+    golden = TestBelady.golden
+
+    def make(self) -> PlannedPolicy:
+        return BeladyCsr()
 
 
 class Oldest(PlannedPolicy):
