@@ -1,0 +1,1 @@
+"""Tests of what is promised of memory, whatever counts it."""
