@@ -21,6 +21,7 @@ from featstore.gather.buffers import BufferPool, block_bytes
 from featstore.storage.reader import MAX_ENGINES, SCRATCH_STEP, Reader
 from tests.conftest import _threads, make_graph
 from tests.test_overlap import until
+from tests.written_rows import open_record, opened, write_rows
 
 N, DIM = 20_000, 256
 MEMORY = 8 << 20
@@ -79,6 +80,22 @@ def test_a_queue_without_room_for_its_scratch_is_waited_for(dataset: Path, monke
             store.take(rows, out=out)
         assert (out == expected).all()
         assert over.is_set()
+
+
+def test_a_file_that_is_opened_has_the_scratch_of_idle_queues(tmp_path: Path) -> None:
+    """Scratch is as large as the memory allowed, and gathers do with less: it is given back for a table of checksums."""
+    rows = np.random.default_rng(0).integers(0, 256, (N, 64), np.uint8)
+    record, out = write_rows(tmp_path, rows), np.empty((N // 4, 64), np.uint8)
+    with opened(tmp_path, record, MEMORY) as (file, reader):
+        file.gather(np.arange(0, N, 4)[::-1].copy(), out)
+        scratch = reader.budget.report()["reader buffers"]
+        with reader.budget.reserve("others", reader.budget.available - 2000):  # less than the table's page
+            other = open_record(reader, tmp_path, record)
+        assert reader.budget.report()["reader buffers"] < scratch
+        with reader.budget.reserve("others", reader.budget.available):
+            other.gather(np.arange(0, N, 4), out)
+            assert (out == rows[::4]).all()
+        other.close()
 
 
 def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

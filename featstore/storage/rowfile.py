@@ -70,6 +70,7 @@ class Queues(Protocol):
     def with_backend(self, make: Callable[[str], T]) -> T: ...
     def engine(self, n_rows: int = 0) -> AbstractContextManager[Engine]: ...
     def gap_for(self, file: File, n_rows: int) -> int: ...
+    def trim(self) -> None: ...
 
 
 class RowFile:
@@ -228,6 +229,8 @@ class RowFile:
                 budget=budget,
             )
             return
+        if n_pages * PAGE_BYTES > budget.available:
+            self._reader.trim()  # scratch of idle queues is as large as the memory allowed
         self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES)
         pages = np.empty((n_pages, PAGE_BYTES), np.uint8)
         with self._reader.engine() as engine:
