@@ -90,6 +90,7 @@ class ReferenceSieve(OnlinePolicy):
 class ReferenceS3FIFO(OnlinePolicy):
     def start(self, capacity: int, context: PolicyContext) -> None:
         self.main_limit = capacity - max(1, capacity // 10)
+        self.most_small: float = capacity - self.main_limit
         self.small: deque[int] = deque()  # heads left, tails right
         self.main: deque[int] = deque()
         self.frequency: dict[int, int] = {}
@@ -101,6 +102,7 @@ class ReferenceS3FIFO(OnlinePolicy):
             self.frequency[slot] = min(self.frequency[slot] + 1, 3)
 
     def victims(self, n: int) -> Int32s:
+        self.most_small = float("inf") if n else self.most_small
         return np.array([self.evict() for _ in range(n)], np.int32)
 
     def evict(self) -> int:
@@ -128,6 +130,8 @@ class ReferenceS3FIFO(OnlinePolicy):
             self.row[slot] = row
             if row in self.ghost:
                 self.ghost[self.ghost.index(row)] = None
+                self.main.appendleft(slot)
+            elif len(self.small) >= self.most_small:
                 self.main.appendleft(slot)
             else:
                 self.small.appendleft(slot)

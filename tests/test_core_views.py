@@ -195,10 +195,10 @@ def test_policies_refuse_hands_and_queues_that_do_not_fit() -> None:
     ):
         arrays = (fits | {name: bad}).values()
         with pytest.raises(ValueError, match=r"do not fit|outside"):
-            policies.s3fifo_insert(i64(7), i32(0), *arrays)
+            policies.s3fifo_insert(i64(7), i32(0), 9, *arrays)
         with pytest.raises(ValueError, match=r"do not fit|outside"):
             policies.s3fifo_victims(i32(0), 1, *arrays)
-    policies.s3fifo_insert(i64(7), i32(0), *fits.values())
+    policies.s3fifo_insert(i64(7), i32(0), 9, *fits.values())
 
 
 def logs_of(n: int) -> epochs.Logs:

@@ -16,6 +16,7 @@ def s3fifo_hit(slots: _I32, mark: _U8) -> None: ...
 def s3fifo_insert(
     rows: _I64,
     slots: _I32,
+    most_small: int,
     small: _I32,
     main: _I32,
     mark: _U8,

@@ -20,7 +20,8 @@ MAX_SLOTS = 2**30
 class S3FIFO(OnlinePolicy):
     """Three FIFO queues: small (10 % of the slots), main (90 %) and ghost (as many rows as main has slots, without their bytes).
 
-    New rows enter the small queue, or the main one where the ghost queue remembers them. At the small queue's tail, rows hit at
+    New rows enter the small queue, or the main one where the ghost queue remembers them; until the first eviction also where the
+    small queue has its share. At the small queue's tail, rows hit at
     least twice move to the main queue and the others leave, into the ghost queue. At the main queue's tail, rows hit go round
     again with one hit less (at most three are counted). The main queue is evicted from where it is over its share or the small
     one is empty.
@@ -33,7 +34,7 @@ class S3FIFO(OnlinePolicy):
     References
     ----------
     Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, algorithm 1; the choice of queue as in the authors'
-    libCacheSim, which is the same where the cache is full.
+    libCacheSim: it is the same where the cache is full, and fills the main queue, too, before it is.
     """
 
     slot_bytes = 41
@@ -58,6 +59,7 @@ class S3FIFO(OnlinePolicy):
         self._ghost = np.full(self._main_limit, -1, np.int64)
         self._table = np.full(1 << (2 * self._main_limit).bit_length(), -1, np.int32)  # at most half full
         self._state = np.zeros(5, np.int64)
+        self._most_small = capacity - self._main_limit
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +73,8 @@ class S3FIFO(OnlinePolicy):
 
     def victims(self, n: int) -> Int32s:
         """Empty ``n`` slots at the queues' tails."""
+        if n:
+            self._most_small = MAX_SLOTS
         out = np.empty(n, np.int32)
         _core.s3fifo_victims(
             out,
@@ -90,6 +94,7 @@ class S3FIFO(OnlinePolicy):
         _core.s3fifo_insert(
             rows,
             slots,
+            self._most_small,
             self._small,
             self._main,
             self._mark,

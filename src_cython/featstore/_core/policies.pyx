@@ -323,10 +323,11 @@ def s3fifo_hit(const int32_t[::1] slots not None, uint8_t[::1] mark not None):
         _refuse(b"hit", slots[bad], b"is out of range or empty")
 
 
-def s3fifo_insert(const int64_t[::1] rows not None, const int32_t[::1] slots not None, int32_t[::1] small not None,
+def s3fifo_insert(const int64_t[::1] rows not None, const int32_t[::1] slots not None, int64_t most_small,
+                  int32_t[::1] small not None,
                   int32_t[::1] main not None, uint8_t[::1] mark not None, int64_t[::1] row_of_slot not None,
                   int64_t[::1] ghost not None, int32_t[::1] table not None, int64_t[::1] state not None):
-    """Put ``rows`` in empty ``slots``: those that the ghost queue remembers in the main queue, the others in the small one."""
+    """Put ``rows`` in empty ``slots``: those that the ghost queue remembers, or that ``most_small`` leaves, in the main queue."""
     cdef int64_t i, cell, ghost_at, n = slots.shape[0], capacity = mark.shape[0], bad = -1
     cdef uint64_t mask = <uint64_t>table.shape[0] - 1
     cdef int32_t slot
@@ -345,6 +346,7 @@ def s3fifo_insert(const int64_t[::1] rows not None, const int32_t[::1] slots not
                 ghost_at = table[cell]
                 _ghost_forget(<uint64_t>cell, &ghost[0], &table[0], mask)
                 ghost[ghost_at] = -1
+            if cell >= 0 or state[N_SMALL] >= most_small:
                 mark[slot] = IN_MAIN
                 _push(&main[0], capacity, &state[MAIN_HEAD], &state[N_MAIN], slot)
             else:
