@@ -139,12 +139,14 @@ def test_loans_of_a_loader(small: SimpleNamespace, tmp_path: Path, clock: Simple
         clock.now = start + 7
         for _ in loader:
             pass
+        g.pool.trim()  # the buffers of its batches
         clock.now = start + 10
         g.pool.trim()
         assert lent(g.budget) == dict.fromkeys(used | others, 3)
         clock.now = start + 20
         for _ in loader:
             pass
+        g.pool.trim()
         clock.now = start + 21
         g.pool.trim()
         assert lent(g.budget) == {**dict.fromkeys(used, 1), **dict.fromkeys(others, 14)}
@@ -271,6 +273,27 @@ def test_the_loan_of_batches_made_ahead(clock: SimpleNamespace) -> None:
     assert not lent(budget)
 
 
+def test_the_loan_of_buffers_that_nobody_uses(clock: SimpleNamespace) -> None:
+    budget = Budget(8 << 20)
+    pool = BufferPool(budget)
+    first, second = pool.tensor((1 << 20,), torch.uint8), pool.tensor((2 << 20,), torch.uint8)
+    clock.now += 1
+    assert not lent(budget)
+    del second
+    assert lent(budget) == {"batch buffers": 0}  # from when it is first seen
+    clock.now += 2
+    assert lent(budget) == {"batch buffers": 2}
+    assert budget.report().holders["batch buffers"].on_loan_bytes == 2 << 20
+    assert lenders(budget) == {"featstore.gather.buffers"}
+    take_all(budget)
+    assert budget.used == 1 << 20
+    del first
+    assert lent(budget) == {"batch buffers": 0}
+    pool.close()
+    assert not lent(budget)
+    assert not budget.used
+
+
 def test_the_loan_of_sampled_ids(clock: SimpleNamespace) -> None:
     budget = Budget(1 << 20)
     kept = KeptIds(budget)
@@ -367,6 +390,7 @@ def test_no_loan_is_left_out() -> None:
         "gather/buffers.py": test_the_loan_of_idle_buffers,
         "graph/offsetpages.py": test_the_loan_of_offset_pages,
         "sampling/macrolists.py": test_the_loan_of_lists_of_parts,
+        "gather/buffers.py": test_the_loan_of_buffers_that_nobody_uses,
         "load/waiting.py": test_the_loan_of_batches_made_ahead,
         "plan/samples.py": test_the_loan_of_sampled_ids,
         "strategies/batchsize.py": test_the_loan_of_a_batch_that_was_sampled_to_know_its_size,

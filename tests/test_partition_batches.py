@@ -165,7 +165,7 @@ def test_where_the_parts_come_from(data: Any) -> None:
         ({"seed": -1}, ValueError, "seed must be at least 0"),
         ({"shuffle": 1}, TypeError, "shuffle must be True or False"),
         ({"drop_last": None}, TypeError, "drop_last must be True or False"),
-        ({"ids": [1, 1]}, ValueError, "more than once"),
+        ({"ids": [1, 1]}, ValueError, "must be distinct"),
         ({"ids": [N]}, IndexError, "not a node"),
         ({"ids": np.ones(3, bool)}, ValueError, "one entry a node"),
     ],

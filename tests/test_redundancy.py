@@ -163,7 +163,7 @@ def test_one_assignment_alone_and_progress(data: Path) -> None:
     ("arguments", "error", "text"),
     [
         ({"seeds": []}, ValueError, "no seeds"),
-        ({"seeds": [1, 1]}, ValueError, "more than once"),
+        ({"seeds": [1, 1]}, ValueError, "must be distinct"),
         ({"seeds": [N]}, IndexError, "not a node"),
         ({"samplers": {}}, ValueError, "no samplers"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),

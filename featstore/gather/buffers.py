@@ -43,6 +43,8 @@ def block_bytes(n_bytes: int) -> int:
 
 def as_bytes(rows: torch.Tensor, row_bytes: int) -> npt.NDArray[np.uint8]:
     """View a contiguous CPU tensor as rows of bytes, shape (n, row_bytes)."""
+    if rows.dtype != torch.bfloat16 and rows.numel() != 1:
+        return rows.numpy().reshape(-1).view(np.uint8).reshape(-1, row_bytes)  # for a single row, half the time
     flat = rows.as_strided((rows.numel(),), (1,))  # a single element may have any stride, which reshape() keeps
     return np.asarray(flat.view(torch.uint8).numpy()).reshape(-1, row_bytes)
 

@@ -167,7 +167,9 @@ class FeatureStore(Dataset[torch.Tensor]):
         rows, lead = resolve_rows(index, self.shape, self.first_row)
         out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
         self._fill(rows, out)
-        return out[0] if lead is None else out.reshape(*lead, *self.shape[1:])
+        if lead is None:
+            return out[0]
+        return out if len(lead) == 1 else out.reshape(*lead, *self.shape[1:])
 
     @uncompiled
     def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
