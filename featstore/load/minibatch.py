@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from featstore.budget import Budget
+from featstore.gather.buffers import memory_errors
 from featstore.load.history import BatchHistory
 from featstore.registry import adapter
 from featstore.sampling.batch import Block
@@ -118,7 +119,8 @@ class MiniBatch:
         OptionError
             A feature has a name that PyG's batches use.
         """
-        return adapter("pyg").to_data(self)
+        with memory_errors():
+            return adapter("pyg").to_data(self)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory of a batch on a CUDA device from being used again before ``stream`` is done with it.
