@@ -198,6 +198,7 @@ class Layout:
         self.tables = TierTables(self.folder, pack, len(features), (options.capacity, options.device_rows))
         try:
             self.tables.check_ids(self.record["tables"])
+            reader.expect([feature["file"]["sums_bytes"] for feature in features])
             for number, feature in enumerate(features):
                 plan = FeatureExtents(self.tables, number, feature["row_bytes"])
                 record = file_record(feature["file"], path)
