@@ -363,6 +363,24 @@ def test_hostile_values_are_refused(root: Path, key: str, change: dict[str, Any]
         read_catalog(root)
 
 
+ANYTHING = (None, True, -1, 0, 2**40, 2**70, 1.5, "", "x", "../x", [], {}, [1], ["a"], {"a": 1}, ...)
+
+
+def test_any_value_is_refused_or_read(root: Path) -> None:
+    """Each value of each entry replaced by others, and removed: the error names the catalog."""
+    entries, refused = sample()._entries(), 0
+    for key, entry in entries.items():
+        for name in entry:
+            for value in ANYTHING:
+                rewrite(root, key, {name: value})
+                try:
+                    read_catalog(root)
+                except (FormatError, CorruptionError) as error:
+                    assert "data.mdb" in str(error) or "names a file outside" in str(error), (key, name, value)
+                    refused += 1
+    assert refused > 8 * sum(len(entry) for entry in entries.values())
+
+
 def test_unknown_keys_of_later_releases_are_left_alone(root: Path) -> None:
     rewrite(root, X, {"later": [1, 2]})
     assert read_catalog(root) == sample()

@@ -144,14 +144,15 @@ def test_any_plan_under_right_checksums(tmp_path_factory: pytest.TempPathFactory
 
 
 VALUES = st.none() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.lists(st.integers(), max_size=2) | st.just({})
-FIELDS = {"num_nodes": 9, "epochs": 1, "batches": 2, "samples": "ab", "made_of": {}}
+FIELDS = {"num_nodes": 9, "epochs": 1, "batches": 2, "samples": "ab", "made_of": {}, "together": 2}
+OTHERS = {"batch_size": None, "drop_last": False, "fanouts": [3, -1], "seed": 0}
 
 
 @given(name=st.sampled_from(sorted(FIELDS)), value=VALUES)
 def test_any_field_of_a_record(tmp_path_factory: pytest.TempPathFactory, name: str, value: Any) -> None:
-    path, record = str(tmp_path_factory.mktemp("record") / "pack"), {"format": 1, **FIELDS, name: value}
+    path, record = str(tmp_path_factory.mktemp("record") / "pack"), {"format": 1, **OTHERS, **FIELDS, name: value}
     write_record(path, "pack", record)
-    if isinstance(value, type(FIELDS[name])) and not (isinstance(value, int) and value < 0):
+    if isinstance(value, type(FIELDS[name])) and not (isinstance(value, int) and not 0 <= value < 2**62):
         assert read_record(path, "pack") == record
     else:
         with pytest.raises(CorruptionError, match=f"the record's {name} is "):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.storage import pagedsums
 from featstore.storage.leastmemory import least_memory
-from featstore.storage.pagedsums import kept_from, table_bytes
+from featstore.storage.pagedsums import PagedSums, kept_from, share_of, table_bytes
 from featstore.storage.reader import least_queue_bytes
 
 PAGE = 4096
@@ -74,11 +74,41 @@ def test_it_is_the_least(tables: list[tuple[int, int]], total: int) -> None:
     files: list[Any] = [SimpleNamespace(n_sums_bytes=PAGE * n, layout=SimpleNamespace(row_bytes=width)) for n, width in tables]
 
     def needed(total: int) -> int:
-        return least_queue_bytes(total) + sum(table_bytes(PAGE * n, width, total) for n, width in tables)
+        return least_queue_bytes(total) + sum(table_bytes(PAGE * n, width, total, share) for n, width in tables)
 
-    steps = {kept_from(PAGE * n) for n, _ in tables}
+    share = share_of(PAGE * n for n, _ in tables)
+    steps = {kept_from(PAGE * n, share) for n, _ in tables}
     last = max([*steps, total]) + needed(1 << 40)
-    points = sorted({total, last, *steps, *range(0, last, 32 * PAGE), *range(0, last, pagedsums.SHARE * PAGE)})
+    points = sorted({total, last, *steps, *range(0, last, 32 * PAGE), *range(0, last, share * PAGE)})
     spans = pairwise(point for point in points if point >= total)
     expected = next(max(first, needed(first)) for first, end in spans if needed(first) < end)
     assert least_memory(files, "always", total) == expected
+
+
+@pytest.mark.parametrize("width", [512, 5 << 20])
+def test_many_tables_share_a_quarter(width: int) -> None:
+    """Of 200 MB each: with one more the least memory grows by the pages that it caches at the least."""
+    needed = []
+    for n in (1, 5, 19, 20, 100):
+        files: list[Any] = [SimpleNamespace(n_sums_bytes=200 << 20, layout=SimpleNamespace(row_bytes=width))] * n
+        needed.append(least_memory(files, "always", 0))
+        total = 1 << 30
+        tables = n * table_bytes(200 << 20, 512, total, share_of([200 << 20] * n))
+        assert tables <= total // 4 * (PAGE + 16) // PAGE + n * PagedSums.held_bytes(512, 0)
+    assert needed == sorted(needed)
+    assert needed[-1] < 64 << 20
+    assert needed[3] - needed[2] < 4 << 20
+
+
+def test_a_dataset_of_many_features_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose tables are all too large to keep."""
+    monkeypatch.setattr(pagedsums, "ALWAYS_KEPT_BYTES", 0)
+    monkeypatch.setattr(pagedsums, "SHARE", 20)
+    features = {f"x{k}": np.full((200, 4096), k, np.uint8) for k in range(24)}
+    with featstore.OutOfCoreGraph.create(tmp_path / "g", np.zeros(201, np.int64), [], features, progress=False) as g:
+        pass
+    monkeypatch.setattr(pagedsums, "kept_from", lambda table, share: 1 << 62)
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        assert g.memory_report()["checksum tables"] <= 16 << 20
+        for k in range(24):
+            assert bool((g.features[f"x{k}"][[0, 199]] == k).all())

@@ -387,7 +387,6 @@ def test_no_loan_is_left_out() -> None:
         "cache/table.py": test_loans_of_a_loader,
         "strategies/holdings.py": test_loans_of_a_loader,
         "strategies/switch.py": test_loans_of_a_loader,
-        "gather/buffers.py": test_the_loan_of_idle_buffers,
         "graph/offsetpages.py": test_the_loan_of_offset_pages,
         "sampling/macrolists.py": test_the_loan_of_lists_of_parts,
         "gather/buffers.py": test_the_loan_of_buffers_that_nobody_uses,

@@ -20,7 +20,7 @@ from featstore.storage.sections import SectionWriter
 def planned(ids: np.ndarray, rng: np.random.Generator) -> PlannedBatch:
     slots = np.where(rng.random(len(ids)) < 0.8, rng.permutation(len(ids)), -1).astype(np.int32)
     positions = np.flatnonzero(slots < 0)[::2]
-    in_slots = rng.permutation(1000)[: len(positions)].astype(np.int32)
+    in_slots = rng.permutation(len(ids))[: len(positions)].astype(np.int32)
     return PlannedBatch(slots, Changeset(ids[positions], positions, in_slots, rng.permutation(5000)[:7].astype(np.int64)))
 
 

@@ -254,7 +254,7 @@ def test_plans_are_followed(pack: Path, change: Callable[[list[np.ndarray]], Non
         record["tables"]["plan"] = rewritten(folder / "plan", "plan", change)
         (folder / "layout").unlink()
         write_record(str(folder / "layout"), "layout", record)
-        with pytest.raises(CorruptionError, match="does not find its rows") as caught:
+        with pytest.raises(CorruptionError, match=r"does not find its rows|names a slot beyond") as caught:
             verify(pack)
         assert caught.value.path == str(folder / "plan")
         shutil.rmtree(folder)
@@ -288,7 +288,11 @@ def another_place(arrays: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [(same_node_twice, "a node twice"), (no_node, "returned node 500"), (another_place, "says that it is batch 1 of epoch 0")],
+    [
+        (same_node_twice, "a node twice"),
+        (no_node, "has nodes beyond the graph's 500"),
+        (another_place, "says that it is batch 1 of epoch 0"),
+    ],
 )
 def test_samples_are_samples(pack: Path, change: Callable[[list[np.ndarray]], None], match: str) -> None:
     record = read_record(str(pack / "pack"), "pack")

@@ -164,7 +164,8 @@ class Belady(PlannedPolicy):
         memory.fill(0)
         bits = _core.Bits(memory, length, self._capacity)
         state = np.full(self._capacity, TAKEN, np.uint8)
-        state[self._free[: self._slots.n_free]] = FREE
+        for first in range(0, self._slots.n_free, PIECE_SLOTS):
+            state.put(self._free[first : min(first + PIECE_SLOTS, self._slots.n_free)], FREE)
         for _, first_use in self._first_uses(state, numbers, last, length):
             bits.start(first_use[first_use < length])
         limits = []
@@ -190,7 +191,7 @@ class Belady(PlannedPolicy):
             found = numbers.of(self._row_of_slot[slots])
             first_use = np.full(len(slots), length, last.dtype)
             known = found >= 0
-            first_use[known] = last[found[known]]
+            first_use[known] = last.take(found[known])
             yield slots, first_use
 
     def _leave(self, state: npt.NDArray[np.uint8], numbers: _Numbers, slot_of: Int32s, room: int) -> tuple[Int64s, int]:
@@ -206,11 +207,11 @@ class Belady(PlannedPolicy):
         n = 0
         for first in range(0, self._capacity, PIECE_SLOTS):
             piece = state[first : first + PIECE_SLOTS]
-            kept, gone = ((np.flatnonzero(piece == what) + first).astype(np.int32) for what in (STAYS, TAKEN))
-            slot_of[numbers.of(self._row_of_slot[kept])] = kept
+            kept, gone = (np.flatnonzero(piece == what) + first for what in (STAYS, TAKEN))
+            slot_of.put(numbers.of(self._row_of_slot[kept]), kept)
             rows[n : n + len(gone)] = self._row_of_slot[gone]
             n += len(gone)
-            self._slots.release(gone)
+            self._slots.release(gone.astype(np.int32))
         return rows, n
 
     def _link(self, window: Window, offsets: Int64s, numbers: _Numbers) -> tuple[Any, Ints]:
@@ -260,7 +261,7 @@ class Belady(PlannedPolicy):
             n_in, n_out = self._slots.changes(
                 bits, ids, numbers.of(ids), next_of[b], limits[b], slots, in_rows, in_positions, in_slots, out_rows
             )
-            self._row_of_slot[in_slots[:n_in]] = in_rows[:n_in]
+            self._row_of_slot.put(in_slots[:n_in], in_rows[:n_in])
             if n_leaving:
                 leaving[n_leaving : n_leaving + n_out] = out_rows[:n_out]
             changes = Changeset(

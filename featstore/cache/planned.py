@@ -82,8 +82,8 @@ class Window:
         left = min(capacity, self.n)
         for b in range(self.n_batches):
             ids = self.ids(b)
-            fresh = ids[~seen[ids]][:left]
-            seen[fresh] = True
+            fresh = ids[~seen.take(ids)][:left]
+            seen.put(fresh, True)
             left -= len(fresh)
             if not left:
                 break

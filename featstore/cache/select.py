@@ -162,7 +162,7 @@ def choose_rows(
             slots = np.empty(len(rows), np.int64)
             slots[np.argsort(scores[rows], kind="stable")[::-1]] = np.arange(len(rows))
             return rows, slots
-        except PluginError:
+        except (PluginError, MemoryError):
             raise
         except Exception as error:
             raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from featstore._core import cache as _core
 from featstore.cache.base import OnlinePolicy, PolicyContext
 from featstore.cache.rowmap import RowMap
-from featstore.errors import PluginError
+from featstore.errors import CorruptionError, PluginError
 from featstore.gather.plan import Changeset
 from featstore.registry import read_only
 
@@ -40,7 +40,8 @@ class SlotTable:
     Notes
     -----
     Not thread-safe: the owner's lock is held around every call. Where the policy raises, or returns victims that are no distinct
-    occupied slots, the table is emptied, the policy started anew, and PluginError raised from :meth:`admit`, so that the data of
+    occupied slots, the table is emptied, the policy started anew, and PluginError (MemoryError where the policy has no memory)
+    raised from :meth:`admit`, so that the data of
     the batch at hand are right whatever the policy did, and the next batch finds table and policy in agreement. Where even the
     start fails, the table stays empty and admits nothing more.
     """
@@ -55,10 +56,12 @@ class SlotTable:
         self._rows = rows
         self._context = context
         self._bitmap = np.zeros(-(-capacity // 64), np.uint64)
-        self._fault: PluginError | None = None
+        self._fault: PluginError | MemoryError | None = None
         self._is_broken = False
         try:
             policy.start(capacity, context)
+        except MemoryError:
+            raise
         except Exception as error:
             raise PluginError(f"policy {policy.name!r} cannot start with {capacity} slots: {error}") from error
 
@@ -85,7 +88,7 @@ class SlotTable:
         try:
             with self._guard("hit"):
                 self.policy.hit(read_only(distinct[:n]))
-        except PluginError as error:
+        except (PluginError, MemoryError) as error:
             self._fault = error
 
     def admit(self, rows: Int64s, positions: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Changeset | None:
@@ -102,8 +105,8 @@ class SlotTable:
 
         Raises
         ------
-        PluginError
-            The policy failed, in this call or in :meth:`touch` before it.
+        PluginError, MemoryError
+            The policy failed, or had no memory, in this call or in :meth:`touch` before it.
         """
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -128,13 +131,13 @@ class SlotTable:
         if n_free < len(new_rows):
             with self._guard("victims"):
                 victims = self._victims(len(new_rows) - n_free)
-            out_rows = self.row_of_slot[victims]
+            out_rows = self.row_of_slot.take(victims)
             slots = np.concatenate((slots, victims))
         with self._guard("insert", new_rows):
             self.policy.insert(read_only(new_rows), read_only(slots))
             self._rows.release(out_rows)
             self._rows.hold(new_rows, slots)
-            self.row_of_slot[slots] = new_rows
+            self.row_of_slot.put(slots, new_rows)
             self.n_used += n_free
             self.n_admitted += len(new_rows)
             self.n_evicted += len(out_rows)
@@ -152,20 +155,20 @@ class SlotTable:
             try:
                 with self._guard("victims"):
                     order = self._victims(self.n_used)
-            except PluginError as error:
+            except (PluginError, MemoryError) as error:
                 self._fault = error
         if self._is_broken:
             order = np.empty(0, np.int32)
-        rows = self.row_of_slot[order]
+        rows = self.row_of_slot.take(order)
         kept = order[self._rows.lookup(rows) >= 0][-capacity:]
-        kept_rows = self.row_of_slot[kept]
+        kept_rows = self.row_of_slot.take(kept)
         # Slots are in use from the first on.
         slots = kept.copy()
         moving = np.flatnonzero(kept >= len(kept))
         slots[moving] = np.setdiff1d(np.arange(len(kept), dtype=np.int32), kept)
         for first in range(0, len(moving), MOVED_ROWS):
             some = moving[first : first + MOVED_ROWS]
-            array[slots[some]] = array[kept[some]]
+            array[slots[some].astype(np.intp)] = array.take(kept[some], axis=0)
         self._rows.release(self.row_of_slot[self.row_of_slot >= 0])
         self.n_evicted += self.n_used - len(kept)
         self.capacity = capacity
@@ -180,9 +183,9 @@ class SlotTable:
                 if len(kept):
                     self.policy.insert(read_only(kept_rows), read_only(slots))
                     self._rows.assign(kept_rows, slots)
-                    self.row_of_slot[slots] = kept_rows
+                    self.row_of_slot.put(slots, kept_rows)
                     self.n_used = len(kept)
-        except PluginError as error:
+        except (PluginError, MemoryError) as error:
             self._fault = error
 
     def _victims(self, n: int) -> Int32s:
@@ -212,7 +215,7 @@ class SlotTable:
             # Where it cannot even start, the table stays empty; the first error is the one to show.
             with suppress(Exception):
                 self.reset()
-            if not isinstance(error, Exception) or isinstance(error, PluginError):
+            if not isinstance(error, Exception) or isinstance(error, (PluginError, MemoryError)):
                 raise
             raise PluginError(f"policy {self.policy.name!r}: {hook} raised {type(error).__name__}: {error}") from error
 
@@ -262,11 +265,13 @@ class PlannedSlots:
         Raises
         ------
         PluginError
-            The changeset does not fit.
+            The changeset does not fit; CorruptionError where it was read from a file.
         """
         rows = changes.in_rows
         try:
             problem = self._rows.exchange(changes.out_rows, rows, changes.in_slots, self._row_of_slot)
+            if problem is not None and changes.path:
+                raise CorruptionError(f"a plan {problem}", changes.path)
             if problem is not None:
                 raise PluginError(f"the changeset {problem}")
             yield

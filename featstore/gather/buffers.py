@@ -6,7 +6,7 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,17 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.pinned import PinnedBlock
 
-__all__ = ["HOLDER", "SMALL_BYTES", "BufferPool", "as_bytes", "block_bytes", "carve", "take_pages"]
+__all__ = [
+    "HOLDER",
+    "SMALL_BYTES",
+    "BufferPool",
+    "as_bytes",
+    "block_bytes",
+    "carve",
+    "empty_tensor",
+    "memory_errors",
+    "take_pages",
+]
 
 HOLDER = "batch buffers"
 SMALL_BYTES = 64 << 10  # below this malloc is as good
@@ -47,6 +57,28 @@ def as_bytes(rows: torch.Tensor, row_bytes: int) -> npt.NDArray[np.uint8]:
         return rows.numpy().reshape(-1).view(np.uint8).reshape(-1, row_bytes)  # for a single row, half the time
     flat = rows.as_strided((rows.numel(),), (1,))  # a single element may have any stride, which reshape() keeps
     return np.asarray(flat.view(torch.uint8).numpy()).reshape(-1, row_bytes)
+
+
+def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised contiguous CPU tensor in ordinary memory.
+
+    Raises MemoryError where there is none; of torch's own allocator it would be a RuntimeError.
+    """
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if not n_bytes:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    return torch.frombuffer(np.empty(n_bytes, np.uint8), dtype=dtype).reshape(tuple(shape))
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise MemoryError where torch's operations have no memory for a CPU tensor, for which torch raises RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        raise MemoryError(str(error)) from error
 
 
 def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.NDArray[Any]]:
@@ -265,7 +297,7 @@ class BufferPool:
         shape = (shape,) if isinstance(shape, int) else shape
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes < SMALL_BYTES:
-            return torch.empty(shape, dtype=dtype, device="cpu")
+            return empty_tensor(shape, dtype)
         return torch.frombuffer(self.lease(n_bytes), dtype=dtype).reshape(shape)
 
     def close(self) -> None:

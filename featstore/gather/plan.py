@@ -64,12 +64,15 @@ class Changeset:
         Slot of each; distinct.
     out_rows : int64 array
         Rows evicted: cached before, absent afterwards.
+    path : str
+        The file that says so, if one does: where the changes do not fit the cache, it is that which is damaged.
     """
 
     in_rows: Int64s
     in_positions: Int64s
     in_slots: Int32s
     out_rows: Int64s
+    path: str = ""
 
     def within(self, capacity: int, is_cached: npt.NDArray[np.bool_]) -> Changeset:
         """Return the changes to a cache that has only the first ``capacity`` slots left.
@@ -77,7 +80,8 @@ class Changeset:
         ``is_cached``: for each of ``out_rows``, whether it is still there.
         """
         left = self.in_slots < capacity
-        return Changeset(self.in_rows[left], self.in_positions[left], self.in_slots[left], self.out_rows[is_cached])
+        out_rows = self.out_rows[is_cached]
+        return Changeset(self.in_rows[left], self.in_positions[left], self.in_slots[left], out_rows, self.path)
 
 
 NO_CHANGES = Changeset(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32), _NO_ROWS)

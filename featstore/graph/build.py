@@ -182,7 +182,7 @@ def _count(ids: Int64s, low: int, counts: Int64s) -> None:
         counts += np.bincount(ids, minlength=len(counts))
     elif len(ids):
         values, found = np.unique(ids, return_counts=True)
-        counts[values] += found
+        counts[values.astype(np.intp, copy=False)] += found
 
 
 # --- create ---------------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 
 from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
+from featstore.gather.buffers import empty_tensor
 from featstore.graph import build
 from featstore.graph.feature import FeatureStore
 from featstore.graph.kept import Kept
@@ -398,7 +399,7 @@ class OutOfCoreGraph(Kept):
 
     def _read_data(self, name: str) -> torch.Tensor:
         record = self._snapshot.catalog.by_role("data")[name]
-        tensor = torch.empty(record.shape, dtype=torch_dtype(record.dtype), device="cpu")
+        tensor = empty_tensor(record.shape, torch_dtype(record.dtype))
         if len(tensor):
             rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
             self._snapshot.file_of(record).read(0, len(rows), rows)

@@ -100,8 +100,8 @@ class OffsetPages:
         with self._lock:
             slot = self._slot_of_page[page]
             is_here = slot >= 0
-            here = slot[is_here]
-            out[is_here] = self._pages[here, at[is_here]]
+            here = slot[is_here].astype(np.intp)
+            out[is_here] = self._pages[here, at[is_here]].astype(np.int64)
             self._was_used[here] = True
             n_free = len(self._pages) - self._n_filled
         if is_here.all():
@@ -110,13 +110,13 @@ class OffsetPages:
         wanted, which = np.unique(page[lacking], return_inverse=True)
         if len(wanted) > max(n_free, len(self._page_of_slot) // 2):
             rows = chunk[lacking] * self._directory.chunk_words + word[lacking]
-            out[lacking] = self._gather(rows)
+            out[lacking] = self._gather(rows).astype(np.int64)
             return out
         for first in range(0, len(wanted), _READ_PAGES):
             numbers = wanted[first : first + _READ_PAGES]
             pages = self._read(numbers)
             mine = np.flatnonzero((which >= first) & (which < first + len(numbers)))
-            out[lacking[mine]] = pages[which[mine] - first, at[lacking[mine]]]
+            out[lacking[mine]] = pages[which[mine] - first, at[lacking[mine]]].astype(np.int64)
             with self._lock:
                 self._keep(numbers, pages)
         return out

@@ -101,7 +101,7 @@ class PartLists:
 
     def sizes(self, parts: npt.NDArray[np.int32]) -> Int64s:
         """Return the bytes of memory that each of some parts takes at most."""
-        nodes, edges = (each[parts + 1] - each[parts] for each in self._offsets)
+        nodes, edges = (each.take(parts + 1) - each.take(parts) for each in self._offsets)
         found: Int64s = nodes * _node_bytes() + edges * self._topology.id_bytes
         return found
 
@@ -126,7 +126,7 @@ class PartLists:
         """
         n_fit = int(np.searchsorted(np.cumsum(self.sizes(parts)), len(memory) - self.beside(), "right"))
         parts = np.sort(parts[:n_fit])
-        n, n_ids = (int((each[parts + 1] - each[parts]).sum()) for each in self._offsets)
+        n, n_ids = (int((each.take(parts + 1) - each.take(parts)).sum()) for each in self._offsets)
         topology, arrays = self._topology, _Cutter(memory)
         nodes, starts, degrees = (arrays.cut(n, np.dtype(np.int64)) for _ in range(3))
         table = arrays.cut(_core.table_entries(n), np.dtype(np.int32))
@@ -159,7 +159,7 @@ class PartLists:
 def _runs(offsets: Int64s, parts: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
     """Yield first and end of what lies together, where parts ascend."""
     first = end = -1
-    for begin, stop in zip(offsets[parts].tolist(), offsets[parts + 1].tolist(), strict=True):
+    for begin, stop in zip(offsets.take(parts).tolist(), offsets.take(parts + 1).tolist(), strict=True):
         if begin != end:
             if end > first:
                 yield first, end

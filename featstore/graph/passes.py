@@ -22,6 +22,7 @@ from featstore._core import aggregate as _core
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
+from featstore.gather.buffers import empty_tensor
 from featstore.graph.liststream import stream_bytes
 from featstore.graph.topology import Topology
 from featstore.storage.readahead import read_ahead
@@ -184,8 +185,7 @@ class Passes:
             self._held.resize(self._held.n_bytes + max((n_bytes for _, _, n_bytes in self._blocks), default=0))
             self._n_runs = -(-n // self._run_rows)
             self._turns = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
-            n_wide = self._run_rows * rows.width if self._converts else 0
-            self._wide = torch.empty(n_wide, dtype=summed_dtype(rows.dtype), device="cpu")
+            self._wide = empty_tensor((self._run_rows * rows.width if self._converts else 0,), summed_dtype(rows.dtype))
             self._sums = huge_array(self._most_nodes * rows.width * self._sum_item)
             if is_gcn:
                 self._scale = self._normalisation()

@@ -102,6 +102,7 @@ class Snapshot:
         self._is_superseded = False
         self._lock, opened.lock = opened.lock, None
         try:
+            reader.expect([file.record.n_sums_bytes for file in opened.files.values()])
             for name, file in opened.files.items():
                 self.files[name] = self._open(file)
         except BaseException:

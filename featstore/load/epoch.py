@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from featstore.errors import ClosedError
+from featstore.gather.buffers import memory_errors
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
 from featstore.load.prepared import PreparedCheck
@@ -165,7 +166,8 @@ class EpochIterator(Iterator[MiniBatch]):
         return self._running
 
     def __next__(self) -> MiniBatch:
-        return next(self.begin())
+        with memory_errors():
+            return next(self.begin())
 
     def close(self) -> None:
         """Stop the epoch's threads; may be called again. An epoch that has not begun never begins."""

@@ -19,6 +19,7 @@ from featstore.budget import Living, Reservation
 from featstore.cache.base import get_policy
 from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
 from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch, check_ranks
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
@@ -204,7 +205,8 @@ class Loader:
             if by_stage.read is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
                 g.reader.bound(id(self), by_stage.read)
-            self._make_runner(setup(batches, has_history=history is not None), cache, history)
+            with memory_errors():
+                self._make_runner(setup(batches, has_history=history is not None), cache, history)
         except BaseException:
             self._release_all(failed=True)
             raise

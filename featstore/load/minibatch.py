@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from featstore.gather.buffers import memory_errors
 from featstore.load.history import BatchHistory
 from featstore.registry import adapter
 from featstore.sampling.batch import Block
@@ -95,7 +96,8 @@ class MiniBatch:
         OptionError
             A feature or a label has a name that PyG's batches use.
         """
-        return adapter("pyg").to_data(self)
+        with memory_errors():
+            return adapter("pyg").to_data(self)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory of a batch on a CUDA device from being used again before ``stream`` is done with it.

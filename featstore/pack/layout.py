@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +27,7 @@ from featstore.pack.packing import open_extents
 from featstore.pack.record import OfflineSamples, read_record
 from featstore.pack.tables import TierTables
 from featstore.storage.extents import KIND, PAGES, ExtentMap
-from featstore.storage.format import sums_seed
+from featstore.storage.format import DTYPES, MAX_ROW_BYTES, sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.ordered import Ordered
 from featstore.storage.reader import Reader
@@ -54,6 +56,7 @@ __all__ = [
 Int64s = npt.NDArray[np.int64]
 _ANOTHER = "this is the record of another layout, or of another pack"
 LAYOUT_PREFIX, PARTIAL = "layout-", ".partial"
+FILE_ID = re.compile("[0-9a-f]{32}")
 DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passes through host memory
 
 
@@ -140,22 +143,34 @@ def check_disk(folder: str, disk: int | None) -> None:
 def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
     """Return the record of every layout that the pack has."""
     names = [name for name in sorted(os.listdir(pack.path)) if name.startswith(LAYOUT_PREFIX) and not name.endswith(PARTIAL)]
-    found = {name: read_record(os.path.join(pack.path, name, "layout"), "layout") for name in names}
-    for name, record in found.items():
-        if _options(record).name != name:
-            raise CorruptionError(_ANOTHER, os.path.join(pack.path, name, "layout"))
-    return list(found.values())
+    return [_read(pack, name) for name in names]
+
+
+def _read(pack: OfflineSamples, name: str) -> dict[str, Any]:
+    """Return the record of the layout ``name``."""
+    path = os.path.join(pack.file(name), "layout")
+    record = read_record(path, "layout")
+    if _options(record).name != name:
+        raise CorruptionError(_ANOTHER, path)
+    for feature in record["features"]:
+        dtype, shape, row_bytes = feature["dtype"], feature["shape"], feature["row_bytes"]
+        if dtype not in DTYPES or not shape or shape[0] != pack.num_nodes:
+            raise CorruptionError(f"feature {feature['name']!r} of {dtype} {shape}, for {pack.num_nodes} nodes", path)
+        if not 1 <= row_bytes == math.prod(shape[1:]) * DTYPES[dtype][1] <= MAX_ROW_BYTES:
+            raise CorruptionError(f"rows of {row_bytes} bytes of {dtype} {shape}", path)
+        file_record(feature["file"], path)
+    return record
 
 
 def _options(record: Mapping[str, Any]) -> LayoutOptions:
     return LayoutOptions(
         tuple(feature["name"] for feature in record["features"]),
-        str(record["policy"]),
-        int(record["capacity"]),
-        int(record["superbatch"]),
-        int(record["device_rows"]),
-        str(record["digest"]),
-        int(record.get("disk", 0)),
+        record["policy"],
+        record["capacity"],
+        record["superbatch"],
+        record["device_rows"],
+        record["digest"],
+        record.get("disk", 0),
     )
 
 
@@ -182,9 +197,9 @@ class Layout:
     def __init__(self, pack: OfflineSamples, options: LayoutOptions, reader: Reader) -> None:
         self.options = options
         self.folder = pack.file(options.name)
+        self.record = _read(pack, options.name)
         path = os.path.join(self.folder, "layout")
-        self.record = read_record(path, "layout")
-        if _options(self.record).name != options.name or self.record["samples"] != pack.record["samples"]:
+        if self.record["samples"] != pack.record["samples"]:
             pack.check_in_place()
             raise CorruptionError(_ANOTHER, path)
         self.group = options.superbatch or 1
@@ -192,22 +207,22 @@ class Layout:
         self._extents: dict[str, FeatureExtents] = {}
         self._shared: dict[str, RowFile] = {}
         features = self.record["features"]
-        self.tables = TierTables(self.folder, pack, len(features))
+        self.tables = TierTables(self.folder, pack, len(features), (options.capacity, options.device_rows))
         try:
-            if self.tables.ids != self.record["tables"]:
-                raise CorruptionError("these are not the tables that the layout was made with", self.folder)
+            self.tables.check_ids(self.record["tables"])
+            reader.expect([feature["file"]["sums_bytes"] for feature in features])
             for number, feature in enumerate(features):
-                plan = FeatureExtents(self.tables, number, int(feature["row_bytes"]))
-                record = file_record(feature["file"], self.folder)
+                plan = FeatureExtents(self.tables, number, feature["row_bytes"])
+                record = file_record(feature["file"], path)
                 if record.n_rows != plan.extents.total_pages:
-                    raise CorruptionError(f"{record.n_rows} pages instead of {plan.extents.total_pages}", self.folder)
-                path = check_file(self.folder, record)
-                name = str(feature["name"])
+                    raise CorruptionError(f"{record.n_rows} pages instead of {plan.extents.total_pages}", path)
+                file = check_file(self.folder, record)
+                name = feature["name"]
                 self._extents[name] = plan
                 self._files[name] = open_extents(reader, self.folder, record)
                 if plan.n_shared:
                     self._shared[name] = reader.open(
-                        path,
+                        file,
                         layout=plan.layout,
                         n_rows=plan.n_shared,
                         seed=record.seed,
@@ -239,7 +254,8 @@ class Layout:
             if feature["made_of"] != source.file.fingerprint:
                 raise StaleError(
                     f"{self.folder} holds rows of another feature {feature['name']!r}, or of an earlier one; "
-                    "remove this directory, and the layout is made anew"
+                    "remove this directory, and the layout is made anew",
+                    os.path.join(self.folder, "layout"),
                 )
 
     @property
@@ -315,20 +331,13 @@ def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence
 
 
 def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
-    """Return what a layout's record says of a file of extents; FormatError, which names ``where``, where it cannot be."""
+    """Return what a layout's record says of a file of extents; FormatError, which names the record ``where``, if it cannot be."""
+    name, file_id = record["name"], record["id"]
+    if os.path.basename(name) != name or not FILE_ID.fullmatch(file_id):
+        raise FormatError(f"{where}: {name!r} with the id {file_id!r} is no file of extents", where)
+    found = FileRecord(name, KIND, file_id, 1, record["pages"], "uint8", PAGES, record["bytes"], record["sums_bytes"])
     try:
-        found = FileRecord(
-            str(record["name"]),
-            KIND,
-            str(record["id"]),
-            1,
-            int(record["pages"]),
-            "uint8",
-            PAGES,
-            int(record["bytes"]),
-            int(record["sums_bytes"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise FormatError(f"{where}: a record of extents without {error}", where) from None
-    found.check(where)
+        found.check(where)
+    except FormatError as error:
+        raise FormatError(str(error), where) from None
     return found

@@ -258,7 +258,7 @@ def _make(job: _Job) -> None:
         widths = [source.file.row_bytes for source in job.sources.values()]
         make_tables(pack, layout_sizes(options, widths, job.budget), job.policy, job.scores_of, job.budget, folder, disk)
         write_record(os.path.join(folder, BEGUN), BEGUN, _origin(job), disk)
-    tables = TierTables(folder, pack, len(job.sources))
+    tables = TierTables(folder, pack, len(job.sources), (options.capacity, options.device_rows))
     try:
         _check_drive(job, tables)
         record = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,7 @@ import torch
 
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, StaleError, VersionError
 from featstore.graph.source import dtype_name, torch_dtype
-from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, write_record
+from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, fits, write_record
 from featstore.storage.format import DTYPES
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 NODE_DATA_KIND, NODE_DATA_PREFIX = "node_data", "data-"
+DESCRIPTION = {"name": str, "dtype": str, "shape": [int], "made_of": str}
 
 
 @dataclass(frozen=True)
@@ -198,16 +200,17 @@ def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dic
     file = _open(pack, name, entry)
     try:
         record = json.loads(file[0].tobytes())
-        n_items = int(np.prod(record["shape"], dtype=np.int64))
-        fits = record["shape"][0] == pack.num_nodes and n_items * DTYPES[record["dtype"]][1] == file.lengths[1]
-        fits = fits and record["name"] == name and isinstance(record["made_of"], str)
+        if not fits(record, DESCRIPTION):
+            raise ValueError(f"it is {record!r:.100}")
+        n_bytes = math.prod(record["shape"]) * DTYPES[record["dtype"]][1]
+        is_right = record["shape"][0] == pack.num_nodes and n_bytes == file.lengths[1] and record["name"] == name
     except (ValueError, KeyError, IndexError, TypeError) as error:
         if isinstance(error, CorruptionError):
             raise
         raise CorruptionError(f"the record is not one of node data: {error!r}", file.path) from None
     finally:
         file.close()
-    if not fits:
+    if not is_right:
         raise CorruptionError(f"{record['dtype']} of shape {record['shape']}, for {pack.num_nodes} nodes", file.path)
     return {**record, **entry}
 
@@ -238,6 +241,8 @@ def load_carried(pack: OfflineSamples, record: Mapping[str, Any]) -> torch.Tenso
         raise
     try:
         data = file[1]
+        if data.dtype != np.uint8:
+            raise CorruptionError(f"node data {name!r} are not bytes but {data.dtype}", file.path)
     finally:
         file.close()
     return torch.from_numpy(data.copy()).view(torch_dtype(record["dtype"])).reshape(record["shape"])

@@ -62,7 +62,7 @@ class PackedGraph(Opened):
         try:
             path, self.num_nodes = opened.path, opened.num_nodes
             self._identity = dict(opened.record["made_of"])
-            fields = {str(feature["name"]): feature for record in layout_records(opened) for feature in record["features"]}
+            fields = {feature["name"]: feature for record in layout_records(opened) for feature in record["features"]}
             self._carried = carried(opened)
         finally:
             if opened is not pack:
@@ -70,15 +70,13 @@ class PackedGraph(Opened):
         if not fields:
             raise FormatError(f"{path} holds samples, but no layout: make one where the dataset is", path)
         for name, field in fields.items():
-            if field.get("dtype") not in DTYPES or list(field["shape"])[:1] != [self.num_nodes]:
-                raise FormatError(f"{path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}", path)
-            self._identity[f"node/_/{name}"] = str(field["made_of"])
+            self._identity[f"node/_/{name}"] = field["made_of"]
         for name, record in self._carried.items():
             self._identity[f"node/_/{name}"] = str(record["made_of"])
         super().__init__(path, Options.resolve(memory, backend, verify, threads))
         for name, field in fields.items():
-            rows = AbsentRows(path, self.num_nodes, int(field["row_bytes"]), str(field["made_of"]))
-            self._open_store(name, rows, [int(n) for n in field["shape"]], torch_dtype(str(field["dtype"])))
+            rows = AbsentRows(path, self.num_nodes, field["row_bytes"], field["made_of"])
+            self._open_store(name, rows, field["shape"], torch_dtype(field["dtype"]))
         self.features = self._stores
         self.node_data = Fields("node data", list(self._carried), self._load_data)
 

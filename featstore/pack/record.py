@@ -27,16 +27,38 @@ if TYPE_CHECKING:
 
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "read_record", "write_record"]
+__all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "fits", "read_record", "write_record"]
 
 PACK_VERSION = 1
+MOST = 1 << 62  # no count and no size is larger
 RECORD, SAMPLES = "pack", "samples"
 NODE_DATA = "node_data"  # what the record calls the files of node data that the pack carries
-FIELDS: dict[str, dict[str, type]] = {  # of each kind of record, those that are read without asking
-    "pack": {"num_nodes": int, "epochs": int, "batches": int, "samples": str, "made_of": dict},
-    "layout": {"samples": str, "tables": dict, "features": list, "policy": str, "digest": str}
+# What a record must say: a type (of integers those from 0 to 2⁶²), or one of several; ``{str: each}`` is an object of any names,
+# ``[each]`` a list. Names that are not here are for those who ask for them.
+_EXTENTS = {"name": str, "id": str, **dict.fromkeys(("pages", "bytes", "sums_bytes"), int)}
+_FEATURE = {"name": str, "made_of": str, "dtype": str, "shape": [int], "row_bytes": int, "file": _EXTENTS}
+FIELDS: dict[str, dict[str, Any]] = {
+    "pack": {"num_nodes": int, "epochs": int, "batches": int, "samples": str, "made_of": {str: str}}
+    | {"batch_size": (int, None), "drop_last": bool, "fanouts": ([(int, -1)], None), "seed": object},
+    "layout": {"samples": str, "tables": {str: str}, "features": [_FEATURE], "policy": str, "digest": str}
     | dict.fromkeys(("capacity", "superbatch", "device_rows"), int),
 }
+OPTIONAL: dict[str, dict[str, Any]] = {"pack": {"together": int}, "layout": {"disk": int}}  # only where they are there
+
+
+def fits(value: Any, spec: Any) -> bool:
+    """Whether a value of a record is what :data:`FIELDS` says."""
+    if isinstance(spec, tuple):
+        return any(fits(value, each) for each in spec)
+    if isinstance(spec, list):
+        return isinstance(value, list) and all(fits(each, spec[0]) for each in value)
+    if isinstance(spec, dict):
+        if str in spec:
+            return isinstance(value, dict) and all(fits(each, spec[str]) for each in value.values())
+        return isinstance(value, dict) and all(name in value and fits(value[name], each) for name, each in spec.items())
+    if spec is int:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+    return isinstance(value, spec) if isinstance(spec, type) else bool(value == spec)
 
 
 def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudget | None = None) -> None:
@@ -70,10 +92,10 @@ def read_record(path: str, kind: str, directory: OpenDirectory | None = None) ->
         raise CorruptionError("the record is not a JSON object", path)
     if record.get("format") != PACK_VERSION:
         raise VersionError(f"{path}: pack format {record.get('format')}; this release reads {PACK_VERSION}", path)
-    for name, kind_of in FIELDS.get(kind, {}).items():
-        value = record.get(name)
-        if not isinstance(value, kind_of) or (isinstance(value, int) and value < 0):
-            raise CorruptionError(f"the record's {name} is {value!r:.100}", path)
+    optional = {name: spec for name, spec in OPTIONAL.get(kind, {}).items() if name in record}
+    for name, spec in {**FIELDS.get(kind, {}), **optional}.items():
+        if name not in record or not fits(record[name], spec):
+            raise CorruptionError(f"the record's {name} is {record.get(name)!r:.100}", path)
     return record
 
 
@@ -138,17 +160,24 @@ class OfflineSamples:
 
     def ids(self, number: int) -> npt.NDArray[Any]:
         """Return the input ids of batch ``number``, int32 (int64 from 2³¹ nodes on)."""
-        return self.samples.ids(number)
+        return self._nodes(self.samples.ids(number), number)
 
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
         """Return batch ``number`` as it was sampled; batch ``i`` of epoch ``e`` is number ``e * n_batches + i``."""
-        return self.samples.batch(number, pool)
+        batch = self.samples.batch(number, pool)
+        self._nodes(batch.input_ids.numpy(), number)
+        return batch
+
+    def _nodes(self, ids: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_nodes:
+            raise CorruptionError(f"batch {number} has nodes beyond the graph's {self.num_nodes}", self.file(SAMPLES))
+        return ids
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Count how many batches need each node, int64 [num_nodes]; streamed, a batch in memory at a time."""
         counts = np.zeros(self.num_nodes, np.int64)
         for number in range(len(self)):
-            counts[self.ids(number)] += 1  # distinct within a batch
+            counts[self.ids(number).astype(np.intp, copy=False)] += 1  # distinct within a batch
         return counts
 
     def check(self, g: OutOfCoreGraph) -> None:
@@ -156,7 +185,8 @@ class OfflineSamples:
         if self.record["made_of"] != adjacency_of(g):
             raise StaleError(
                 f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place; "
-                "sample anew with overwrite=True (featstore pack --overwrite)"
+                "sample anew with overwrite=True (featstore pack --overwrite)",
+                self.file(RECORD),
             )
 
     def check_in_place(self) -> dict[str, Any]:
@@ -164,7 +194,8 @@ class OfflineSamples:
         record = read_record(self.file(RECORD), RECORD)
         if record["samples"] != self.record["samples"]:
             raise StaleError(
-                f"{self.path}: another pack was made here since this one was opened; open the new one with featstore.Pack(path)"
+                f"{self.path}: another pack was made here since this one was opened; open the new one with featstore.Pack(path)",
+                self.file(RECORD),
             )
         return record
 

@@ -119,10 +119,10 @@ def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> In
         for b in range(n_batches):
             ids = batches[b]
             scratch.need(32 * len(ids))
-            before = np.bincount(last[ids] + 1, minlength=b + 2)  # entry 0: needed for the first time
+            before = np.bincount(last.take(ids) + 1, minlength=b + 2)  # entry 0: needed for the first time
             since = before[::-1].cumsum()[::-1]  # entry a + 1: rows whose batch before is a or later
             shared[1:] += since[b // lengths * lengths + 1]
-            last[ids] = b
+            last.put(ids, b)
             total += len(ids)
     stored: Int64s = total - shared
     return stored
@@ -302,8 +302,8 @@ def segments(
                 accesses += len(ids)
                 longest = max(longest, len(ids))
                 scratch.need(32 * longest + 16 * n_cached)
-                counts = state[ids] + 1
-                state[ids] = counts
+                counts = state.take(ids) + 1
+                state.put(ids, counts)
                 found.append(ids[counts == threshold + 1].astype(np.int64))
                 n_cached += len(found[-1])
             scratch.need(32 * longest + (32 + 4 * n_hashes) * n_cached)
@@ -314,7 +314,7 @@ def segments(
             if order == "minhash" and len(rows):
                 ranks = _minhash_ranks(batches, first, stop, state, len(rows), n_hashes, seed)
                 ordered = np.empty_like(rows)
-                ordered[ranks] = rows
+                ordered.put(ranks, rows)
                 rows = ordered
                 state[rows] = -1 - np.arange(len(rows), dtype=np.int32)
             packed, pages, runs = np.zeros((3, stop - first), np.int64)
@@ -325,13 +325,13 @@ def segments(
                 if order is not None and len(places):
                     pages[b - first], runs[b - first] = _touch(touched, places, row_bytes)
             for b in range(first, stop):
-                state[batches[b]] = 0
+                state.put(batches[b], 0)
             yield Segment(first, stop, rows, accesses, packed, pages, runs)
 
 
 def _places(ids: Ints, state: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Return where a batch's cached rows lie in the cache."""
-    places = state[ids]
+    places = state.take(ids)
     return -1 - places[places < 0]
 
 
@@ -347,7 +347,7 @@ def _minhash_ranks(
     for b in range(first, stop):
         places = _places(batches[b], state)
         for known, values in zip(least, hashes, strict=True):
-            known[places] = np.minimum(known[places], values[b - first])
+            known.put(places, np.minimum(known.take(places), values[b - first]))
     ranks = np.empty(n_rows, np.int32)
     ranks[np.lexsort(least[::-1])] = np.arange(n_rows, dtype=np.int32)
     return ranks

@@ -113,7 +113,7 @@ def count_static(
             for segment in segments(batches, n, found.length, sizes.row_bytes, budget=budget):
                 place_of_row[segment.rows] = before + np.arange(len(segment.rows))
                 for number in range(segment.first, segment.stop):
-                    places = place_of_row[batches[number]]
+                    places = place_of_row.take(batches[number])
                     places = np.sort(places[places >= 0])
                     counted.add(places, len(batches[number]) - len(places))
                 place_of_row[segment.rows] = -1

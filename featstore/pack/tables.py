@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,31 @@ TABLES = PLAN, FILL, DEVICE, SHARED = "plan", "fill", "device", "shared"  # file
 SHARED_HEAD = 1  # sections of the file of shared rows before those of the segments
 
 
+def checked_ids(ids: Ids, first: int, stop: int, what: str, path: str, *, ascend: bool = False) -> Ids:
+    """Return integers of a file; CorruptionError unless all are in ``[first, stop)`` and, with ``ascend``, ascend."""
+    if ids.dtype.kind != "i":
+        raise CorruptionError(f"the {what} are {ids.dtype}", path)
+    if len(ids) and not first <= int(ids.min()) <= int(ids.max()) < stop:
+        raise CorruptionError(f"the {what} are not all from {first} to {stop - 1}", path)
+    if ascend and not (ids[1:] > ids[:-1]).all():
+        raise CorruptionError(f"the {what} do not ascend", path)
+    return ids
+
+
 class SharedRows:
     """The rows of the segments' caches in the order in which they lie, from the file of shared rows."""
 
-    def __init__(self, file: SectionFile, n_batches: int, n_features: int) -> None:
+    def __init__(self, file: SectionFile, n_batches: int, n_features: int, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
         self._file = file
+        if not len(file):
+            raise CorruptionError("no segments", file.path)
         head = file[0]
-        if len(head) != 1 + n_features or head.min() < 1:
+        if head.dtype.kind != "i" or len(head) != 1 + n_features or head.min() < 1:
             raise CorruptionError(f"segments of {len(head) - 1} features instead of {n_features}", file.path)
         self.length, self.group_rows = int(head[0]), head[1:].tolist()
         n_segments = -(-n_batches // self.length)
-        if len(file) != SHARED_HEAD + n_segments + n_batches:
+        if len(file) != SHARED_HEAD + n_segments + n_batches:  # before anything of that size is made
             raise CorruptionError(f"{len(file)} sections for {n_batches} batches in segments of {self.length}", file.path)
         self._sections = SHARED_HEAD + (self.length + 1) * np.arange(n_segments)
         self._ends: Int64s = np.cumsum(file.lengths[self._sections])
@@ -56,7 +71,8 @@ class SharedRows:
         while first < stop:
             end = int(self._ends[segment])
             if self._last[0] != segment:
-                self._last = (segment, self._file[int(self._sections[segment])])
+                found_rows = self._file[int(self._sections[segment])]
+                self._last = (segment, checked_ids(found_rows, 0, self._num_nodes, f"rows of segment {segment}", self._file.path))
             rows = self._last[1]
             begin = end - len(rows)
             found.append(rows[first - begin : stop - begin])
@@ -73,7 +89,8 @@ class SharedRows:
 
     def addresses(self, batch: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ids:
         """Return where a batch's shared rows lie, ascending; ``array`` as for :meth:`PlanFile.plan`."""
-        return self._file.read(self._section(batch), array)
+        found = self._file.read(self._section(batch), array)
+        return checked_ids(found, *self.segment(batch), f"places of batch {batch}", self._file.path)
 
     def counts(self, n_batches: int) -> Int64s:
         """Return how many shared rows each batch needs."""
@@ -82,6 +99,14 @@ class SharedRows:
 
 class TierTables:
     """The tables of a layout, open; a batch's plan, by number. Thread-safe but for :meth:`close`.
+
+    Parameters
+    ----------
+    folder : str
+    pack : OfflineSamples
+    n_features : int
+    sizes : tuple of int, optional
+        Rows of the host's cache and of the device's: no slot is beyond them.
 
     Attributes
     ----------
@@ -99,25 +124,37 @@ class TierTables:
     CorruptionError, FormatError, VersionError
     """
 
-    def __init__(self, folder: str, pack: OfflineSamples, n_features: int) -> None:
+    def __init__(self, folder: str, pack: OfflineSamples, n_features: int, sizes: tuple[int, int] | None = None) -> None:
         self._files: list[SectionFile] = []
         self.ids: dict[str, str] = {}
+        self._folder = folder
         n = len(pack)
         try:
             file = self._open(folder, PLAN)
-            self._plans = PlanFile(file, Tier.PACKED)
+            n_host, n_device = (pack.num_nodes,) * 2 if sizes is None else sizes
+            self._plans = PlanFile(file, Tier.PACKED, n_host)
             if len(self._plans) != n:
                 raise CorruptionError(f"plans of {len(self._plans)} batches for {n}", file.path)
             fill = self._open(folder, FILL)
-            self.fill_rows: Int64s = fill[0].astype(np.int64)
-            self.device_rows: Int64s = fill[1].astype(np.int64)
+            if len(fill) != 2:
+                raise CorruptionError(f"{len(fill)} sections instead of 2", fill.path)
+            self.fill_rows: Int64s
+            self.device_rows: Int64s
+            self.fill_rows, self.device_rows = (
+                checked_ids(fill[k], 0, pack.num_nodes, f"rows of the {what}", fill.path, ascend=True).astype(np.int64)
+                for k, what in enumerate(("host", "device"))
+            )
+            if len(self.fill_rows) > n_host or len(self.device_rows) > n_device:
+                raise CorruptionError(
+                    f"{len(self.fill_rows)} and {len(self.device_rows)} rows for {n_host} and {n_device}", fill.path
+                )
             self._device = self._open(folder, DEVICE) if os.path.exists(os.path.join(folder, DEVICE)) else None
             if self._device is not None and len(self._device) != 2 * n:
                 raise CorruptionError(f"{len(self._device)} sections for {n} batches", self._device.path)
             self.shared: SharedRows | None = None
             self.n_packed = self._plans.n_missed
             if os.path.exists(os.path.join(folder, SHARED)):
-                self.shared = SharedRows(self._open(folder, SHARED), n, n_features)
+                self.shared = SharedRows(self._open(folder, SHARED), n, n_features, pack.num_nodes)
                 self.n_packed = self.n_packed - self.shared.counts(n)
                 if self.n_packed.min(initial=0) < 0:
                     raise CorruptionError("more rows are shared than are on disk", file.path)
@@ -131,6 +168,17 @@ class TierTables:
         self.ids[name] = file.file_id
         return file
 
+    def check_ids(self, expected: Mapping[str, str]) -> None:
+        """Raise CorruptionError or FileNotFoundError, naming the file, unless these are the tables of a layout's record."""
+        for name in sorted({*self.ids, *expected}):
+            path = os.path.join(self._folder, name)
+            if name not in TABLES:
+                raise CorruptionError(f"the record names a table {name!r}", os.path.join(self._folder, "layout"))
+            if name not in self.ids:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if self.ids[name] != expected.get(name):
+                raise CorruptionError("this is not the table that the layout was made with", path)
+
     @property
     def nbytes(self) -> int:
         """Bytes that making the rows' files holds of them."""
@@ -141,9 +189,18 @@ class TierTables:
         """Return the rows of a batch's extent; ``ids`` are the batch's."""
         positions = self._plans.missed(number)[: int(self.n_packed[number])]
         if self._device is not None:
-            ids = np.delete(ids, self._device[2 * number])
-        rows: Ids = ids[positions]
+            ids = ids[self._on_host(number, self._device[2 * number], len(ids))]
+        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(ids):
+            raise CorruptionError(f"the plan of batch {number} does not place its {len(ids)} rows", self._files[0].path)
+        rows: Ids = ids.take(positions)
         return rows
+
+    def _on_host(self, number: int, positions: Ids, n: int) -> npt.NDArray[np.bool_]:
+        """Return which of a batch's ``n`` rows are not on the device, by the positions of those that are."""
+        assert self._device is not None
+        on_host = np.ones(n, bool)
+        on_host.put(checked_ids(positions, 0, n, f"positions of batch {number}", self._device.path, ascend=True), False)
+        return on_host
 
     def plan(self, number: int, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return the plan of a batch whose input ids are ``ids``; ``array`` as for :meth:`PlanFile.plan`.
@@ -157,12 +214,12 @@ class TierTables:
         if self._device is not None:
             slots = self._device.read(2 * number + 1, array)
             narrow = self._device.read(2 * number, array)
+            on_host = self._on_host(number, narrow, len(ids))
+            checked_ids(slots, 0, len(self.device_rows), f"slots of batch {number}", self._device.path)
+            if len(slots) != len(narrow):
+                raise CorruptionError(f"{len(slots)} slots of batch {number} for {len(narrow)} rows", self._device.path)
             positions = array(len(narrow), np.int64)
             positions[:] = narrow
-            if len(slots) != len(positions) or len(positions) > len(ids) or positions.max(initial=0) > max(0, len(ids) - 1):
-                raise CorruptionError(f"the device's rows of batch {number} are not {len(ids)} rows", self._device.path)
-            on_host = np.ones(len(ids), bool)
-            on_host[positions] = False
             device = DeviceRows(slots, positions, np.flatnonzero(on_host))
             ids = ids[on_host]
         plan = self._plans.plan(number, ids, array)

@@ -124,7 +124,7 @@ def _time_static(ids: npt.NDArray[np.int32], tier_of_row: npt.NDArray[np.int32])
     counts, each = np.zeros(len(tier_of_row), np.int64), list[float]()
     for _ in range(N_BATCHES):
         begin = time.thread_time()
-        counts[ids] += 1
+        counts[ids.astype(np.intp, copy=False)] += 1
         write_static(_Nowhere(), ids, tier_of_row)
         each.append(time.thread_time() - begin)
     return max(LEAST_S, statistics.median(each) / len(ids))  # the first one touches memory

@@ -96,7 +96,7 @@ class DiskRows(Sequence[Ids]):
 
     def __getitem__(self, number: Any) -> Any:
         ids = self._pack.ids(number)
-        return ids[self._tier_of_row[ids] == -1]
+        return ids[self._tier_of_row.take(ids) == -1]
 
 
 class _Table:
@@ -218,7 +218,7 @@ def _leave_device(ids: Ids, tier_of_row: npt.NDArray[np.int32] | None, sizes: Si
     """Write which of a batch's rows the device holds, where there is one; return the others."""
     if tier_of_row is None or not sizes.device_rows:
         return ids
-    tier = tier_of_row[ids]
+    tier = tier_of_row.take(ids)
     on_device = tier <= -2
     files[DEVICE].append(np.flatnonzero(on_device).astype(np.int32))
     files[DEVICE].append(-2 - tier[on_device])
@@ -232,11 +232,11 @@ def write_static(
 
     ``place_of_row`` says where the segment's cache has a row, or -1; None: batches share none.
     """
-    slots = tier_of_row[ids]
+    slots = tier_of_row.take(ids)
     missed = np.flatnonzero(slots < 0)
     order, shared = np.argsort(ids[missed]), NO_ROWS
     if place_of_row is not None:
-        places = place_of_row[ids[missed]]
+        places = place_of_row.take(ids[missed])
         order = np.concatenate([order[places[order] < 0], np.argsort(places)[np.count_nonzero(places < 0) :]])
         shared = np.sort(places[places >= 0]).astype(np.int64)
     write_plan(table, PlannedBatch(slots, NO_CHANGES), missed=missed[order])
@@ -295,7 +295,7 @@ def segmentation(
     n = len(pack)
     n_device, n_host = int(np.count_nonzero(tier_of_row <= -2)), int(np.count_nonzero(tier_of_row >= 0))
     accesses = int(pack.lengths.sum())
-    on_device = sum(int(np.count_nonzero(tier_of_row[pack.ids(b)] <= -2)) for b in range(n)) if n_device else 0
+    on_device = sum(int(np.count_nonzero(tier_of_row.take(pack.ids(b)) <= -2)) for b in range(n)) if n_device else 0
     on_disk = sum(len(ids) for ids in batches)
     tables = disk.used + 4 * (accesses - on_device + on_disk) + 5 * SECTION_BYTES * n + TAIL_BYTES
     tables += 8 * (n_device + n_host) + 2 * SECTION_BYTES + TAIL_BYTES
@@ -320,7 +320,7 @@ def windows(pack: OfflineSamples, superbatch: int, tier_of_row: npt.NDArray[np.i
 
     def rest(begin: int, batch: int) -> Ids:
         ids = pack.ids(begin + batch)
-        return ids if tier_of_row is None else ids[tier_of_row[ids] == -1]
+        return ids if tier_of_row is None else ids[tier_of_row.take(ids) == -1]
 
     for epoch in range(pack.epochs):
         for first in range(0, pack.n_batches, superbatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -31,7 +30,6 @@ from featstore.pack.nodedata import NODE_DATA_KIND, carried, named
 from featstore.pack.record import NODE_DATA, RECORD, SAMPLES, OfflineSamples, read_record
 from featstore.pack.tables import PLAN, TierTables
 from featstore.sampling.foreign import as_sampled
-from featstore.storage.format import DTYPES
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.sections import SectionFile
 
@@ -134,15 +132,11 @@ class _Check:
             "features": {each["name"]: [each["made_of"], each["row_bytes"]] for each in record["features"]},
         }
         self._record(os.path.join(folder, BEGUN), BEGUN, begun)
-        for name, file_id in record["tables"].items():
-            path = os.path.join(folder, name)
-            if self._sections(path, name) != file_id:
-                raise CorruptionError("this is the table of another layout", path)
-        tables = TierTables(folder, pack, len(record["features"]))
+        tables = TierTables(folder, pack, len(record["features"]), (options.capacity, options.device_rows))
         try:
-            if tables.ids != record["tables"]:
-                more = sorted(set(tables.ids) - set(record["tables"]))[0]
-                raise CorruptionError("the layout was made without this table", os.path.join(folder, more))
+            tables.check_ids(record["tables"])
+            for name in tables.ids:
+                self._sections(os.path.join(folder, name), name)
             for number, feature in enumerate(record["features"]):
                 self._feature(folder, number, feature, tables)
             self._check_plans(options, tables, os.path.join(folder, PLAN))
@@ -155,15 +149,10 @@ class _Check:
             raise CorruptionError("this is not the record that was expected here", path)
 
     def _feature(self, folder: str, number: int, feature: dict[str, Any], tables: TierTables) -> None:
-        where, shape, row_bytes = os.path.join(folder, "layout"), feature["shape"], int(feature["row_bytes"])
-        if feature["dtype"] not in DTYPES or shape[0] != self._pack.num_nodes:
-            raise CorruptionError(f"feature {feature['name']!r} of {feature['dtype']} {shape}", where)
-        if math.prod(shape[1:]) * DTYPES[feature["dtype"]][1] != row_bytes:
-            raise CorruptionError(f"rows of {row_bytes} bytes of {feature['dtype']} {shape}", where)
-        record = file_record(feature["file"], folder)
+        record = file_record(feature["file"], os.path.join(folder, "layout"))
         self._record(os.path.join(folder, f"done.{number}"), "done", feature["file"])
         path = os.path.join(folder, record.name)
-        n_pages = FeatureExtents(tables, number, row_bytes).extents.total_pages
+        n_pages = FeatureExtents(tables, number, feature["row_bytes"]).extents.total_pages
         if record.n_rows != n_pages:
             raise CorruptionError(f"{record.n_rows} pages instead of {n_pages}", path)
         verify_file(folder, record, self._bar.add)
@@ -176,8 +165,6 @@ class _Check:
         Holds 8 bytes a row of the host tier.
         """
         pack, fill = self._pack, tables.fill_rows
-        if len(fill) > options.capacity or len(tables.device_rows) > options.device_rows:
-            raise CorruptionError(f"{len(fill)} rows in a tier of {options.capacity}", path)
         held = np.full(options.capacity, -1, np.int64)  # the row in each slot of the host tier
         held[: len(fill)] = fill
         size, n = os.path.getsize(path), len(pack)
@@ -217,7 +204,7 @@ def _places_rows(plan: BatchPlan, ids: Int64s, held: Int64s, tables: TierTables,
         rows, slots = _at(ids, plan.changes.in_positions), plan.changes.in_slots
         if rows is None or _at(held, slots) is None or len(rows) != len(slots):
             return False
-        held[slots] = rows
+        held.put(slots, rows)
     return bool((times == 1).all())
 
 
@@ -225,7 +212,7 @@ def _at(values: Int64s, places: npt.NDArray[Any]) -> Int64s | None:
     """Return ``values[places]``; None where one of them is no place."""
     if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(values):
         return None
-    found: Int64s = values[places]
+    found: Int64s = values.take(places)
     return found
 
 

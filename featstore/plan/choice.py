@@ -306,11 +306,11 @@ def _look(
 def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:
     """Return a trace without the rows that are marked."""
     left = ~rows
-    lengths = np.array([np.count_nonzero(left[ids]) for ids in trace], np.int64)
+    lengths = np.array([np.count_nonzero(left.take(ids)) for ids in trace], np.int64)
 
     def ids_of(number: int) -> npt.NDArray[Any]:
         ids = trace[number]
-        found: npt.NDArray[Any] = ids[left[ids]]
+        found: npt.NDArray[Any] = ids[left.take(ids)]
         return found
 
     return Trace.reading(ids_of, lengths, trace.n)

@@ -210,7 +210,7 @@ class OverlappedPacking:
     # The thread's side.
 
     def _sort(self, batch: int, positions: Int32s) -> None:
-        self._rows.add(np.sort(self._ids(batch)[positions]))
+        self._rows.add(np.sort(self._ids(batch).take(positions)))
 
     def _run(self) -> SuperbatchExtents | None:
         return self._pack(self._n_missed, self._rows, self._go_on)

@@ -43,11 +43,21 @@ class PlanFile:
     file : SectionFile
     tier : Tier
         Where the rows are that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them.
+    n_slots : int, optional
+        Slots of the host cache: a plan that names another is refused.
+
+    Raises
+    ------
+    CorruptionError
+        The file has not five sections a batch.
     """
 
-    def __init__(self, file: SectionFile, tier: Tier = Tier.BASE) -> None:
+    def __init__(self, file: SectionFile, tier: Tier = Tier.BASE, n_slots: int | None = None) -> None:
         self._file = file
         self.tier = tier
+        self._n_slots = 1 << 31 if n_slots is None else n_slots
+        if len(file) % SECTIONS:
+            raise CorruptionError(f"{len(file)} sections are no plans", file.path)
 
     def __len__(self) -> int:
         return len(self._file) // SECTIONS
@@ -85,13 +95,16 @@ class PlanFile:
         k = len(slots)
         hit_positions, hit_slots = array(k, np.int64), array(k, np.int32)
         n_hits = hits_of(slots, hit_positions, hit_slots)
-        if n_hits + len(missed) != k or k != len(ids):
+        if n_hits + len(missed) != k or k != len(ids) or len(in_positions) != len(in_slots) or not _are_within(missed, k):
             raise CorruptionError(f"the plan of batch {number} does not place its {len(ids)} rows", self._file.path)
+        if any(len(each) and int(each.max()) >= self._n_slots for each in (slots, in_slots)):
+            raise CorruptionError(f"the plan of batch {number} names a slot beyond the cache's {self._n_slots}", self._file.path)
         changes = None
         if len(in_slots) or len(out_rows):
             positions = _copy(in_positions, np.int64, array)
             slots = _copy(in_slots, np.int32, array)  # or it would keep all that was read
-            changes = Changeset(self._take(ids, positions, array), positions, slots, _copy(out_rows, np.int64, array))
+            in_rows, gone = self._take(ids, positions, array), _copy(out_rows, np.int64, array)
+            changes = Changeset(in_rows, positions, slots, gone, self._file.path)
         missed_at = _copy(missed, np.int64, array)
         if self.tier == Tier.PACKED:
             others = Part(Tier.PACKED, range(len(missed)), missed_at)
@@ -122,6 +135,10 @@ class PlanFile:
         self._file.remove()
 
 
+def _are_within(positions: Ints, n: int) -> bool:
+    return not len(positions) or 0 <= int(positions.min()) <= int(positions.max()) < n
+
+
 def _copy(values: npt.NDArray[Any], dtype: npt.DTypeLike, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[Any]:
     copied = array(len(values), dtype)
     copied[:] = values
@@ -150,7 +167,7 @@ def write_plan(
     if missed is None:
         found = np.empty(len(slots), np.int32)
         found = found[: missed_positions(slots, found)]
-        found = found if ids is None else found[np.argsort(ids[found])]
+        found = found if ids is None else found[np.argsort(ids.take(found))]
     else:
         found = missed.astype(np.int32)
     writer.append(found)

@@ -79,7 +79,7 @@ def numbered(trace: Trace) -> tuple[Int64s, Trace]:
     """
     is_asked = np.zeros(trace.n, bool)
     for ids in trace:
-        is_asked[ids] = True
+        is_asked.put(ids, True)
     rows = np.flatnonzero(is_asked)
     del is_asked
     kind = np.int32 if len(rows) < 2**31 else np.int64

@@ -266,10 +266,13 @@ class SampleFile:
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
         """Return a batch as it was sampled, in pooled memory."""
         first = number * self._stride
-        head = self._file[first].tolist()
-        if len(head) != HEAD + 2 * self.n_hops:
+        stored = self._file[first]
+        if stored.dtype != np.int64 or len(stored) != HEAD + 2 * self.n_hops:
             raise CorruptionError(f"the head of batch {number} is not of {self.n_hops} blocks", self._file.path)
+        head = stored.tolist()
         ids = self._stored_ids(number, pool.array)
+        if not 0 <= head[2] <= len(ids):
+            raise CorruptionError(f"batch {number} of {len(ids)} nodes has {head[2]} seeds", self._file.path)
         input_ids = pool.tensor((len(ids),), torch.int64)
         input_ids.numpy()[:] = ids
         blocks = []

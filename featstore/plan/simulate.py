@@ -105,7 +105,7 @@ def row_counts(trace: Trace) -> Int64s:
     """Return how many batches ask for each row, int64 [n]."""
     counts = np.zeros(trace.n, np.int64)
     for ids in trace:
-        counts[ids] += 1
+        counts[ids.astype(np.intp, copy=False)] += 1
     return counts
 
 
@@ -115,8 +115,8 @@ def _static(trace: Trace, capacity: int, policy: StaticPolicy, context: PolicyCo
     chosen = waiting.copy()
     loads = np.empty(len(trace), np.int64)
     for batch, ids in enumerate(trace):
-        loads[batch] = np.count_nonzero(~chosen[ids] | waiting[ids])
-        waiting[ids] = False
+        loads[batch] = np.count_nonzero(~chosen.take(ids) | waiting.take(ids))
+        waiting.put(ids, False)
     return loads
 
 

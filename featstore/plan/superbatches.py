@@ -493,7 +493,7 @@ class SuperbatchInspector:
             for number, planned in enumerate(self._policy.plan(window, self._start + k * self._size)):
                 positions = write_plan(writer, planned, None if packing is None else ids(number))
                 if packing is not None:
-                    packing.planned(number, ids(number)[positions])
+                    packing.planned(number, ids(number).take(positions))
                 self._check()
             return PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
 

@@ -35,8 +35,8 @@ def tally(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, I
     fresh = np.zeros(len(trace), np.int64)
     above = np.zeros(len(trace) + 1, np.int64)  # rows of a higher count: each was once found at this one
     for number, ids in enumerate(trace):
-        found = counts[ids]
-        counts[ids] = found + found.dtype.type(1)
+        found = counts.take(ids)
+        counts.put(ids, found + found.dtype.type(1))
         times = np.bincount(found, minlength=len(above))
         above += times
         fresh[number] = times[0]

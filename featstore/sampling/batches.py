@@ -228,8 +228,9 @@ class _Cut:
         first = index * self._batch_size
         last = min(first + self._batch_size, len(self._seeds))
         if self._order is None:
-            return self._seeds[first:last].clone()  # samplers may change them
-        return self._seeds[self._order[first:last]]
+            return torch.from_numpy(self._seeds.numpy()[first:last].copy())  # samplers may change them
+        # By NumPy, which raises MemoryError where there is none; torch raises RuntimeError.
+        return torch.from_numpy(self._seeds.numpy()[self._order.numpy()[first:last]])
 
 
 def together_of(batches: Any) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from featstore.config import Options, format_size
 from featstore.errors import BudgetError
-from featstore.storage.pagedsums import kept_from, table_bytes
+from featstore.storage.pagedsums import kept_from, share_of, table_bytes
 from featstore.storage.reader import SCRATCH_STEP, least_queue_bytes
 from featstore.storage.writer import FileRecord
 
@@ -31,7 +31,8 @@ def least_memory(files: Sequence[FileRecord], verify: str, total: int) -> int:
     Both grow with the memory, tables by steps: one that is kept from some memory on may then take less than its pages took. So
     the memory between two such steps is searched from below, where what is needed only grows.
     """
-    steps = {kept_from(file.n_sums_bytes) for file in files} if verify != "off" else set[int]()
+    share = share_of(file.n_sums_bytes for file in files)
+    steps = {kept_from(file.n_sums_bytes, share) for file in files} if verify != "off" else set[int]()
     for end in (*sorted(step for step in steps if step > total), None):
         while True:
             needed = least_queue_bytes(total) + _tables_bytes(files, verify, total)
@@ -46,7 +47,8 @@ def least_memory(files: Sequence[FileRecord], verify: str, total: int) -> int:
 
 def _tables_bytes(files: Sequence[FileRecord], verify: str, total: int) -> int:
     """Return the bytes of all tables of checksums; where pages are checked now, of one table and of rows that are checked."""
-    tables = [table_bytes(file.n_sums_bytes, file.layout.row_bytes, total) for file in files]
+    share = share_of(file.n_sums_bytes for file in files)
+    tables = [table_bytes(file.n_sums_bytes, file.layout.row_bytes, total, share) for file in files]
     if verify == "open":
         rows = [max(file.layout.row_bytes, 16 * SCRATCH_STEP) for file in files]  # half of what is left, or one row
         return max(map(sum, zip(tables, rows, strict=True)), default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -13,31 +13,37 @@ import numpy.typing as npt
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget
 
-__all__ = ["MIN_ARENA_BYTES", "PagedSums", "is_kept", "kept_from", "pages_cached", "table_bytes"]
+__all__ = ["MIN_ARENA_BYTES", "SHARE", "PagedSums", "is_kept", "kept_from", "pages_cached", "share_of", "table_bytes"]
 
 MIN_ARENA_BYTES = 256 << 10
 ALWAYS_KEPT_BYTES = 16 * PAGE_BYTES
 SHARE = 20  # a larger table is kept where it takes at most a twentieth of the budget, which its cached pages take otherwise
+TOGETHER = 4  # all larger tables take at most a quarter
 
 
-def kept_from(table: int) -> int:
+def share_of(tables: Iterable[int]) -> int:
+    """Return which part of the budget, one of so many, each of some tables gets, by their bytes."""
+    return max(SHARE, TOGETHER * sum(table > ALWAYS_KEPT_BYTES for table in tables))
+
+
+def kept_from(table: int, share: int) -> int:
     """Return the least budget with which a table of ``table`` bytes is kept whole."""
-    return 0 if table <= ALWAYS_KEPT_BYTES else SHARE * table
+    return 0 if table <= ALWAYS_KEPT_BYTES else share * table
 
 
-def is_kept(table: int, total: int) -> bool:
+def is_kept(table: int, total: int, share: int) -> bool:
     """Return whether a table of ``table`` bytes is kept whole, with a budget of ``total`` bytes."""
-    return total >= kept_from(table)
+    return total >= kept_from(table, share)
 
 
-def pages_cached(total: int) -> int:
+def pages_cached(total: int, share: int) -> int:
     """Return how many pages are cached of a table that is not kept, or more where a row needs more."""
-    return total // SHARE // PAGE_BYTES
+    return total // share // PAGE_BYTES
 
 
-def table_bytes(table: int, row_bytes: int, total: int) -> int:
+def table_bytes(table: int, row_bytes: int, total: int, share: int) -> int:
     """Return the bytes held for a table of ``table`` bytes, with a budget of ``total`` bytes."""
-    return table if is_kept(table, total) else PagedSums.held_bytes(row_bytes, pages_cached(total))
+    return table if is_kept(table, total, share) else PagedSums.held_bytes(row_bytes, pages_cached(total, share))
 
 
 class PagedSums:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError
 from featstore.storage.drive import TIMED_MIN_BYTES, DriveSpeed, time_reads
 from featstore.storage.layout import RowLayout
-from featstore.storage.pagedsums import MIN_ARENA_BYTES
+from featstore.storage.pagedsums import MIN_ARENA_BYTES, SHARE, share_of
 from featstore.storage.rowfile import RowFile
 
 __all__ = ["Reader", "least_queue_bytes"]
@@ -60,6 +60,7 @@ class Reader:
         self.drive: DriveSpeed | None = None
         self._arena_bytes = _arena_bytes(budget.total)
         self._files: Living[RowFile] = Living()
+        self.share = SHARE
         self._bounds: dict[int, int] = {}
         self._closed = False
         self._may_measure = True
@@ -326,6 +327,11 @@ class Reader:
         engine.close()
         self._depths.pop(id(engine), None)
         self._held.pop(id(engine)).release()
+
+    def expect(self, tables: Iterable[int]) -> None:
+        """Divide what large tables of checksums take: files whose tables have so many bytes are opened beside the open ones."""
+        here = [PAGE_BYTES * file.n_sums_pages for file in self._files if file.verifies]
+        self.share = share_of([*here, *tables])
 
     def open(
         self,

@@ -64,6 +64,7 @@ class Queues(Protocol):
 
     budget: Budget
     direct: bool  # whether reads bypass the page cache where they can
+    share: int  # of the budget, for a large table of checksums
 
     @property
     def stream_threads(self) -> int: ...
@@ -95,7 +96,7 @@ class RowFile:
         fds: tuple[int, int] = (-1, -1),
         fingerprint: str = "",
     ) -> None:
-        self._reader = reader
+        self._reader, self._share = reader, reader.share
         self.layout = layout
         self.n_rows = n_rows
         self.row_bytes = layout.row_bytes
@@ -186,7 +187,7 @@ class RowFile:
         """Return what is held of the table of checksums where the budget is of ``total`` bytes."""
         if self._is_closing or not self.verifies:
             return 0
-        return table_bytes(self.n_sums_pages * PAGE_BYTES, self.row_bytes, total)
+        return table_bytes(self.n_sums_pages * PAGE_BYTES, self.row_bytes, total, self._share)
 
     def duplicate(self) -> int:
         """Return another descriptor of the open file, the caller's to close."""
@@ -217,12 +218,12 @@ class RowFile:
         table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES, self._reader.direct, fd)
         self._file.use_sums(seed)
         budget = self._reader.budget
-        if not is_kept(n_pages * PAGE_BYTES, budget.total):
+        if not is_kept(n_pages * PAGE_BYTES, budget.total, self._share):
             self._paged = PagedSums(
                 self._file,
                 table,
                 self.row_bytes,
-                pages_cached(budget.total),
+                pages_cached(budget.total, self._share),
                 set_page=lambda number, page: self._set_sums_page(number, page, sums_seed),
                 engine=self._reader.engine,
                 with_backend=self._reader.with_backend,

@@ -335,13 +335,13 @@ def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:
     def counts() -> npt.NDArray[np.int64]:
         found = np.zeros(trace.n, np.int64)
         for ids in trace:
-            found[ids] += 1
+            found[ids.astype(np.intp, copy=False)] += 1
         return found
 
     with g.budget.reserve("cost model", (24 + policy.score_bytes) * trace.n):
         with g.policy_inputs(sum(asked.widths.values()), counts=counts) as inputs:
             tier_of_row = assign_tiers(inputs.scores(policy), asked.device_rows, asked.capacity)
-        tiers = [tier_of_row[ids] for ids in trace]
+        tiers = [tier_of_row.take(ids) for ids in trace]
     scale = n_batches / len(trace)
     missed = sum(int(np.count_nonzero(each == -1)) for each in tiers)
     return scale * missed, scale * sum(int(np.count_nonzero(each <= -2)) for each in tiers)
