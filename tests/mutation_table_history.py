@@ -214,14 +214,6 @@ HISTORY: tuple[Mutation, ...] = (
         (f"{AUTO}test_without_features_edges_alone_are_saved",),
     ),
     Mutation(
-        "embeddings beside a loader's share of the memory",
-        "historical embeddings",
-        "featstore/strategies/savedsplit.py",
-        'setup.share.reserve("historical embeddings", n_bytes)',
-        'setup.share.reserve("historical embeddings", 0)',
-        (f"{AUTO}test_a_share_of_the_memory_holds_the_embeddings_too",),
-    ),
-    Mutation(
         "the nodes that save least",
         "historical embeddings",
         "featstore/strategies/savedsplit.py",
@@ -240,7 +232,7 @@ HISTORY: tuple[Mutation, ...] = (
     Mutation(
         "tables of a cache that are not counted",
         "historical embeddings",
-        "featstore/strategies/caches.py",
+        "featstore/cache/sizes.py",
         "sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2)",
         "sum(rows * width for width in widths) for rows in (1, 2)",
         EQUATION,

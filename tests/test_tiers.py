@@ -287,7 +287,7 @@ def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Pat
                 found += 1
         assert found >= 8, name
     os.unlink(folder / "shared")
-    with pytest.raises(featstore.CorruptionError, match="tables"):
+    with pytest.raises(FileNotFoundError, match="shared"):
         run(dataset, mine, device=device, **STATIC)
 
 
