@@ -138,6 +138,7 @@ def test_an_id_that_is_no_node_is_named_where_it_lies(nodes: list[int]) -> None:
         asked_of(ArrayGraph(indptr, ids).topology, np.array(nodes))
 
 
+@pytest.mark.usefixtures("small_pieces")
 @settings(max_examples=60, deadline=None)
 @given(
     degrees=DEGREES,
@@ -156,6 +157,7 @@ def test_all_that_is_asked_equals_numpy(degrees: list[int], dtype: Any, chunk_by
     assert np.array_equal(starts, indptr[nodes])
     assert np.array_equal(found, np.diff(indptr)[nodes])
     assert np.array_equal(topology.degrees(), np.diff(indptr))
+    assert topology.largest_degree == max(degrees, default=0)
     for n_nodes in (1 + n // 3, 4096):
         pieces = list(topology.offset_pieces(n_nodes))
         assert [first for first, _ in pieces] == list(range(0, n, n_nodes))
@@ -226,6 +228,60 @@ def test_pages_of_offsets_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         topology.offsets(np.arange(1))
 
 
+class Clock:
+    """Pages in slots, taken by a hand that passes over those that were used since it came by."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.pages: list[int] = []
+        self.used: list[bool] = []
+        self.n_slots, self.hand = n_slots, 0
+
+    def ask(self, wanted: set[int]) -> None:
+        for page in wanted & {*self.pages}:
+            self.used[self.pages.index(page)] = True
+        missing, taken = sorted(wanted - {*self.pages}), list[int]()
+        if len(missing) > max(self.n_slots - len(self.pages), self.n_slots // 2):
+            return  # too many: words are read, and nothing is kept
+        while missing and len(self.pages) < self.n_slots:
+            taken.append(len(self.pages))
+            self.pages.append(missing.pop(0))
+            self.used.append(False)  # until all have come
+        while missing:
+            if self.used[self.hand]:
+                self.used[self.hand] = False
+            elif self.hand not in taken:
+                taken.append(self.hand)
+                self.pages[self.hand] = missing.pop(0)
+            self.hand = (self.hand + 1) % self.n_slots
+        for slot in taken:
+            self.used[slot] = True
+
+
+@pytest.mark.parametrize("n_slots", [2, 4, 9])
+def test_pages_are_those_of_a_clock(n_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a walk: what was used since the hand came by stays, and more than half of the pages are never driven out at once."""
+    monkeypatch.setattr("featstore.graph.offsetpages._LEAST_PAGES", n_slots)
+    indptr, ids = graph_with([1] * 40_000, np.int32)
+    topology = chunked(indptr, ids, 16384, Budget(64 * 4096 * n_slots))
+    file: Any = topology.chunks
+    pages, words, rng = topology._pages, file.rows.view(np.int32).ravel(), np.random.default_rng(n_slots)
+    first_page, clock, n_hits = pages._first_page, Clock(n_slots), 0
+    n_pages = int(first_page[-1])
+    assert n_pages > 4 * n_slots
+    for step in range(3000):
+        n = 1 if step % 3 else int(rng.integers(1, n_slots + 2))
+        page = np.minimum(rng.geometric(1.5 / n_slots, n) - 1 + step // 500, n_pages - 1)
+        chunk = np.searchsorted(first_page[1:], page, side="right")
+        word = (page - first_page[chunk]) * 1024 + rng.integers(0, 8, n)
+        file.n_gathers = 0
+        assert np.array_equal(pages.words(chunk, word), words[4096 * chunk + word])
+        n_hits += file.n_gathers == 0
+        clock.ask({*page.tolist()})
+        assert sorted(np.flatnonzero(pages._slot_of_page >= 0)) == sorted(clock.pages), step
+    assert n_hits > 300
+    topology.close()
+
+
 def test_threads_share_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that drive out each other's pages, and a ledger that takes them all, change no answer."""
     monkeypatch.setattr("featstore.graph.offsetpages._LEAST_PAGES", 3)
@@ -272,14 +328,19 @@ def test_sizes_of_chunks() -> None:
         parse_chunk_bytes(4096.0)  # type: ignore[arg-type]
 
 
-def test_edges_out_of_range_are_named() -> None:
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("at", [1, 100, 199])
+def test_edges_out_of_range_are_named(at: int) -> None:
+    """Whichever piece they are in; the positions are left as they were given."""
     indptr, ids = graph_with([2, 3], np.int32)
     topology = chunked(indptr, ids, 4096, Budget(1 << 20))
     for bad in (5, -1, 2**62):
-        positions = np.array([0, bad, 1])
+        positions = np.arange(200) % 5
+        positions[at] = bad
+        before = positions.copy()
         with pytest.raises(IndexError, match=f"edge {bad} is out of range for 5"):
-            topology.read_edges(positions, np.empty(3, np.int32))
-        assert positions.tolist() == [0, bad, 1]
+            topology.read_edges(positions, np.empty(200, np.int32))
+        assert np.array_equal(positions, before)
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from featstore.graph.build import from_edge_index
 from featstore.graph.extsort import PairSorter, sort_pairs
 from featstore.storage.catalog import read_catalog
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
