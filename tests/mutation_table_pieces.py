@@ -7,8 +7,10 @@ from tests.mutation import Mutation
 __all__ = ["PIECES"]
 
 TWO_LEVELS = ("tests/test_partitioning.py::test_two_levels_of_a_larger_graph_are_brute_force",)
+KEYS = ("tests/test_edge_index.py::test_equal_pairs_keep_their_order_whatever_their_keys_take",)
 NUMPY = ("tests/test_chunks.py::test_all_that_is_asked_equals_numpy",)
 CLOCK = ("tests/test_chunks.py::test_pages_are_those_of_a_clock",)
+COSTS = ("tests/test_chunks.py::test_costs_are_those_of_the_chunks_that_hold_edges",)
 DRAWN = ("tests/test_cost.py::test_reads_are_those_of_rows_that_are_drawn",)
 
 PIECES: tuple[Mutation, ...] = (
@@ -108,6 +110,23 @@ PIECES: tuple[Mutation, ...] = (
         "0, prefix, wanted, rows, filled)",
         ("tests/test_cache_table.py::test_the_best_of_many_rows",),
     ),
+    # -- edges that are sorted
+    Mutation(
+        "a key of 64 bits in a signed word",
+        "edges that are given",
+        "featstore/graph/extsort.py",
+        "    if key_bits <= 63:\n",
+        "    if key_bits <= 64:\n",
+        KEYS,
+    ),
+    Mutation(
+        "a key and its place of 64 bits in a signed word",
+        "edges that are given",
+        "featstore/graph/extsort.py",
+        "if key_bits + place_bits > 63:",
+        "if key_bits + place_bits > 64:",
+        KEYS,
+    ),
     # -- pages that say where lists begin
     Mutation(
         "pages that are used again not marked",
@@ -141,6 +160,22 @@ PIECES: tuple[Mutation, ...] = (
         "segment.accesses - int(segment.packed.sum())",
         "segment.accesses",
         ("tests/test_segments.py::test_a_callers_own_count_is_told_what_is_stored",),
+    ),
+    Mutation(
+        "reads of chunks begun for nothing",
+        "estimates of strategies",
+        "featstore/graph/chunks.py",
+        "self.directory.chunk_bytes + self.gap_bytes * n_runs",
+        "self.directory.chunk_bytes",
+        COSTS,
+    ),
+    Mutation(
+        "reads of looked-up nodes begun for nothing",
+        "estimates of strategies",
+        "featstore/graph/chunks.py",
+        "return len(nodes) * (PAGE_BYTES + self.gap_bytes)",
+        "return len(nodes) * PAGE_BYTES",
+        COSTS,
     ),
     Mutation(
         "reads that are just near enough kept apart",

@@ -228,6 +228,25 @@ def test_pages_of_offsets_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         topology.offsets(np.arange(1))
 
 
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.5])
+def test_costs_are_those_of_the_chunks_that_hold_edges(share: float) -> None:
+    """Whole chunks, and a read begun for each run of them; beside them a page, and a read begun, for each node looked up."""
+    rng = np.random.default_rng(0)
+    indptr, ids = graph_with(rng.choice([0, 1, 3, 60, 4000], 3000, p=[0.2, 0.3, 0.3, 0.19, 0.01]).tolist(), np.int32)
+    topology = chunked(indptr, ids, 8192, Budget(1 << 24))
+    nodes, d = np.flatnonzero(rng.random(3000) < share), topology.directory
+    chunks = set[int]()
+    for node in nodes:
+        begin, end = indptr[node : node + 2]
+        own = int(np.searchsorted(d.first_node[1:], node, side="right"))  # where the list begins, if it is empty, too
+        chunks |= {own} | {k for k in range(d.n_chunks) if d.first_edge[k] < end and d.first_edge[k + 1] > begin}
+    n_runs = sum(k - 1 not in chunks for k in chunks)
+    assert 1 <= n_runs <= len(chunks) <= d.n_chunks
+    assert topology.pass_cost(nodes) == 8192 * len(chunks) + topology.gap_bytes * n_runs
+    assert topology.lookup_cost(nodes) == (4096 + topology.gap_bytes) * len(nodes)
+    assert topology.pass_cost(nodes[:0]) == topology.lookup_cost(nodes[:0]) == 0
+
+
 class Clock:
     """Pages in slots, taken by a hand that passes over those that were used since it came by."""
 
