@@ -9,8 +9,8 @@ __all__ = ["PIECES"]
 TWO_LEVELS = ("tests/test_partitioning.py::test_two_levels_of_a_larger_graph_are_brute_force",)
 KEYS = ("tests/test_edge_index.py::test_equal_pairs_keep_their_order_whatever_their_keys_take",)
 NUMPY = ("tests/test_chunks.py::test_all_that_is_asked_equals_numpy",)
-CLOCK = ("tests/test_chunks.py::test_pages_are_those_of_a_clock",)
-COSTS = ("tests/test_chunks.py::test_costs_are_those_of_the_chunks_that_hold_edges",)
+CLOCK = ("tests/test_offset_pages.py::test_pages_are_those_of_a_clock",)
+COSTS = ("tests/test_offset_pages.py::test_costs_are_those_of_the_chunks_that_hold_edges",)
 DRAWN = ("tests/test_cost.py::test_reads_are_those_of_rows_that_are_drawn",)
 
 PIECES: tuple[Mutation, ...] = (
