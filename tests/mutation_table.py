@@ -11,6 +11,7 @@ from tests.mutation_table_history import HISTORY
 from tests.mutation_table_made import MADE
 from tests.mutation_table_memory import MEMORY
 from tests.mutation_table_parts import PARTS
+from tests.mutation_table_pieces import PIECES
 from tests.mutation_table_sampling import SAMPLING
 
 __all__ = ["MUTATIONS"]
@@ -471,6 +472,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *MADE,
     *MEMORY,
     *PARTS,
+    *PIECES,
     *SAMPLING,
     *COMPILED,
 )

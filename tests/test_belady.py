@@ -25,6 +25,8 @@ from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
 from tests.loaders import row_policies
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 NEVER = 10**9
 
 

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from featstore.budget import Budget
 from featstore.cache import table
 from featstore.cache.base import Int64s, PolicyContext, StaticPolicy, get_policy
+from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.testing.strategies import row_ids
+
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 ONLINE = ["lru", "clock", "sieve", "s3fifo"]
 WIDTHS = [1, 2, 4, 8, 16, 25, 400, 512, 4095, 4097, 65536]
@@ -284,6 +287,19 @@ def test_static_rows_are_the_best_of_equals_the_lowest(scores: list[int], capaci
     cache.apply(None, data)
     cache._check()
     assert cache.stats()["fill_rows"] == cache.stats()["hits"] == len(best)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32, np.float64])
+def test_the_best_of_many_rows(dtype: Any) -> None:
+    rng, n = np.random.default_rng(0), 1000
+    scores = np.asarray(rng.normal(0, 30, n) if dtype is not bool else rng.random(n) < 0.4).astype(dtype)
+    order = np.lexsort((np.arange(n), -scores.astype(np.float64)))
+    for k in (1, 61, 62, 500, 999):
+        assert np.array_equal(top_rows(scores, k), np.sort(order[:k]))
+    if np.issubdtype(dtype, np.floating):
+        scores[[700, 900]] = np.nan
+        with pytest.raises(ValueError, match="the score of row 700 is NaN"):
+            top_rows(scores, 5)
 
 
 def test_static_fill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore.plan.choice import Choice
-from featstore.plan.cost import TIE, Estimate, Machine, OnDisk, Workload, cheapest, random_read_s
+from featstore.plan.cost import TIE, Estimate, Machine, OnDisk, Workload, cheapest, put_together, random_read_s, random_reads
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import choose, estimate_all
 from tests.loaders import CANDIDATES
@@ -127,6 +128,34 @@ def test_gathers_take_what_they_were_measured_to_take(n_loads: int, seconds: flo
     drive = DriveSpeed(80_000, 2.1e9, 2.2e9, 0.77e9)
     assert random_read_s(n_loads, 1, 1 << 22, 512, drive) == pytest.approx(seconds, rel=0.2)
     assert random_read_s(400_000, 1, 1 << 22, 512, replace(drive, gather_bandwidth=0.0)) < 0.4 * 2.9  # as it was thought to be
+
+
+@pytest.mark.parametrize("row_bytes", [512, 4096, 8192])
+@pytest.mark.parametrize("gap_pages", [1, 3, 20])
+@pytest.mark.parametrize("density", [0.01, 0.2, 0.6])
+def test_reads_are_those_of_rows_that_are_drawn(row_bytes: int, gap_pages: int, density: float) -> None:
+    """Drawn and merged as the reader does it: pages no further apart than the gap are one read, which reads what lies between."""
+    n_gathers, n_rows = 3, 2_000_000 * 512 // row_bytes
+    unit = max(4096, row_bytes)
+    n_loads = int(density * n_rows * row_bytes / unit)
+    drive = DriveSpeed(100_000, gap_pages * 4096 * 100_000 / 0.75)
+    assert drive.gap_bytes == gap_pages * 4096
+    reads = n_bytes = 0
+    rng = np.random.default_rng(0)
+    for _ in range(n_gathers):
+        units = np.unique(rng.integers(0, n_rows, n_loads) * row_bytes // unit)
+        between = (np.diff(units) - 1) * unit
+        reads += 1 + int((between > drive.gap_bytes).sum())
+        n_bytes += len(units) * unit + int(between[between <= drive.gap_bytes].sum())
+    found = random_reads(n_gathers * n_loads, n_gathers, n_rows, row_bytes, drive)
+    assert found == (pytest.approx(reads, rel=0.05, abs=3), pytest.approx(n_bytes, rel=0.05))
+
+
+def test_a_device_that_is_the_host_has_its_rows_copied_twice() -> None:
+    """Once each row of a batch, to put it together, and once more those that are taken out of the device's cache."""
+    w = workload(n_accesses=100, n_device=30, device_rows=5)
+    assert put_together(w) == 100 + 30
+    assert put_together(replace(w, device_on_host=False)) == put_together(replace(w, device_rows=0, n_device=0)) == 0
 
 
 def test_units() -> None:

@@ -28,6 +28,8 @@ from featstore.graph.inputedges import CscInput
 from featstore.graph.source import open_source
 from featstore.storage.catalog import read_catalog
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 EMPTY = np.zeros(1, np.int64), np.zeros(0, np.int64)
 

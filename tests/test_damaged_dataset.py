@@ -20,6 +20,8 @@ from featstore.storage.layout import choose_layout
 from featstore.storage.writer import RowFileWriter
 from tests.test_dataset import copy, names, quick
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 __all__ = ["copy", "quick"]  # fixtures
 
 
@@ -202,6 +204,17 @@ def test_verify_checks_the_adjacency_itself(copy: Path, name: str, change: Any, 
         if name == "indptr":
             with pytest.raises(CorruptionError):
                 g.topology.offsets(np.zeros(1, np.int64))
+
+
+def test_a_list_that_falls_where_one_piece_ends_is_found(tmp_path: Path) -> None:
+    """Both pieces ascend, and nothing else is wrong."""
+    n, node = 300, 7
+    ids = np.concatenate([np.arange(200, 261), np.arange(139)]).astype(np.int32)
+    indptr = np.where(np.arange(n + 1) > node, len(ids), 0)
+    OutOfCoreGraph.create(tmp_path / "g", indptr, np.sort(ids), progress=False).close()
+    replace_column(tmp_path / "g", "indices", ids, "int32")
+    with featstore.open(tmp_path / "g") as g, pytest.raises(CorruptionError, match=r"list at indices\[61\] is not sorted"):
+        g.verify(progress=False)
 
 
 @pytest.mark.parametrize("verify", ["always", "open", "off"])

@@ -25,6 +25,8 @@ from featstore.graph.build import from_edge_index
 from featstore.graph.extsort import PairSorter, sort_pairs
 from featstore.storage.catalog import read_catalog
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,14 +187,17 @@ def test_ids_of_eight_bytes(tmp_path: Path) -> None:
             assert (c is None) if edges is None else np.array_equal(c, order)
 
 
-@pytest.mark.parametrize("n", [3, 1 << 20, 1 << 31])
+@pytest.mark.parametrize("n", [3, 1 << 20, 1 << 25, 1 << 26, 1 << 31, 1 << 32, 1 << 33])
 def test_equal_pairs_keep_their_order_whatever_their_keys_take(n: int) -> None:
-    """One word has room for a pair's key and its place, for its key alone, or not for its key."""
+    """A signed word has room for a pair's key and its place of 12 bits, for its key alone, or not for its key."""
     rng = np.random.default_rng(0)
-    dst, src = rng.choice(rng.integers(0, n, 30), (2, 4000))
+    dst, src = rng.choice([*rng.integers(0, n, 30), 0, n - 1], (2, 4000))
     order = np.lexsort((src, dst))
-    _, _, edges = sort_pairs(dst, src, 0, n, n, np.arange(4000))
-    np.testing.assert_array_equal(edges, order)
+    for numbers in (np.arange(4000), None):
+        a, b, edges = sort_pairs(dst.copy(), src.copy(), 0, n, n, numbers)
+        np.testing.assert_array_equal(a, dst[order])
+        np.testing.assert_array_equal(b, src[order])
+        assert (edges is None) if numbers is None else np.array_equal(edges, order)
 
 
 def test_fields_come_along(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from tests.test_epoch_sampler import (
 )
 from tests.test_sampler import FANOUTS, WORDS
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 Int64s = npt.NDArray[np.int64]
 KINDS = [EpochGraph, ChunkedEpochGraph]
 
@@ -140,6 +142,9 @@ def test_what_costs_less_is_chosen(tmp_path: Path, kind: type[EpochGraph]) -> No
     assert not chosen(np.arange(3000), 500, 10)
     assert chosen(np.arange(1495, 1505), 1, 5)
     assert not chosen(hub[:0], 1, 5)
+    around, n_targets = np.arange(1438, 1502), np.ones(64, np.int64)  # the long list's node is in the second piece
+    n_targets[1] = 100_000
+    assert costs_less_drawn(hub_graph(kind, tmp_path, 1 << 20).topology, around, n_targets, [5])
     for nodes, drawn in ((hub, True), (np.arange(1400), False)):
         with window_of(NeighborSampler(g, [5], seed=1), g, [nodes], tmp_path, access="auto") as window:
             window.draw()

@@ -25,6 +25,8 @@ from featstore.storage.update import Update
 from tests.test_damaged_dataset import replace_column
 from tests.test_dataset import copy, names, quick
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 __all__ = ["copy", "quick"]  # fixtures
 
 
@@ -100,6 +102,17 @@ def test_the_degree_policy_keeps_the_highest_out_degrees(small: SimpleNamespace)
         kept = np.flatnonzero(cache.map.slot_of_row >= 0)
         np.testing.assert_array_equal(kept, np.sort(np.lexsort((np.arange(1000), -degrees))[: len(kept)]))
         assert "policy inputs" not in g.memory_report()
+
+
+def test_out_degrees_in_16_bits_are_the_out_degrees_or_the_most(tmp_path: Path) -> None:
+    n, rng = 500, np.random.default_rng(0)
+    most = kept.MOST_DEGREE
+    sources = np.concatenate([np.repeat([3, 70, 444], [most + 1, most, most - 1]), rng.integers(0, n, 4000)])
+    lists = np.bincount(rng.integers(0, n, len(sources)), minlength=n)
+    with OutOfCoreGraph.create(tmp_path / "g", np.concatenate([[0], np.cumsum(lists)]), sources, progress=False) as g:
+        degrees = np.bincount(sources, minlength=n)
+        assert degrees.max() > most
+        assert np.array_equal(g.short_degrees(), np.minimum(degrees, most))
 
 
 def test_arrays_for_policies_may_be_made_when_asked_for(small: SimpleNamespace) -> None:

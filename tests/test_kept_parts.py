@@ -21,6 +21,8 @@ from featstore.storage.update import Update
 from featstore.testing.faults import OPERATIONS, forked, run_in_child, sweep
 from tests.test_partitioning import Arrays, arrays, graphs, make
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 LISTS = ("part_nodes", "part_offsets", "part_indices")
 
 N = 600

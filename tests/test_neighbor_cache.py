@@ -28,6 +28,8 @@ from featstore.storage.rowfile import RowFile
 from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
 from tests.test_hostile_sections import altered
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), g=graphs())
@@ -80,6 +82,12 @@ def test_a_partial_cache_holds_what_the_scores_say(share: float, id_bytes: int) 
             neighbours = g.indices[g.indptr[node] : g.indptr[node + 1]]
             assert int(cache.records[offset]) == len(neighbours)
             assert np.array_equal(cache.records[offset + 1 : offset + 1 + len(neighbours)], neighbours)
+        nodes = rng.permutation(20_000)
+        place, degree = np.empty((2, 20_000), np.int64)
+        cache.locate(nodes, place, degree)
+        assert np.array_equal(degree, np.diff(g.indptr)[nodes])
+        is_here = cache.offset_of_node[nodes] >= 0
+        assert np.array_equal(place, np.where(is_here, cache.offset_of_node[nodes] + 1, ~g.indptr[nodes]))
         again = NeighborCache.from_arrays(g.topology, {name: array.copy() for name, array in cache.to_arrays().items()})
         assert repr(again) == repr(cache)
         cache.close()

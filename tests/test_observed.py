@@ -13,7 +13,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.cache.select import top_rows
 from featstore.plan import choice as choice_module
-from featstore.plan.choice import expected_hits, extrapolated, observe, top_sum
+from featstore.plan.choice import MISS_MARGIN, expected_hits, extrapolated, observe, top_sum
 from featstore.plan.trace import Trace
 
 
@@ -95,6 +95,15 @@ def test_observed_is_what_is_simulated() -> None:
     with pytest.raises(featstore.BudgetError):
         observe(trace, row_bytes=8, capacity=50, budget=small)
     assert small.used == 0
+
+
+def test_the_share_that_is_missed_is_that_of_a_full_cache() -> None:
+    """The first batches find an empty one: only the last quarter counts."""
+    first, rest = [np.arange(10 * k, 10 * k + 10) for k in range(6)], [np.arange(10)] * 2
+    assert observe(Trace([*first, *rest], 60), row_bytes=8, capacity=60, budget=Budget(1 << 24)).miss_share == 0.0
+    new = [np.concatenate([np.arange(4, 10), np.arange(60 + 4 * k, 64 + 4 * k)]) for k in range(2)]
+    w = observe(Trace([*first, *new], 68), row_bytes=8, capacity=68, budget=Budget(1 << 24))
+    assert w.miss_share == pytest.approx(MISS_MARGIN * 0.4)  # 4 of 10 rows
 
 
 def test_what_an_online_policy_loads_is_simulated() -> None:

@@ -28,6 +28,8 @@ from featstore.partitioning.ldg import LDG
 from tests.conftest import make_graph
 from tests.reference_partitions import fennel, ldg, most_nodes
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 
 class Arrays:
     """A topology in memory, read in blocks of ``step`` ids that cut lists."""
@@ -248,12 +250,14 @@ def test_users_parts(g: Any) -> None:
         ({"n_parts": 4, "name": 3}, TypeError, "name must be text"),
         ({"n_parts": 4, "train_idx": [600]}, IndexError, "600 at position 0 is not a node"),
         ({"n_parts": 4, "train_idx": [1, -1]}, IndexError, "-1 at position 1"),
+        ({"n_parts": 4, "train_idx": [*range(100), 600]}, IndexError, "600 at position 100 is not a node"),
         ({"n_parts": 4, "train_idx": [0.5]}, TypeError, "train_idx must be integers"),
         ({"n_parts": 4, "train_idx": np.ones(5, bool)}, ValueError, "a mask must have one entry a node"),
         ({"n_parts": 4, "train_idx": [[1]]}, ValueError, "one-dimensional"),
         ({"method": np.zeros(5, int)}, ValueError, "one entry a node"),
         ({"method": np.zeros(600)}, TypeError, "must be integers"),
         ({"method": np.full(600, -1)}, ValueError, "node 0 is in part -1"),
+        ({"method": -(np.arange(600) == 400).astype(int)}, ValueError, "node 400 is in part -1"),
         ({"n_parts": 3, "method": np.arange(600) % 4}, ValueError, r"node 3 is in part 3, which is not in \[0, 3\)"),
         ({"method": np.zeros(600, int), "passes": 2}, TypeError, "passes is an option of a method"),
     ],

@@ -25,6 +25,8 @@ from featstore.adapters.pyg import Sampler, stores  # isort: skip  # after PyG, 
 from torch_geometric.data import EdgeAttr, TensorAttr  # isort: skip
 from torch_geometric.data.feature_store import AttrView  # isort: skip
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 
 @pytest.fixture
 def g(small: SimpleNamespace):

@@ -34,6 +34,17 @@ def test_split_and_lookup_equal_numpy(data: st.DataObject) -> None:
     assert (rows.lookup(ids) == -1).all()
 
 
+@pytest.mark.usefixtures("small_pieces")
+def test_rows_of_a_slot_and_all_later_ones_are_released() -> None:
+    n, rng = 1000, np.random.default_rng(0)
+    slots = rng.permutation(n).astype(np.int32)
+    for first in (0, 1, 400, 999, 1000):
+        rows = RowMap(n)
+        rows.assign(np.arange(n), slots)
+        rows.release_from(first)
+        assert np.array_equal(rows.lookup(np.arange(n)), np.where(slots < first, slots, -1))
+
+
 @pytest.mark.parametrize("wrong", [-1, 10, 2**63 - 1, -(2**63), 2**40])
 @pytest.mark.parametrize("at", [0, 40, 99])
 def test_ids_out_of_range_are_named(wrong: int, at: int) -> None:

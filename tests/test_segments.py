@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.segment_traffic import traffic
 from featstore.budget import Budget
 from featstore.errors import BudgetError
-from featstore.pack.segments import Segment, segments, shortest_segments, stored_bytes, stored_rows
+from featstore.pack.segments import Segment, Stored, segments, shortest_segments, stored_bytes, stored_rows
 from featstore.plan.trace import Trace
 
 N = 40
@@ -93,6 +93,27 @@ def test_shortest_is_the_first_of_an_exhaustive_search_that_fits(batches: list[n
         with pytest.raises(OSError, match="shared by all") as caught:
             shortest_segments(batches, N, row_bytes, disk)
         assert caught.value.errno == 28
+
+
+@given(traces())
+def test_a_callers_own_count_is_told_what_is_stored(batches: list[np.ndarray]) -> None:
+    """Of every length in turn, until one fits: rows of extents and of caches, and how many accesses the caches serve."""
+    last = max(1, len(batches))
+    seen: list[Stored] = []
+    found = shortest_segments(
+        batches, N, 4, 1 << 20, takes=lambda stored: seen.append(stored) or (1 << 20) + last - stored.length
+    )
+    assert (found.length, found.disk_bytes) == (last, 1 << 20)
+    assert [stored.length for stored in seen] == list(range(1, last + 1))
+    for stored in seen:
+        packed, cached, shared = list[int](), list[int](), 0
+        for first in range(0, len(batches), stored.length):
+            mine = [batch.tolist() for batch in batches[first : first + stored.length]]
+            counts = Counter(row for batch in mine for row in batch)
+            packed += [sum(counts[row] == 1 for row in batch) for batch in mine]
+            cached.append(sum(count > 1 for count in counts.values()))
+            shared += sum(count for count in counts.values() if count > 1)
+        assert (stored.packed.tolist(), stored.cached.tolist(), stored.shared) == (packed, cached, shared)
 
 
 def test_the_least_that_is_quoted_would_do() -> None:

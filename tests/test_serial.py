@@ -24,6 +24,8 @@ from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.conftest import make_graph
 from tests.loaders import make_loader
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 N = 4000
 BATCH = 50
 SHARE = 0.04

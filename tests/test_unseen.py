@@ -17,6 +17,8 @@ from featstore.plan.trace import Trace
 from featstore.plan.unseen import distinct_rows, tally
 from tests.test_observed import skewed
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 
 @given(st.lists(st.sets(st.integers(0, 11)), max_size=8))
 def test_a_tally_counts_batches_rows_and_what_is_new(batches: list[set[int]]) -> None:

@@ -262,6 +262,33 @@ def test_plans_are_followed(pack: Path, change: Callable[[list[np.ndarray]], Non
     verify(pack)
 
 
+def test_a_superbatch_finds_nothing_of_the_one_before(pack: Path) -> None:
+    """A plan that takes a row from where the superbatch before had left it: each begins with an empty cache."""
+    (options,) = (each for each in layouts(pack) if each.superbatch)
+    folder = pack / options.name
+    record = read_record(str(folder / "layout"), "layout")
+    with featstore.Pack(pack) as opened:
+        ids = [opened.ids(number) for number in range(options.superbatch + 1)]
+
+    def stale(arrays: list[np.ndarray]) -> None:
+        slot_of: dict[int, int] = {}
+        for number, batch in enumerate(ids[:-1]):
+            positions, slots = arrays[5 * number + 2 : 5 * number + 4]
+            slot_of = {row: slot for row, slot in slot_of.items() if slot not in slots}
+            slot_of |= dict(zip(batch[positions].tolist(), slots.tolist(), strict=True))
+        first = 5 * options.superbatch
+        missed = arrays[first + 1]
+        at = next(k for k, position in enumerate(missed) if int(ids[-1][position]) in slot_of)
+        arrays[first][missed[at]] = slot_of[int(ids[-1][missed[at]])]
+        arrays[first + 1] = np.delete(missed, at)
+
+    record["tables"]["plan"] = rewritten(folder / "plan", "plan", stale)
+    (folder / "layout").unlink()
+    write_record(str(folder / "layout"), "layout", record)
+    with pytest.raises(CorruptionError, match=f"the plan of batch {options.superbatch} does not find its rows"):
+        verify(pack)
+
+
 @pytest.mark.parametrize(("table", "change"), [("device", lambda a: a[1].sort()), ("fill", lambda a: a[0].__iadd__(1))])
 def test_tiers_hold_what_plans_say(pack: Path, table: str, change: Callable[[list[np.ndarray]], None]) -> None:
     (options,) = (each for each in layouts(pack) if each.policy == "frequency")
