@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,21 +12,21 @@ import torch
 from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.graph import build
-from featstore.graph.feature import FeatureStore
-from featstore.graph.kept import Kept
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
+from featstore.graph.reopen import Reopen
 from featstore.graph.snapshot import Snapshot, fingerprint_of, open_files, topology_bytes
 from featstore.graph.source import ArrayLike, torch_dtype
+from featstore.graph.storededges import StoredEdges
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
-from featstore.storage.catalog import EDGE, current_catalog
+from featstore.storage.catalog import EDGE
 from featstore.storage.leastmemory import check_memory
 
 __all__ = ["OutOfCoreGraph"]
 
 
-class OutOfCoreGraph(Kept):
+class OutOfCoreGraph(StoredEdges):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`; a context
@@ -38,6 +36,8 @@ class OutOfCoreGraph(Kept):
     ----------
     path : str
     num_nodes, num_edges : int
+    indptr, in_degree, out_degree : Tensor
+        Read from disk whenever they are asked for; :meth:`neighbors` and :meth:`edges` read neighbour ids.
     features : mapping of str to FeatureStore
         Indexed like tensors, read from disk.
     edge_features : mapping of str to FeatureStore
@@ -87,12 +87,12 @@ class OutOfCoreGraph(Kept):
         for name, record in catalog.by_role("feature").items():
             if record.n_rows != self.num_nodes:
                 raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
-            self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), _Reopen(self, name))
+            self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), Reopen(self, name))
         self._list_features()
         for name, record in catalog.by_role("feature", EDGE).items():
             if record.n_rows != self.num_edges:
                 raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {self.num_edges} edges", self.path)
-            file, reopen = self._snapshot.file_of(record), _Reopen(self, name, "edge_features")
+            file, reopen = self._snapshot.file_of(record), Reopen(self, name, "edge_features")
             self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
         self.edge_features = Fields("edge feature", list(self._edge_stores), self._edge_stores.__getitem__)
         self.node_data = Fields("node data", list(catalog.by_role("data")), self._load_data)
@@ -103,7 +103,7 @@ class OutOfCoreGraph(Kept):
     def _open_feature(self, name: str) -> None:
         record = self._snapshot.catalog.by_role("feature")[name]
         file = self._snapshot.file_of(record)
-        self._open_store(name, file, record.shape, torch_dtype(record.dtype), _Reopen(self, name))
+        self._open_store(name, file, record.shape, torch_dtype(record.dtype), Reopen(self, name))
         self._list_features()
 
     # -- making ------------------------------------------------------------------------------------------------------------------
@@ -459,40 +459,3 @@ class OutOfCoreGraph(Kept):
         if self._closed:
             raise ClosedError(f"{self.path} is closed")
         return OutOfCoreGraph, (self.path, self.options)
-
-
-# --- stores that travel ---------------------------------------------------------------------------------------------------------
-
-_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], OutOfCoreGraph] = weakref.WeakValueDictionary()
-_reopened_lock = threading.Lock()
-
-
-class _Reopen:
-    """How one feature's store is pickled. Keeps its graph alive as long as the store."""
-
-    def __init__(self, graph: OutOfCoreGraph, name: str, of: str = "features") -> None:
-        self._graph, self._name, self._of = graph, name, of
-
-    def __call__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
-        if self._graph.closed:
-            raise ClosedError(f"{self._graph.path} is closed")
-        return _reopen_store, (self._graph.path, self._graph.options, self._name, self._of)
-
-
-def _is_current(graph: OutOfCoreGraph) -> bool:
-    """Return whether the dataset at a graph's path is still the one that it has open."""
-    try:
-        return fingerprint_of(current_catalog(graph.path)) == graph.fingerprint()
-    except (OSError, ValueError):
-        return False  # opening it anew says what is wrong, or waits for whoever is replacing it
-
-
-def _reopen_store(path: str, options: Options, name: str, of: str) -> FeatureStore:
-    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so one budget."""
-    key = os.getpid(), path, options
-    with _reopened_lock:
-        graph = _reopened.get(key)
-        if graph is None or graph.closed or not _is_current(graph):
-            graph = _reopened[key] = OutOfCoreGraph(path, options)
-        stores: Mapping[str, FeatureStore] = getattr(graph, of)
-        return stores[name]
