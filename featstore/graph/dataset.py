@@ -25,6 +25,13 @@ from featstore.storage.leastmemory import check_memory
 
 __all__ = ["OutOfCoreGraph"]
 
+# What users are shown; the rest is for loaders, samplers and the command line.
+_PUBLIC = (
+    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edges", "features"),
+    *("from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors", "node_data"),
+    *("num_edges", "num_nodes", "open", "options", "out_degree", "parts", "path", "pool", "reader", "topology", "verify"),
+)
+
 
 class OutOfCoreGraph(StoredEdges):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
@@ -94,11 +101,12 @@ class OutOfCoreGraph(StoredEdges):
                 raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {self.num_edges} edges", self.path)
             file, reopen = self._snapshot.file_of(record), Reopen(self, name, "edge_features")
             self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
-        self.edge_features = Fields("edge feature", list(self._edge_stores), self._edge_stores.__getitem__)
-        self.node_data = Fields("node data", list(catalog.by_role("data")), self._load_data)
+        self.edge_features = Fields.of("edge feature", self._edge_stores)
+        data = catalog.by_role("data")
+        self.node_data = Fields("node data", list(data), self._load_data, lambda name: (data[name].dtype, data[name].shape))
 
     def _list_features(self) -> None:
-        self.features = Fields("feature", list(self._stores), self._stores.__getitem__)
+        self.features = Fields.of("feature", self._stores)
 
     def _open_feature(self, name: str) -> None:
         record = self._snapshot.catalog.by_role("feature")[name]
@@ -381,6 +389,9 @@ class OutOfCoreGraph(StoredEdges):
         return g
 
     # -- reading -----------------------------------------------------------------------------------------------------------------
+
+    def __dir__(self) -> list[str]:
+        return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""

@@ -30,10 +30,18 @@ Self = TypeVar("Self", bound="Opened")
 class Fields(Mapping[str, Any]):
     """Fields by name; a missing one is a KeyError that lists what there is."""
 
-    def __init__(self, what: str, names: list[str], get: Callable[[str], Any]) -> None:
+    def __init__(
+        self, what: str, names: list[str], get: Callable[[str], Any], shape: Callable[[str], tuple[object, Sequence[int]]]
+    ) -> None:
         self._what = what
         self._names = names
         self._get = get
+        self._shape = shape  # dtype and shape, of which nothing is read
+
+    @classmethod
+    def of(cls, what: str, stores: dict[str, FeatureStore]) -> Fields:
+        """Return the stores that there are now, by name."""
+        return cls(what, list(stores), stores.__getitem__, lambda name: (stores[name].dtype, stores[name].shape))
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
@@ -50,7 +58,11 @@ class Fields(Mapping[str, Any]):
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"{{{', '.join(f'{name!r}: …' for name in self._names)}}}"
+        found = []
+        for name in self._names:
+            dtype, shape = self._shape(name)
+            found.append(f"{name!r}: {str(dtype).removeprefix('torch.')} {list(shape)}")
+        return f"{{{', '.join(found)}}}"
 
 
 class Opened(ABC):
