@@ -83,6 +83,7 @@ __all__ = [
     "available_policies",
     "available_strategies",
     "convert",
+    "create",
     "get_policy",
     "infer",
     "open",

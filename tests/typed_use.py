@@ -61,6 +61,12 @@ def read_back(g: featstore.OutOfCoreGraph) -> list[torch.Tensor]:
     return [g.indptr, g.in_degree, g.out_degree, g.neighbors(3), ids, edge_pos, *blocks]
 
 
+def matrix(path: str, ids: torch.Tensor) -> torch.Tensor:
+    with featstore.create(path, ((9, 2), torch.float32, iter([np.ones((9, 2), np.float32)])), overwrite=True) as m:
+        store: featstore.FeatureStore = m["x"]
+        return store[ids]
+
+
 def make(path: str) -> int:
     try:
         with featstore.OutOfCoreGraph.create(path, np.zeros(3, np.int64), [], {"x": np.eye(2)}, {"y": torch.zeros(2)}) as g:

@@ -12,6 +12,7 @@ import torch
 from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.graph import build
+from featstore.graph.feature import FeatureStore
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
 from featstore.graph.reopen import Reopen
@@ -389,6 +390,28 @@ class OutOfCoreGraph(StoredEdges):
         return g
 
     # -- reading -----------------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> FeatureStore:
+        """Return a feature: ``g["x"]`` is ``g.features["x"]``, as in PyG.
+
+        Brackets hold the name of a feature, since the nodes are of one type. Of a graph with several types they will name a
+        type, whose features are ``g[type].features``, as those of PyG's ``HeteroData`` do; ``g.features`` means features always.
+
+        Raises
+        ------
+        KeyError
+            No feature has this name; lists those that there are.
+        TypeError
+            Not a name.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a graph is indexed by the name of a feature, not by {name!r}; rows are those of a feature")
+        if name in self.node_data:
+            raise KeyError(f"{name!r} is node data, not a feature: node_data[{name!r}]")
+        found: FeatureStore = self.features[name]
+        return found
+
+    __iter__ = None  # with brackets alone Python would count rows up from 0
 
     def __dir__(self) -> list[str]:
         return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})
