@@ -12,7 +12,6 @@ import torch
 from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.graph import build
-from featstore.graph.feature import FeatureStore
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
 from featstore.graph.reopen import Reopen
@@ -127,6 +126,9 @@ class OutOfCoreGraph(StoredEdges):
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
         edge_features: Mapping[str, ArrayLike] | None = None,
+        coalesce: bool = False,
+        remove_self_loops: bool = False,
+        to_undirected: bool = False,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
         stripes: Sequence[str | os.PathLike[str]] = (),
@@ -148,6 +150,8 @@ class OutOfCoreGraph(StoredEdges):
             Labels, masks, index sets.
         edge_features : mapping of str to array, shape (num_edges, …), optional
             Row ``i`` is that of the edge ``indices[i]``, or of column ``i`` of ``edge_index``. They are stored in this order.
+        coalesce, remove_self_loops, to_undirected : bool
+            Clean the edges, see :meth:`from_edge_index`; they are sorted as there.
         topology : {"csc", "chunked"}
             How the adjacency is stored. ``"csc"``: its offsets, 8 bytes a node, are in memory while it is sampled.
             ``"chunked"``: in chunks that hold offsets and neighbour ids, of which no more than a directory and a cache of pages
@@ -217,6 +221,9 @@ class OutOfCoreGraph(StoredEdges):
             features,
             node_data,
             edge_features=edge_features,
+            coalesce=coalesce,
+            remove_self_loops=remove_self_loops,
+            to_undirected=to_undirected,
             topology=topology,
             chunk_bytes=chunk_bytes,
             stripes=stripes,
@@ -236,6 +243,9 @@ class OutOfCoreGraph(StoredEdges):
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
         edge_features: Mapping[str, ArrayLike] | None = None,
+        coalesce: bool = False,
+        remove_self_loops: bool = False,
+        to_undirected: bool = False,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
         stripes: Sequence[str | os.PathLike[str]] = (),
@@ -248,9 +258,18 @@ class OutOfCoreGraph(StoredEdges):
         Parameters
         ----------
         edge_index : integer array, shape (2, num_edges), or iterable of such blocks
-            Row 0 holds sources, row 1 destinations, as in PyG. An array, memmap, tensor, ``.npy`` path or lists; or an iterator
-            of blocks ``[2, k]``, consumed once. Repeated edges stay. Samplers number edges in this order (``edges=True``).
+            Row 0 holds sources, row 1 destinations, as in PyG. An array, memmap, tensor, ``.npy`` path, two lists or arrays; or
+            an iterable of blocks ``[2, k]``, consumed once. A list of pairs is ``np.array(pairs).T``. Samplers number edges in
+            this order (``edges=True``).
         num_nodes : int
+        coalesce : bool
+            Remove duplicates, as PyG's ``coalesce`` and DGL's ``to_simple`` do; otherwise repeated edges stay. Edges are then
+            numbered as :meth:`edges` yields them. Goes with neither ``edge_features`` nor ``stripes``.
+        remove_self_loops : bool
+            Remove edges from a node to itself; those that stay are numbered in their order. Not with ``edge_features``.
+        to_undirected : bool
+            Add the reverse of each edge, as PyG's ``to_undirected`` and DGL's ``to_bidirected`` do: duplicates are removed, and
+            what is said of ``coalesce`` holds.
         memory : int or str, optional
             As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 12 bytes an edge (16 of
             an iterator; 8 more from 2³¹ nodes on), twice that at worst.
@@ -276,6 +295,9 @@ class OutOfCoreGraph(StoredEdges):
             features,
             node_data,
             edge_features=edge_features,
+            coalesce=coalesce,
+            remove_self_loops=remove_self_loops,
+            to_undirected=to_undirected,
             topology=topology,
             chunk_bytes=chunk_bytes,
             stripes=stripes,
@@ -390,28 +412,6 @@ class OutOfCoreGraph(StoredEdges):
         return g
 
     # -- reading -----------------------------------------------------------------------------------------------------------------
-
-    def __getitem__(self, name: str) -> FeatureStore:
-        """Return a feature: ``g["x"]`` is ``g.features["x"]``, as in PyG.
-
-        Brackets hold the name of a feature, since the nodes are of one type. Of a graph with several types they will name a
-        type, whose features are ``g[type].features``, as those of PyG's ``HeteroData`` do; ``g.features`` means features always.
-
-        Raises
-        ------
-        KeyError
-            No feature has this name; lists those that there are.
-        TypeError
-            Not a name.
-        """
-        if not isinstance(name, str):
-            raise TypeError(f"a graph is indexed by the name of a feature, not by {name!r}; rows are those of a feature")
-        if name in self.node_data:
-            raise KeyError(f"{name!r} is node data, not a feature: node_data[{name!r}]")
-        found: FeatureStore = self.features[name]
-        return found
-
-    __iter__ = None  # with brackets alone Python would count rows up from 0
 
     def __dir__(self) -> list[str]:
         return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})

@@ -103,6 +103,28 @@ class Opened(ABC):
         threads, stores = self.options.threads, self._edge_stores if of_edges else self._stores
         stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
 
+    def __getitem__(self, name: str) -> FeatureStore:
+        """Return a feature: ``g["x"]`` is ``g.features["x"]``, as in PyG.
+
+        Brackets hold the name of a feature, since the nodes are of one type. Of a graph with several types they will name a
+        type, whose features are ``g[type].features``, as those of PyG's ``HeteroData`` do; ``g.features`` means features always.
+
+        Raises
+        ------
+        KeyError
+            No feature has this name; lists those that there are.
+        TypeError
+            Not a name.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a graph is indexed by the name of a feature, not by {name!r}; rows are those of a feature")
+        if name in self.node_data:
+            raise KeyError(f"{name!r} is node data, not a feature: node_data[{name!r}]")
+        found: FeatureStore = self.features[name]
+        return found
+
+    __iter__ = None  # with brackets alone Python would count rows up from 0
+
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
     @abstractmethod

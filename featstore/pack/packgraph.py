@@ -79,7 +79,7 @@ class PackedGraph(Opened):
         for name, field in fields.items():
             rows = AbsentRows(path, self.num_nodes, int(field["row_bytes"]), str(field["made_of"]))
             self._open_store(name, rows, [int(n) for n in field["shape"]], torch_dtype(str(field["dtype"])))
-        self.features = self._stores
+        self.features = Fields.of("feature", self._stores)
         shape = {name: (record["dtype"], record["shape"]) for name, record in self._carried.items()}
         self.node_data = Fields("node data", list(self._carried), self._load_data, shape.__getitem__)
 
