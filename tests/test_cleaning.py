@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +116,39 @@ def test_one_pair_more_often_than_memory_holds(tmp_path: Path, monkeypatch: pyte
     building.from_edge_index(tmp_path / "g", edges, 9, memory=1000, to_undirected=True, progress=False)
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         assert torch.cat(list(g.edges()), 1).tolist() == [[7, 3], [3, 7]]
+
+
+def test_within_memory(tmp_path: Path) -> None:
+    """Four million edges, 64 MB as int64 pairs, and their reverse, within 16 MB; a fifth of them lead to one node."""
+    script = textwrap.dedent(f"""
+        import resource, numpy as np
+        from featstore.graph.build import from_edge_index
+        rng = np.random.default_rng(0)
+        def blocks():
+            for _ in range(80):
+                block = rng.integers(0, 1000, (2, 50_000))
+                block[1, ::5] = 77
+                yield block
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        options = {{"remove_self_loops": True, "to_undirected": True, "memory": "16MiB", "progress": False}}
+        from_edge_index({str(tmp_path / "warm")!r}, np.zeros((2, 1), np.int64), 1, **options)
+        before = peak()
+        from_edge_index({str(tmp_path / "g")!r}, blocks(), 1000, **options)
+        print(peak() - before)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 16 << 20
+    is_edge = np.zeros((1000, 1000), bool)
+    rng = np.random.default_rng(0)
+    for _ in range(80):
+        block = rng.integers(0, 1000, (2, 50_000))
+        block[1, ::5] = 77
+        is_edge[block[1], block[0]] = True
+    is_edge |= is_edge.T
+    np.fill_diagonal(is_edge, False)
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        np.testing.assert_array_equal(torch.cat(list(g.edges()), 1), np.stack(np.nonzero(is_edge))[::-1])
 
 
 def test_as_pyg_does(tmp_path: Path) -> None:
