@@ -83,6 +83,7 @@ __all__ = [
     "available_policies",
     "available_strategies",
     "convert",
+    "create",
     "get_policy",
     "infer",
     "open",
@@ -118,4 +119,5 @@ if not TYPE_CHECKING:  # to whom every name would be known
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    packages = {"adapters", "testing"} & globals().keys()
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *packages, "__version__"})

@@ -201,6 +201,9 @@ class Budget:
         self._renew_lock()
         _BUDGETS.add(self)
 
+    def __repr__(self) -> str:
+        return f"Budget({format_size(self.used)} of {format_size(self.total)} held, at most {format_size(self._peak)})"
+
     def _renew_lock(self) -> None:
         # Reentrant: a destructor that releases memory may run inside any of our own calls.
         self._lock = threading.RLock()

@@ -37,6 +37,22 @@ ARGUMENTS: tuple[Mutation, ...] = (
         ("tests/test_create.py::test_bad_offsets_are_found_before_anything_is_made",),
     ),
     Mutation(
+        "a pair that two blocks share stays twice",
+        EDGES,
+        "featstore/graph/cleaning.py",
+        "is_new[0] = (int(dst[0]), int(src[0])) != last",
+        "is_new[0] = True",
+        ("tests/test_cleaning.py::test_one_pair_more_often_than_memory_holds",),
+    ),
+    Mutation(
+        "lists that blocks cut count whole",
+        EDGES,
+        "featstore/graph/storededges.py",
+        "ends = np.clip(block.offsets[begin : begin + _PIECE + 1] - block.first_edge, 0, len(block.ids))",
+        "ends = np.minimum(block.offsets[begin : begin + _PIECE + 1] - block.offsets[0], len(block.ids))",
+        ("tests/test_stored_edges.py::test_many_blocks_and_a_long_list",),
+    ),
+    Mutation(
         "the least memory is only that of its first step",
         LEAST_MEMORY,
         LEAST,

@@ -86,6 +86,18 @@ def test_create_from_edges(files, tmp_path, capsys):
         assert np.array_equal(g.topology.indptr, h.topology.indptr)
 
 
+@pytest.mark.parametrize("option", ["coalesce", "remove_self_loops", "to_undirected"])
+def test_create_cleans_edges(files, tmp_path, capsys, option):
+    edges = np.array([[0, 1, 1, 5, 2], [1, 0, 1, 4, 2]]).repeat(2, 1)
+    np.save(tmp_path / "edges.npy", edges)
+    line = ["create", str(tmp_path / "g"), "--edge-index", str(tmp_path / "edges.npy"), "--num-nodes", "6", "--json"]
+    assert main([*line, f"--{option.replace('_', '-')}"]) == 0
+    made = featstore.OutOfCoreGraph.from_edge_index(tmp_path / "h", edges, 6, progress=False, **{option: True})
+    with made as h, featstore.open(tmp_path / "g") as g:
+        assert result(capsys)["num_edges"] == h.num_edges != edges.shape[1]
+        assert torch.equal(next(g.edges()), next(h.edges()))
+
+
 def test_overwrite(files, tmp_path, capsys):
     assert create(files, tmp_path / "g") == 0
     assert create(files, tmp_path / "g") == 2

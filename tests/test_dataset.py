@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.config import parse_disk
+from featstore.config import format_size, parse_disk
 from featstore.errors import BudgetError, BusyError, ClosedError
 from featstore.graph import dataset as datasets
 from featstore.graph import snapshot as snapshots
@@ -28,6 +29,8 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import READERS_LOCK, FileLock
 from featstore.storage.update import Update
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -68,7 +71,32 @@ def test_everything_is_as_it_was_created(small: SimpleNamespace) -> None:
         assert "x" in g.features
         assert "z" not in g.features
         assert len(g.features) == 2
-        assert repr(g.node_data) == "{'train_idx': …, 'y': …}"
+        assert repr(g.features) == "{'h': float16 [1000, 300], 'x': float32 [1000, 25]}"
+        assert repr(g.node_data) == "{'train_idx': int64 [300], 'y': int64 [1000]}"
+        assert repr(g.edge_features) == "{}"
+
+
+def test_fields_are_shown_without_being_read(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        assert "int64 [1000]" in repr(g.node_data)
+        assert "node data" not in g.memory_report()
+        assert repr(g.budget) == f"Budget({format_size(g.budget.used)} of 64.00 MiB held, at most {format_size(g.budget.peak)})"
+
+
+def test_completion_shows_public_names(small: SimpleNamespace) -> None:
+    """All that the class and the documentation name, and nothing that is there for loaders and samplers."""
+    with featstore.open(small.path, memory="64MiB") as g:
+        shown = {name for name in dir(g) if not name.startswith("__")}
+        assert all(hasattr(g, name) for name in dir(g))
+        of_class = set(re.findall(r"^    ([a-z_, ]+) : ", featstore.OutOfCoreGraph.__doc__ or "", re.MULTILINE))
+        assert {each for names in of_class for each in names.split(", ")} <= shown
+        pages = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs" / "guide").glob("*.md")])
+        assert set(re.findall(r"\bg\.([a-z_]+)", pages)) <= shown
+        assert not {name for name in shown if name.startswith("_")}
+        assert not shown & {"locked", "make_cache", "cache_for_planner", "snapshot", "policy_inputs", "degree_pieces"}
+    assert {name for name in dir(featstore) if not name.startswith("__")} <= {*featstore.__all__, "adapters", "testing"}
+    assert {*featstore.__all__, "__version__"} <= set(dir(featstore))
+    assert "budget" not in dir(featstore)
 
 
 @pytest.mark.parametrize(

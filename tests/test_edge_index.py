@@ -83,6 +83,9 @@ FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "blocks": lambda e, _: blocks_of(e, 999),
     "tensor blocks": lambda e, _: blocks_of(torch.from_numpy(e.copy()), 5000),
     "one block": lambda e, _: iter([e]),
+    "list of blocks": lambda e, _: list(blocks_of(e, 6001)),
+    "tuple of a tensor": lambda e, _: (torch.from_numpy(e.copy()),),
+    "two tensors": lambda e, _: list(torch.from_numpy(e.copy())),
 }
 
 
@@ -159,8 +162,9 @@ def test_small_and_empty(tmp_path: Path, n: int, n_edges: int) -> None:
     from_edge_index(tmp_path / "h", iter([edges, edges[:, :0]]), n)
     check(tmp_path / "h", edges, n)
     if not n_edges:
-        from_edge_index(tmp_path / "i", [], n)
-        check(tmp_path / "i", edges, n)
+        for k, given_as in enumerate(([], [[], []], ([], []))):
+            from_edge_index(tmp_path / f"i{k}", given_as, n)
+            check(tmp_path / f"i{k}", edges, n)
         from_edge_index(tmp_path / "j", iter([]), n)
         check(tmp_path / "j", edges, n)
 
@@ -222,7 +226,12 @@ def test_fields_come_along(tmp_path: Path) -> None:
         (np.zeros((2, 2), bool), 2, TypeError, "must hold integers"),
         (np.zeros((3, 2), np.int64), 2, ValueError, r"shape \[2, E\]"),
         (np.zeros(4, np.int64), 2, ValueError, r"shape \[2, E\]"),
-        (5, 2, TypeError, "edge_index must be"),
+        ([(0, 1), (1, 1), (0, 0)], 2, ValueError, r"not \[3, 2\]; a list of pairs is given as np.array\(pairs\).T"),
+        (zip([0, 1], [1, 1], strict=True), 2, ValueError, r"block 0 of edge_index .*; single pairs are given as np.array\(list"),
+        (iter([np.zeros((2, 3), int), np.zeros(2, int)]), 2, ValueError, r"block 1 of edge_index must have shape \[2, E\]"),
+        (iter([np.zeros((2, 3))]), 2, TypeError, "block 0 of edge_index must hold integers"),
+        ([[[0, 1]], [[1, 1]]], 2, ValueError, r"shape \[2, E\], not \[2, 1, 2\]"),
+        (5, 2, TypeError, r"edge_index must be an array \[2, E\], .*or an iterable of blocks \[2, k\], not int"),
         (np.zeros((2, 2), np.int64), -1, ValueError, "negative"),
         (np.zeros((2, 2), np.int64), 2.0, TypeError, "must be an integer"),
         (np.zeros((2, 2), np.int64), True, TypeError, "must be an integer"),

@@ -149,6 +149,9 @@ def test_where_the_parts_come_from(data: Any) -> None:
         assert few.digest() != last.digest()
         assert (few.macro, last.macro) == (2, COMMUNITIES // 2)
         assert featstore.PartitionBatches(g, ids, 10, macro=1000).macro == COMMUNITIES
+        options = "batch_size=10, macro=2, shuffle=True, seed=0, drop_last=False"
+        assert repr(few) == f"PartitionBatches(<200 ids in {len(few.part_numbers)} parts>, {options})"
+        assert repr(few.epoch(1)) == f"<{len(few)} batches of up to 10 seeds, {few.macro} parts at a time>"
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,12 @@ def test_repr_pickle_and_stats() -> None:
     assert repr(sampler) == "NeighborSampler(fanouts=[3, -1], replace=True, seed=5)"
     assert repr(NeighborSampler(g, [3], redraw=False)) == "NeighborSampler(fanouts=[3], replace=False, seed=0, redraw=False)"
     batch = sampler.sample(torch.arange(9), 1, 2)
+    outer, inner = batch.blocks
+    assert repr(inner) == f"Block(edges={len(inner.src)}, n_src={inner.n_src}, n_dst=9)"
+    head = f"index=2, epoch=1, seeds=9, nodes={len(batch.input_ids)}"
+    assert repr(batch) == f"SampledBatch({head}, blocks=[{outer}, {inner}])"
+    numbered = NeighborSampler(random_graph(500, 5), [3], edges=True).sample(torch.arange(9))
+    assert repr(numbered.blocks[0]).endswith("n_dst=9, edge_pos)")
     stats = sampler.stats()
     assert (stats["batches"], stats["nodes"]) == (1, len(batch.input_ids))
     assert stats["edges"] == stats["edge_rows_read"] == sum(len(block.src) for block in batch.blocks) == g.file.n_gathered

@@ -53,6 +53,20 @@ def train(path: str, model: torch.nn.Module) -> float:
     return total
 
 
+def read_back(g: featstore.OutOfCoreGraph) -> list[torch.Tensor]:
+    ids, edge_pos = g.neighbors(3, edge_pos=True)
+    for block, numbers in g.edges(edge_pos=True):
+        ids, edge_pos = block[0], numbers
+    blocks: list[torch.Tensor] = list(g.edges())
+    return [g.indptr, g.in_degree, g.out_degree, g.neighbors(3), ids, edge_pos, *blocks]
+
+
+def matrix(path: str, ids: torch.Tensor) -> torch.Tensor:
+    with featstore.create(path, ((9, 2), torch.float32, iter([np.ones((9, 2), np.float32)])), overwrite=True) as m:
+        store: featstore.FeatureStore = m["x"]
+        return store[ids]
+
+
 def make(path: str) -> int:
     try:
         with featstore.OutOfCoreGraph.create(path, np.zeros(3, np.int64), [], {"x": np.eye(2)}, {"y": torch.zeros(2)}) as g:

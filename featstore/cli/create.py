@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="[E, …], in the order of --indices or --edge-index",
     )
+    parser.add_argument("--coalesce", action="store_true", help="remove duplicate edges")
+    parser.add_argument("--remove-self-loops", action="store_true", help="remove edges from a node to itself")
+    parser.add_argument("--to-undirected", action="store_true", help="add the reverse of each edge; removes duplicates")
     add_form(parser, is_required=False)
     parser.add_argument("--memory", type=size, metavar="SIZE", help="most memory to use")
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
@@ -61,6 +64,9 @@ def run(options: argparse.Namespace) -> int:
         "features": _mapping("--features", options.features),
         "node_data": _mapping("--node-data", options.node_data),
         "edge_features": _mapping("--edge-features", options.edge_features),
+        "coalesce": options.coalesce,
+        "remove_self_loops": options.remove_self_loops,
+        "to_undirected": options.to_undirected,
         "topology": options.topology,
         "chunk_bytes": options.chunk_bytes,
         "stripes": options.stripe,

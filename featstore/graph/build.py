@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import urllib.parse
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ import xxhash
 
 from featstore.config import available_memory, check_at_least, format_size, parse_size
 from featstore.errors import BudgetError
+from featstore.graph.cleaning import Cleaning
 from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.graph.extsort import PairSorter, sort_keys
 from featstore.graph.inputedges import CscInput, IdReader, PairInput
@@ -129,15 +130,18 @@ class _TopologyWriter:
             _count(ids, 0, self._degrees)
         self._builder.progress.add(ids.nbytes)
 
-    def add_pairs(self, dst: Int64s, src: Int64s, edges: Int64s) -> None:
-        """Append edges sorted by destination, which go on where the last call's ended, and their numbers in the input."""
+    def add_pairs(self, dst: Int64s, src: Int64s, edges: Int64s | None) -> None:
+        """Append edges sorted by destination, which go on where the last call's ended, and their numbers in the input.
+
+        Without numbers, edges are numbered as they are stored.
+        """
         base, done, end = self._files.n_edges, 0, int(dst[-1]) + 1
         for first in range(self._files.n_begun, end, self._step):
             at = np.searchsorted(dst, np.arange(first, min(end, first + self._step), dtype=np.int64), side="left")
             last = int(at[-1])
-            self.write(base + at, src[done:last], edges[done:last])
+            self.write(base + at, src[done:last], None if edges is None else edges[done:last])
             done = last
-        self.write(_NONE, src[done:], edges[done:])
+        self.write(_NONE, src[done:], None if edges is None else edges[done:])
 
     def finish(self) -> int:
         """Complete the files; return the number of edges."""
@@ -255,6 +259,9 @@ def create(
     node_data: Mapping[str, ArrayLike] | None = None,
     *,
     edge_features: Mapping[str, ArrayLike] | None = None,
+    coalesce: bool = False,
+    remove_self_loops: bool = False,
+    to_undirected: bool = False,
     topology: str = "csc",
     chunk_bytes: int | str | None = None,
     stripes: Sequence[str | os.PathLike[str]] = (),
@@ -264,6 +271,7 @@ def create(
 ) -> None:
     """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
     form = Form.of(topology, chunk_bytes, stripes, path)
+    cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
     n_bytes = _build_memory(memory, form)
     csc = CscInput(indptr, indices)
     num_nodes, num_edges = csc.num_nodes, csc.num_edges
@@ -271,11 +279,16 @@ def create(
     check_edge_rows(fields, num_edges)
     csc.check_offsets()
     with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + 8 * num_edges, progress) as bar:
+        with Progress("create", total_bytes(fields) + cleaning.work_bytes(num_edges, 8), progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
-            with _TopologyWriter(builder, num_nodes, num_edges, form) as writer:
-                _write_csc(writer, builder, csc)
-                writer.finish()
+            if cleaning.is_none:
+                with _TopologyWriter(builder, num_nodes, num_edges, form) as writer:
+                    _write_csc(writer, builder, csc)
+                    writer.finish()
+            else:
+                num_edges = _write_pairs(
+                    builder, lambda n: csc.pairs(n, builder.block_bytes), num_nodes, num_edges, form, cleaning
+                )
             for field in fields:
                 builder.add(*field)
         builder.finish(num_nodes, num_edges, form)
@@ -283,6 +296,35 @@ def create(
 
 
 # --- from_edge_index ------------------------------------------------------------------------------------------------------------
+
+
+def _write_pairs(
+    builder: _Builder,
+    pairs: Callable[[int], Iterator[tuple[Int64s, Int64s]]],
+    num_nodes: int,
+    n_known: int | None,
+    form: Form,
+    cleaning: Cleaning,
+    check: Callable[[int], None] = lambda n_edges: None,
+) -> int:
+    """Sort edges, cleaned, and write them; return how many they are.
+
+    ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check`` is told of the number of edges before
+    anything is written.
+    """
+    # Where duplicates go, edges are numbered as they are stored: no number goes with them.
+    edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)
+    with PairSorter(num_nodes, builder.memory, builder.directory, edge_bytes) as sorter:
+        n_edges = 0
+        for src, dst in cleaning.apply(pairs(sorter.block_pairs)):
+            sorter.add(dst, src, n_edges)
+            n_edges += len(src)
+            builder.progress.add(16 * len(src))
+        check(n_edges)
+        with _TopologyWriter(builder, num_nodes, n_edges, form) as writer:
+            for dst, src, edges in cleaning.distinct(sorter.sorted()):
+                writer.add_pairs(dst, src, edges)
+            return writer.finish()
 
 
 def from_edge_index(
@@ -293,6 +335,9 @@ def from_edge_index(
     node_data: Mapping[str, ArrayLike] | None = None,
     *,
     edge_features: Mapping[str, ArrayLike] | None = None,
+    coalesce: bool = False,
+    remove_self_loops: bool = False,
+    to_undirected: bool = False,
     topology: str = "csc",
     chunk_bytes: int | str | None = None,
     stripes: Sequence[str | os.PathLike[str]] = (),
@@ -302,6 +347,7 @@ def from_edge_index(
 ) -> None:
     """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it."""
     form = Form.of(topology, chunk_bytes, stripes, path)
+    cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
     num_nodes = check_at_least("num_nodes", num_nodes, 0)
     n_bytes = _build_memory(memory, form)
     fields = open_fields(features, node_data, edge_features, num_nodes)
@@ -310,20 +356,11 @@ def from_edge_index(
     if n_known is not None:
         check_edge_rows(fields, n_known)
     with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + 24 * (n_known or 0), progress) as bar:
+        with Progress("create", total_bytes(fields) + cleaning.work_bytes(n_known or 0, 24), progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
-            with PairSorter(num_nodes, n_bytes, build.path, 8 if n_known is None else id_bytes_of(n_known)) as sorter:
-                n_edges = 0
-                for src, dst in pairs.blocks(sorter.block_pairs):
-                    sorter.add(dst, src, n_edges)
-                    n_edges += len(src)
-                    bar.add(16 * len(src))
-                check_edge_rows(fields, n_edges)
-                with _TopologyWriter(builder, num_nodes, n_edges, form) as writer:
-                    for dst, src, edges in sorter.sorted():
-                        assert edges is not None
-                        writer.add_pairs(dst, src, edges)
-                    num_edges = writer.finish()
+            num_edges = _write_pairs(
+                builder, pairs.blocks, num_nodes, n_known, form, cleaning, lambda n: check_edge_rows(fields, n)
+            )
             for field in fields:
                 builder.add(*field)
         builder.finish(num_nodes, num_edges, form)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,21 +13,28 @@ from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.graph import build
-from featstore.graph.feature import FeatureStore
-from featstore.graph.kept import Kept
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
+from featstore.graph.reopen import Reopen
 from featstore.graph.snapshot import Snapshot, fingerprint_of, open_files, topology_bytes
 from featstore.graph.source import ArrayLike, torch_dtype
+from featstore.graph.storededges import StoredEdges
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
-from featstore.storage.catalog import EDGE, current_catalog
+from featstore.storage.catalog import EDGE
 from featstore.storage.leastmemory import check_memory
 
 __all__ = ["OutOfCoreGraph"]
 
+# What users are shown; the rest is for loaders, samplers and the command line.
+_PUBLIC = (
+    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edges", "features"),
+    *("from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors", "node_data"),
+    *("num_edges", "num_nodes", "open", "options", "out_degree", "parts", "path", "pool", "reader", "topology", "verify"),
+)
 
-class OutOfCoreGraph(Kept):
+
+class OutOfCoreGraph(StoredEdges):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`; a context
@@ -39,6 +44,8 @@ class OutOfCoreGraph(Kept):
     ----------
     path : str
     num_nodes, num_edges : int
+    indptr, in_degree, out_degree : Tensor
+        Read from disk whenever they are asked for; :meth:`neighbors` and :meth:`edges` read neighbour ids.
     features : mapping of str to FeatureStore
         Indexed like tensors, read from disk.
     edge_features : mapping of str to FeatureStore
@@ -88,23 +95,24 @@ class OutOfCoreGraph(Kept):
         for name, record in catalog.by_role("feature").items():
             if record.n_rows != self.num_nodes:
                 raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
-            self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), _Reopen(self, name))
+            self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), Reopen(self, name))
         self._list_features()
         for name, record in catalog.by_role("feature", EDGE).items():
             if record.n_rows != self.num_edges:
                 raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {self.num_edges} edges", self.path)
-            file, reopen = self._snapshot.file_of(record), _Reopen(self, name, "edge_features")
+            file, reopen = self._snapshot.file_of(record), Reopen(self, name, "edge_features")
             self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
-        self.edge_features = Fields("edge feature", list(self._edge_stores), self._edge_stores.__getitem__)
-        self.node_data = Fields("node data", list(catalog.by_role("data")), self._load_data)
+        self.edge_features = Fields.of("edge feature", self._edge_stores)
+        data = catalog.by_role("data")
+        self.node_data = Fields("node data", list(data), self._load_data, lambda name: (data[name].dtype, data[name].shape))
 
     def _list_features(self) -> None:
-        self.features = Fields("feature", list(self._stores), self._stores.__getitem__)
+        self.features = Fields.of("feature", self._stores)
 
     def _open_feature(self, name: str) -> None:
         record = self._snapshot.catalog.by_role("feature")[name]
         file = self._snapshot.file_of(record)
-        self._open_store(name, file, record.shape, torch_dtype(record.dtype), _Reopen(self, name))
+        self._open_store(name, file, record.shape, torch_dtype(record.dtype), Reopen(self, name))
         self._list_features()
 
     # -- making ------------------------------------------------------------------------------------------------------------------
@@ -119,6 +127,9 @@ class OutOfCoreGraph(Kept):
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
         edge_features: Mapping[str, ArrayLike] | None = None,
+        coalesce: bool = False,
+        remove_self_loops: bool = False,
+        to_undirected: bool = False,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
         stripes: Sequence[str | os.PathLike[str]] = (),
@@ -140,6 +151,8 @@ class OutOfCoreGraph(Kept):
             Labels, masks, index sets.
         edge_features : mapping of str to array, shape (num_edges, …), optional
             Row ``i`` is that of the edge ``indices[i]``, or of column ``i`` of ``edge_index``. They are stored in this order.
+        coalesce, remove_self_loops, to_undirected : bool
+            Clean the edges, see :meth:`from_edge_index`; they are sorted as there.
         topology : {"csc", "chunked"}
             How the adjacency is stored. ``"csc"``: its offsets, 8 bytes a node, are in memory while it is sampled.
             ``"chunked"``: in chunks that hold offsets and neighbour ids, of which no more than a directory and a cache of pages
@@ -209,6 +222,9 @@ class OutOfCoreGraph(Kept):
             features,
             node_data,
             edge_features=edge_features,
+            coalesce=coalesce,
+            remove_self_loops=remove_self_loops,
+            to_undirected=to_undirected,
             topology=topology,
             chunk_bytes=chunk_bytes,
             stripes=stripes,
@@ -228,6 +244,9 @@ class OutOfCoreGraph(Kept):
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
         edge_features: Mapping[str, ArrayLike] | None = None,
+        coalesce: bool = False,
+        remove_self_loops: bool = False,
+        to_undirected: bool = False,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
         stripes: Sequence[str | os.PathLike[str]] = (),
@@ -240,9 +259,18 @@ class OutOfCoreGraph(Kept):
         Parameters
         ----------
         edge_index : integer array, shape (2, num_edges), or iterable of such blocks
-            Row 0 holds sources, row 1 destinations, as in PyG. An array, memmap, tensor, ``.npy`` path or lists; or an iterator
-            of blocks ``[2, k]``, consumed once. Repeated edges stay. Samplers number edges in this order (``edges=True``).
+            Row 0 holds sources, row 1 destinations, as in PyG. An array, memmap, tensor, ``.npy`` path, two lists or arrays; or
+            an iterable of blocks ``[2, k]``, consumed once. A list of pairs is ``np.array(pairs).T``. Samplers number edges in
+            this order (``edges=True``).
         num_nodes : int
+        coalesce : bool
+            Remove duplicates, as PyG's ``coalesce`` and DGL's ``to_simple`` do; otherwise repeated edges stay. Edges are then
+            numbered as :meth:`edges` yields them. Goes with neither ``edge_features`` nor ``stripes``.
+        remove_self_loops : bool
+            Remove edges from a node to itself; those that stay are numbered in their order. Not with ``edge_features``.
+        to_undirected : bool
+            Add the reverse of each edge, as PyG's ``to_undirected`` and DGL's ``to_bidirected`` do: duplicates are removed, and
+            what is said of ``coalesce`` holds.
         memory : int or str, optional
             As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 12 bytes an edge (16 of
             an iterator; 8 more from 2³¹ nodes on), twice that at worst.
@@ -268,6 +296,9 @@ class OutOfCoreGraph(Kept):
             features,
             node_data,
             edge_features=edge_features,
+            coalesce=coalesce,
+            remove_self_loops=remove_self_loops,
+            to_undirected=to_undirected,
             topology=topology,
             chunk_bytes=chunk_bytes,
             stripes=stripes,
@@ -383,6 +414,9 @@ class OutOfCoreGraph(Kept):
 
     # -- reading -----------------------------------------------------------------------------------------------------------------
 
+    def __dir__(self) -> list[str]:
+        return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})
+
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{state})"
@@ -460,40 +494,3 @@ class OutOfCoreGraph(Kept):
         if self._closed:
             raise ClosedError(f"{self.path} is closed")
         return OutOfCoreGraph, (self.path, self.options)
-
-
-# --- stores that travel ---------------------------------------------------------------------------------------------------------
-
-_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], OutOfCoreGraph] = weakref.WeakValueDictionary()
-_reopened_lock = threading.Lock()
-
-
-class _Reopen:
-    """How one feature's store is pickled. Keeps its graph alive as long as the store."""
-
-    def __init__(self, graph: OutOfCoreGraph, name: str, of: str = "features") -> None:
-        self._graph, self._name, self._of = graph, name, of
-
-    def __call__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
-        if self._graph.closed:
-            raise ClosedError(f"{self._graph.path} is closed")
-        return _reopen_store, (self._graph.path, self._graph.options, self._name, self._of)
-
-
-def _is_current(graph: OutOfCoreGraph) -> bool:
-    """Return whether the dataset at a graph's path is still the one that it has open."""
-    try:
-        return fingerprint_of(current_catalog(graph.path)) == graph.fingerprint()
-    except (OSError, ValueError):
-        return False  # opening it anew says what is wrong, or waits for whoever is replacing it
-
-
-def _reopen_store(path: str, options: Options, name: str, of: str) -> FeatureStore:
-    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so one budget."""
-    key = os.getpid(), path, options
-    with _reopened_lock:
-        graph = _reopened.get(key)
-        if graph is None or graph.closed or not _is_current(graph):
-            graph = _reopened[key] = OutOfCoreGraph(path, options)
-        stores: Mapping[str, FeatureStore] = getattr(graph, of)
-        return stores[name]

@@ -134,6 +134,16 @@ class CscInput:
         if n:
             yield bounds
 
+    def pairs(self, n_pairs: int, block_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield sources and destinations of the next edges, at most ``n_pairs``; raises as :meth:`offsets` and :meth:`ids` do."""
+        node, ids = 0, self.ids(block_bytes)
+        for bounds in self.offsets(max(1, n_pairs // 4), block_bytes):
+            nodes = np.arange(node, node + len(bounds) - 1)
+            for first in range(int(bounds[0]), int(bounds[-1]), n_pairs):
+                ends = np.clip(bounds, first, first + n_pairs)
+                yield ids.read(int(ends[-1] - ends[0])), np.repeat(nodes, np.diff(ends))
+            node += len(nodes)
+
     def ids(self, block_bytes: int) -> IdReader:
         """Return the ids, to be read in order."""
         return IdReader(self._indices, self.num_nodes, block_bytes)
@@ -153,8 +163,11 @@ def _integers(name: str, value: ArrayLike) -> Source:
 # --- pairs ----------------------------------------------------------------------------------------------------------------------
 
 
+_FORMS = "an array [2, E], a tensor, lists, the path of a .npy file, or an iterable of blocks [2, k]"
+
+
 class PairInput:
-    """Edges as pairs: ``edge_index``, int ``[2, num_edges]``, sources and destinations, or an iterable of such blocks.
+    """Edges as pairs: ``edge_index``, int ``[2, num_edges]``, sources and destinations, or blocks of such shape.
 
     Attributes
     ----------
@@ -172,17 +185,17 @@ class PairInput:
         self.num_edges: int | None = None
         if isinstance(edge_index, (str, os.PathLike)):
             edge_index = open_source("edge_index", edge_index, wider=True)
-        elif isinstance(edge_index, (list, tuple)) and not edge_index:
-            edge_index = np.empty((2, 0), dtype=np.int64)
-        elif isinstance(edge_index, (list, tuple, np.ndarray)):
+        elif isinstance(edge_index, np.ndarray):
             edge_index = as_array("edge_index", edge_index)
+        elif isinstance(edge_index, (list, tuple)) and not (edge_index and all(map(_is_block, edge_index))):
+            edge_index = as_array("edge_index", edge_index or [[], []])
+            if not edge_index.size:
+                edge_index = edge_index.astype(np.int64)  # NumPy would make it float64
         if isinstance(edge_index, (Source, np.ndarray, torch.Tensor)):
             _check_pairs(tuple(edge_index.shape), edge_index.dtype)
             self.num_edges = int(edge_index.shape[1])
         elif not isinstance(edge_index, Iterable):
-            raise TypeError(
-                f"edge_index must be an array [2, E], a .npy path or an iterable of such blocks, not {type(edge_index).__name__}"
-            )
+            raise TypeError(f"edge_index must be {_FORMS}, not {type(edge_index).__name__}")
         self._given = edge_index
 
     def blocks(self, n_pairs: int) -> Iterator[tuple[Int64s, Int64s]]:
@@ -211,17 +224,27 @@ class PairInput:
         elif isinstance(self._given, (np.ndarray, torch.Tensor)):
             yield from _slices(self._given, n_pairs)
         else:
-            for block in self._given:
-                array = block if isinstance(block, torch.Tensor) else as_array("edge_index", block)
-                _check_pairs(tuple(array.shape), array.dtype)
+            for number, block in enumerate(self._given):
+                where = f"block {number} of edge_index"
+                array = block if isinstance(block, torch.Tensor) else as_array(where, block)
+                _check_pairs(tuple(array.shape), array.dtype, where)
                 yield from _slices(array, n_pairs)
 
 
-def _check_pairs(shape: tuple[int, ...], dtype: object) -> None:
+def _is_block(given: object) -> bool:
+    return isinstance(given, (np.ndarray, torch.Tensor)) and given.ndim == 2
+
+
+def _check_pairs(shape: tuple[int, ...], dtype: object, what: str = "edge_index") -> None:
     if len(shape) != 2 or shape[0] != 2:
-        raise ValueError(f"edge_index must have shape [2, E], not {list(shape)}")
-    if "int" not in dtype_name(dtype, wider=True, of="edge_index"):
-        raise TypeError(f"edge_index must hold integers, not {dtype}")
+        hint = ""
+        if shape == (2,):
+            hint = "; single pairs are given as np.array(list(pairs)).T"
+        elif len(shape) == 2 and shape[1] == 2:
+            hint = "; a list of pairs is given as np.array(pairs).T"
+        raise ValueError(f"{what} must have shape [2, E], not {list(shape)}{hint}")
+    if "int" not in dtype_name(dtype, wider=True, of=what):
+        raise TypeError(f"{what} must hold integers, not {dtype}")
 
 
 def _slices(array: npt.NDArray[Any] | torch.Tensor, n_pairs: int) -> Iterator[npt.NDArray[Any]]:

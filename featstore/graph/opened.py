@@ -30,10 +30,18 @@ Self = TypeVar("Self", bound="Opened")
 class Fields(Mapping[str, Any]):
     """Fields by name; a missing one is a KeyError that lists what there is."""
 
-    def __init__(self, what: str, names: list[str], get: Callable[[str], Any]) -> None:
+    def __init__(
+        self, what: str, names: list[str], get: Callable[[str], Any], shape: Callable[[str], tuple[object, Sequence[int]]]
+    ) -> None:
         self._what = what
         self._names = names
         self._get = get
+        self._shape = shape  # dtype and shape, of which nothing is read
+
+    @classmethod
+    def of(cls, what: str, stores: dict[str, FeatureStore]) -> Fields:
+        """Return the stores that there are now, by name."""
+        return cls(what, list(stores), stores.__getitem__, lambda name: (stores[name].dtype, stores[name].shape))
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
@@ -50,7 +58,11 @@ class Fields(Mapping[str, Any]):
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"{{{', '.join(f'{name!r}: …' for name in self._names)}}}"
+        found = []
+        for name in self._names:
+            dtype, shape = self._shape(name)
+            found.append(f"{name!r}: {str(dtype).removeprefix('torch.')} {list(shape)}")
+        return f"{{{', '.join(found)}}}"
 
 
 class Opened(ABC):
@@ -90,6 +102,28 @@ class Opened(ABC):
     ) -> None:
         threads, stores = self.options.threads, self._edge_stores if of_edges else self._stores
         stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
+
+    def __getitem__(self, name: str) -> FeatureStore:
+        """Return a feature: ``g["x"]`` is ``g.features["x"]``, as in PyG.
+
+        Brackets hold the name of a feature, since the nodes are of one type. Of a graph with several types they will name a
+        type, whose features are ``g[type].features``, as those of PyG's ``HeteroData`` do; ``g.features`` means features always.
+
+        Raises
+        ------
+        KeyError
+            No feature has this name; lists those that there are.
+        TypeError
+            Not a name.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a graph is indexed by the name of a feature, not by {name!r}; rows are those of a feature")
+        if name in self.node_data:
+            raise KeyError(f"{name!r} is node data, not a feature: node_data[{name!r}]")
+        found: FeatureStore = self.features[name]
+        return found
+
+    __iter__ = None  # with brackets alone Python would count rows up from 0
 
     # -- node data ---------------------------------------------------------------------------------------------------------------
 

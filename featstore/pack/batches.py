@@ -44,6 +44,9 @@ class PackBatches:
         self.pack = pack if isinstance(pack, Pack) else Pack(pack)
         self._pool, self._shuffle, self._seed, self._group = pool, shuffle, seed, group
 
+    def __repr__(self) -> str:
+        return f"PackBatches({self.pack!r}, shuffle={self._shuffle}, seed={self._seed}, group={self._group})"
+
     def grouped(self, group: int) -> PackBatches:
         """Return these batches with ``group`` of them together."""
         return PackBatches(self.pack, self._pool, self._shuffle, self._seed, group)

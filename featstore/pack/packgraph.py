@@ -77,8 +77,9 @@ class PackedGraph(Opened):
         for name, field in fields.items():
             rows = AbsentRows(path, self.num_nodes, field["row_bytes"], field["made_of"])
             self._open_store(name, rows, field["shape"], torch_dtype(field["dtype"]))
-        self.features = self._stores
-        self.node_data = Fields("node data", list(self._carried), self._load_data)
+        self.features = Fields.of("feature", self._stores)
+        shape = {name: (record["dtype"], record["shape"]) for name, record in self._carried.items()}
+        self.node_data = Fields("node data", list(self._carried), self._load_data, shape.__getitem__)
 
     def _data_bytes(self, name: str) -> int:
         record = self._carried[name]

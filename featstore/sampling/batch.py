@@ -45,6 +45,10 @@ class Block:
     edge_pos: torch.Tensor | None = None
     weight: torch.Tensor | None = None
 
+    def __repr__(self) -> str:
+        arrays = "".join(f", {name}" for name in self.edge_arrays)
+        return f"Block(edges={len(self.src)}, n_src={self.n_src}, n_dst={self.n_dst}{arrays})"
+
     @property
     def edge_arrays(self) -> dict[str, torch.Tensor]:
         """What of :data:`EDGE_ARRAYS` is there, by name, in that order."""
@@ -116,6 +120,10 @@ class SampledBatch:
     n_seeds: int
     blocks: tuple[Block, ...]
     history: HistoryRows | None = None
+
+    def __repr__(self) -> str:
+        sizes = f"seeds={self.n_seeds}, nodes={len(self.input_ids)}, blocks={list(self.blocks)}"
+        return f"SampledBatch(index={self.index}, epoch={self.epoch}, {sizes}{', history' * (self.history is not None)})"
 
     @property
     def seeds(self) -> torch.Tensor:

@@ -221,6 +221,9 @@ class _Cut:
     def __init__(self, seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> None:
         self._seeds, self._order, self._batch_size, self._n_batches = seeds, order, batch_size, n_batches
 
+    def __repr__(self) -> str:
+        return f"<{self._n_batches} batches of up to {self._batch_size} seeds>"
+
     def __len__(self) -> int:
         return self._n_batches
 

@@ -268,6 +268,9 @@ class DerivedBatches:
     def __init__(self, batches: SampledBatches) -> None:
         self._batches = batches
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._batches!r})"
+
     @property
     def batch_size(self) -> int:
         """See :class:`SampledBatches`."""
@@ -346,6 +349,9 @@ class Drawn:
         self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
         self._turns = sampler if isinstance(sampler, DrawsInTurn) else None
         self._coming = None if self._turns is None else self._turns.coming(lambda epoch: batches.epoch(epoch).seeds)
+
+    def __repr__(self) -> str:
+        return f"Drawn({self.sampler!r}, {self.batches!r})"
 
     @property
     def batch_size(self) -> int:

@@ -117,6 +117,11 @@ class PartitionBatches:
             macro = max(-(-n_parts // MACRO_SHARE), -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds))))
         self.macro = max(1, min(macro, n_parts))
 
+    def __repr__(self) -> str:
+        options = f"macro={self.macro}, shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
+        ids = f"<{len(self.seeds)} ids in {len(self.part_numbers)} parts>"
+        return f"PartitionBatches({ids}, batch_size={self.batch_size}, {options})"
+
     def __len__(self) -> int:
         n = len(self.seeds)
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
@@ -187,6 +192,9 @@ class PartitionEpoch:
 
     def __init__(self, batches: EpochSeeds, batch_size: int, parts: npt.NDArray[np.int32], macro: int, ends: Int64s) -> None:
         self._batches, self._batch_size, self._parts, self._macro, self._ends = batches, batch_size, parts, macro, ends
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} batches of up to {self._batch_size} seeds, {self._macro} parts at a time>"
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -1,0 +1,53 @@
+"""Pickles of feature stores: a path and options, by which the process that unpickles them opens the dataset once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from featstore.config import Options
+from featstore.errors import ClosedError
+from featstore.graph.feature import FeatureStore
+from featstore.graph.kept import Kept
+from featstore.graph.snapshot import fingerprint_of
+from featstore.storage.catalog import current_catalog
+
+__all__ = ["Reopen"]
+
+_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], Kept] = weakref.WeakValueDictionary()
+_reopened_lock = threading.Lock()
+
+
+class Reopen:
+    """How one feature's store is pickled. Keeps its graph alive as long as the store."""
+
+    def __init__(self, graph: Kept, name: str, of: str = "features") -> None:
+        self._graph, self._name, self._of = graph, name, of
+
+    def __call__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
+        graph = self._graph
+        if graph.closed:
+            raise ClosedError(f"{graph.path} is closed")
+        return _reopen_store, (type(graph), graph.path, graph.options, self._name, self._of)
+
+
+def _is_current(graph: Kept) -> bool:
+    """Return whether the dataset at a graph's path is still the one that it has open."""
+    try:
+        return fingerprint_of(current_catalog(graph.path)) == fingerprint_of(graph.snapshot.catalog)
+    except (OSError, ValueError):
+        return False  # opening it anew says what is wrong, or waits for whoever is replacing it
+
+
+def _reopen_store(open_graph: Callable[[str, Options], Kept], path: str, options: Options, name: str, of: str) -> FeatureStore:
+    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so one budget."""
+    key = os.getpid(), path, options
+    with _reopened_lock:
+        graph = _reopened.get(key)
+        if graph is None or graph.closed or not _is_current(graph):
+            graph = _reopened[key] = open_graph(path, options)
+        stores: Mapping[str, FeatureStore] = getattr(graph, of)
+        return stores[name]
