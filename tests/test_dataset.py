@@ -258,13 +258,16 @@ def test_open_never_mixes_two_datasets(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_an_open_dataset_is_not_swept_and_a_closed_one_is(copy: Path) -> None:
-    (copy / "left.tmp").touch()
+def test_an_open_dataset_keeps_what_a_reader_may_use_and_a_closed_one_does_not(copy: Path) -> None:
+    """A temporary file is no reader's."""
+    for name in ("left.tmp", "node.gone.1.rows"):
+        (copy / name).touch()
     with featstore.open(copy, memory="64MiB"):
         with Update(copy):
-            assert (copy / "left.tmp").exists()
+            assert not (copy / "left.tmp").exists()
+            assert (copy / "node.gone.1.rows").exists()
     with Update(copy):
-        assert not (copy / "left.tmp").exists()
+        assert not (copy / "node.gone.1.rows").exists()
 
 
 def test_reading_beside_a_writer_and_a_sweeper(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore import NeighborSampler
-from featstore._core.epochs import LEAST_POSITIONS
+from featstore._core.epochs import LEAST_POSITIONS, sort_targets
+from featstore.sampling import window as window_module
 from featstore.sampling.access import ACCESSES, costs_less_drawn
 from featstore.sampling.window import is_wide, least_bytes
 from tests.array_graphs import random_graph
@@ -123,6 +124,58 @@ def test_random_access_asks_for_what_was_drawn_and_nothing_else(tmp_path: Path, 
     assert g.file.n_gathered == expected
     assert g.file.n_read == n_read
     assert not g.file.streams
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("access", ACCESSES)
+@pytest.mark.parametrize("size", [2, 30, 700])
+def test_few_targets_in_many_ranges_are_read_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[EpochGraph], access: str, size: int
+) -> None:
+    """Once a hop, where a window is of few seeds; the batches are those that are sampled alone, in any case."""
+    monkeypatch.setattr(window_module, "LEAST_BITS", 4)
+    monkeypatch.setattr(window_module, "MOST_BITS", 6)
+    base = random_graph(3000, 15)
+    for cached in (base, base.cached(20_000)):
+        g = kind.of(cached, tmp_path)
+        seeds = np.random.default_rng(2).permutation(3000)[:size]
+        batches, sampler = [seeds[: size // 2], seeds[size // 2 :]], NeighborSampler(g, [3, 2], seed=5)
+        check_window(sampler, g, batches, tmp_path, n_bytes=PLENTY, access=access)
+        calls: list[int] = []
+        with monkeypatch.context() as patched, window_of(sampler, g, batches, tmp_path, access=access) as window:
+            read = g.topology.read_edges
+            patched.setattr(g.topology, "read_edges", lambda at, out: calls.append(len(at)) or read(at, out))
+            window.draw()
+        if access == "random" and size == 2:
+            assert 1 <= len(calls) <= 2
+        if access == "random" and size == 700:
+            assert len(calls) > 2, "the control: what one range may have is not for all"
+
+
+@given(data=st.data(), wide=st.booleans(), n_range=st.sampled_from([1, 7, 200, 5000, 2**31 - 1]))
+def test_targets_are_sorted_by_node(data: st.DataObject, wide: bool, n_range: int) -> None:
+    """By counting and by comparing, stable; a node out of range is refused."""
+    base, room = data.draw(st.integers(0, 0 if not wide and n_range > 5000 else 1000)), 201
+    nodes = data.draw(st.lists(st.integers(0, n_range - 1) | st.integers(0, min(9, n_range - 1)), max_size=200))
+    records = np.zeros((len(nodes), 3), np.int64 if wide else np.int32)
+    records[:, 0], records[:, 1], records[:, 2] = np.array(nodes, np.int64) + base, np.arange(len(nodes)), 7
+    outputs = [np.zeros(room, np.int64), *np.zeros((2, 200), np.uint32), *np.zeros((2, room + 200), np.int64)]
+
+    def sort() -> int:
+        return sort_targets(records.view(np.uint8).reshape(-1), wide, base, n_range, *outputs)
+
+    n = sort()
+    _, batch, place, found, starts = outputs
+    order = np.argsort(np.array(nodes, np.int64), kind="stable")
+    distinct, counts = np.unique(nodes, return_counts=True)
+    assert (found[:n] - base).tolist() == distinct.tolist()
+    if n:
+        assert np.diff(starts[: n + 1]).tolist() == counts.tolist()
+        assert (starts[0], batch[: len(nodes)].tolist()) == (0, order.tolist())
+        assert (place[: len(nodes)] == 7).all()
+        records[0, 0] = base - 1
+        with pytest.raises(ValueError, match="outside its range"):
+            sort()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -307,23 +307,23 @@ def test_a_slow_file_holds_up_no_other(
                     late.append(dict(left))
         return read(self, row, *arguments)
 
-    def counted(self: EpochWindow, workers: Any, hop: int, worker: int, number: int) -> None:
-        node = np.array([number << self._shape.shift])
-        files = self._topology.files_of(np.arange(self._shape.n_ranges) << self._shape.shift)
+    def counted(self: EpochWindow, workers: Any, hop: int, groups: Any, worker: int, number: int) -> None:
+        node = np.array([groups[number][0] << self._shape.shift])
+        files = self._topology.files_of(np.array([group[0] for group in groups]) << self._shape.shift)
         with lock:
             if hop not in left:
                 left[hop] = int((files != slow).sum())
                 assert left[hop] > 4
                 assert int((files == slow).sum()) > 1
                 all_others.clear()
-        draw(self, workers, hop, worker, number)
+        draw(self, workers, hop, groups, worker, number)
         if int(self._topology.files_of(node)[0]) != slow:
             with lock:
                 left[hop] -= 1
                 if not left[hop]:
                     all_others.set()
 
-    batches = batches_of(np.arange(0, N, 3), 200)
+    batches = batches_of(np.arange(N), 200)
     with featstore.open(forms.one, memory="64MiB", threads=2) as g:
         alone = featstore.NeighborSampler(g, [3, 2], seed=3)
         expected = [alone.sample(torch.from_numpy(seeds), 0, k) for k, seeds in enumerate(batches)]

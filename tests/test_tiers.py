@@ -287,8 +287,9 @@ def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Pat
                 found += 1
         assert found >= 8, name
     os.unlink(folder / "shared")
-    with pytest.raises(FileNotFoundError, match="shared"):
+    with pytest.raises(FileNotFoundError) as caught:
         run(dataset, mine, device=device, **STATIC)
+    assert caught.value.filename == str(folder / "shared")
 
 
 def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int:

@@ -35,6 +35,7 @@ def sort_targets(
     records: _Words,
     wide: bool,
     base: int,
+    n_range: int,
     ends: _Int64s,
     batch: _UInt32s,
     place: _UInt32s,

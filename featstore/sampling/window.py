@@ -37,6 +37,7 @@ __all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes",
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once, as a power of two
 MOST_RANGES = 4096
+TOGETHER = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
 SORT_SHARE = 4  # of a worker's memory: arrays over such a range, at most
 RANGE_BYTES = 128  # a node of it: where its targets and its list begin, and what finding lists takes
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
@@ -249,8 +250,8 @@ class EpochWindow:
             self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
             # The targets' logs are read from here on, and what sorts them is not there while batches are numbered.
             workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
-            files = self._topology.files_of(np.arange(self._shape.n_ranges, dtype=np.int64) << self._shape.shift)
-            self._in_parallel(files, partial(self._draw, workers, hop), again=False)
+            groups, files = self._groups()
+            self._in_parallel(files, partial(self._draw, workers, hop, groups), again=False)
             del workers
             self._targets.clear()
 
@@ -360,14 +361,36 @@ class EpochWindow:
 
     # By list.
 
-    def _draw(self, workers: list[_Worker], hop: int, worker: int, number: int) -> None:
-        """Let the targets in one range of nodes draw, as many at once as the memory takes."""
-        memory = workers[worker]
+    def _groups(self) -> tuple[list[list[int]], Int64s]:
+        """Return the ranges of nodes whose targets draw together, and the file of each group.
+
+        Each call waits for its reads. Of several ranges a worker's arrays take as many targets as a range has nodes.
+        """
+        shape, groups, files = self._shape, list[list[int]](), list[int]()
+        file_of = self._topology.files_of(np.arange(shape.n_ranges, dtype=np.int64) << shape.shift).tolist()
+        last: dict[int, tuple[list[int], int]] = {}  # of each file the group that was begun last, and its targets
+        for number, file in enumerate(file_of):
+            n = self._targets.length(number) // TARGET_WORDS
+            group, n_before = last.get(file, ([], 0))
+            if not group or n_before + n >= min(shape.range_entries, TOGETHER) or (number + 1 - group[0]) << shape.shift >= 2**31:
+                group, n_before = [], 0
+            if n:
+                if not group:
+                    groups.append(group)
+                    files.append(file)
+                group.append(number)
+                last[file] = group, n_before + n
+        return groups, np.array(files, np.int64)
+
+    def _draw(self, workers: list[_Worker], hop: int, groups: list[list[int]], worker: int, number: int) -> None:
+        """Let the targets in some ranges of nodes draw, as many at once as the memory takes."""
+        memory, group = workers[worker], groups[number]
         records, used = memory.records, 0
+        base, end = group[0] << self._shape.shift, (group[-1] + 1) << self._shape.shift
 
         def draw() -> None:
             self._check()
-            self._draw_targets(memory, hop, worker, number << self._shape.shift, records[:used])
+            self._draw_targets(memory, hop, worker, base, end - base, records[:used])
 
         def array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
             nonlocal used
@@ -378,14 +401,18 @@ class EpochWindow:
             used += n_bytes
             return records[used - n_bytes : used].view(dtype)
 
-        for _ in self._targets.pieces(number, array):
-            pass
+        for each in group:
+            for _ in self._targets.pieces(each, array):
+                pass
         if used:
             draw()
 
-    def _draw_targets(self, memory: _Worker, hop: int, worker: int, base: int, records: npt.NDArray[np.uint8]) -> None:
+    def _draw_targets(
+        self, memory: _Worker, hop: int, worker: int, base: int, n_range: int, records: npt.NDArray[np.uint8]
+    ) -> None:
         topology, cache = self._topology, self._graph.neighbor_cache
-        n = sort_targets(records, self._wide, base, memory.ends, memory.batch, memory.place, memory.nodes, memory.starts)
+        arrays = memory.ends, memory.batch, memory.place, memory.nodes, memory.starts
+        n = sort_targets(records, self._wide, base, n_range, *arrays)
         nodes, starts = memory.nodes[:n], memory.starts[: n + 1]
         end = len(self._fanouts) if self._sampler.redraw else hop + 1
         replace, n_batches = bool(getattr(self._sampler, "replace", False)), self._n
@@ -421,20 +448,27 @@ class EpochWindow:
         if not len(wanted):
             return
         n_targets = np.diff(starts)
-        if self._reads_drawn(wanted, n_targets if missing is None else n_targets[missing], hop, end):
+        n_targets = n_targets if missing is None else n_targets[missing]
+        if self._reads_drawn(wanted, n_targets, hop, end):
             self._draw_elsewhere(draws, memory, worker, wanted, missing)
             return
-        del n_targets
-        found = topology.lists(wanted, self._shape.block_bytes)
-        while True:
-            begin_s = time.perf_counter()
-            lists = next(found, None)
-            self._waited_s[worker] += time.perf_counter() - begin_s
-            if lists is None:
-                break
-            self._read_bytes[worker] += lists.ids.nbytes
-            first, at, degree = lists.spread(missing)
-            take(first, at, degree, lists.ids)
+        # A pass goes over what lies between its lists, but for whole ranges.
+        cuts = [0, *(np.flatnonzero(np.diff(wanted >> self._shape.shift)) + 1).tolist(), len(wanted)]
+        for part in (slice(*each) for each in itertools.pairwise(cuts)):
+            positions = (np.arange(part.start, part.stop) if missing is None else missing[part]) if len(cuts) > 2 else missing
+            if len(cuts) > 2 and self._reads_drawn(wanted[part], n_targets[part], hop, end):
+                self._draw_elsewhere(draws, memory, worker, wanted[part], positions)
+                continue
+            found = topology.lists(wanted[part], self._shape.block_bytes)
+            while True:
+                begin_s = time.perf_counter()
+                lists = next(found, None)
+                self._waited_s[worker] += time.perf_counter() - begin_s
+                if lists is None:
+                    break
+                self._read_bytes[worker] += lists.ids.nbytes
+                first, at, degree = lists.spread(positions)
+                take(first, at, degree, lists.ids)
 
     def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, hop: int, end: int) -> bool:
         """Whether ids are drawn first and read alone, and not the lists."""

@@ -65,10 +65,11 @@ class DirectWriter:
         self._n_filled = 0
         self.offset = offset  # of the buffer that is filled
         self._pending: Future[None] | None = None
+        with naming(path):
+            self._is_direct = set_direct(fd, True)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-write")
         # Its thread starts while it has nothing to write: one that Ctrl-C hides from :meth:`abort` would go on writing.
         self._worker.submit(int).result()
-        self._is_direct = set_direct(fd, True)
 
     @property
     def tail(self) -> Uint8s:

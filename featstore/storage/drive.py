@@ -383,7 +383,7 @@ def _writing(path: str, n_bytes: int, flags: int) -> Iterator[tuple[Callable[[in
     try:
         with naming(path):
             os.posix_fallocate(fd, 0, n_bytes)
-        direct_mode(fd)
+            direct_mode(fd)
         chunk = np.frombuffer(Block(CHUNK_BYTES), np.uint8)  # aligned as direct writes want it
         chunk.reshape(-1, PAGE_BYTES)[:] = np.frombuffer(os.urandom(PAGE_BYTES), np.uint8)
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="featstore-measure") as pool:

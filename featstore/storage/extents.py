@@ -137,7 +137,8 @@ class ExtentWriter:
                 pwrite_all(self._fd, page, 0, self._temporary[0])
                 self._sums[0, 0] = page_sum(page, header.seed)
                 self._allocate(header.file_bytes)
-            direct_mode(self._fd)
+            with naming(self._temporary[0]):
+                direct_mode(self._fd)
         except BaseException:
             self.abort()
             raise

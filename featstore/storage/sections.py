@@ -20,7 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from featstore.errors import ClosedError, CorruptionError, FormatError, VersionError
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd, open_regular, pread_exactly, pread_into, pwrite_all
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming, open_regular, pread_exactly, pread_into, pwrite_all
 from featstore.storage.direct import DirectWriter, pread_direct, set_direct
 from featstore.storage.directory import OpenDirectory
 from featstore.storage.format import DTYPES, file_seed
@@ -221,7 +221,8 @@ class SectionFile:
         self._fd, size = open_regular(self.path) if directory is None else directory.open_regular(os.path.basename(self.path))
         try:
             self._read_index(kind, size)
-            self._is_direct = direct and set_direct(self._fd, True)
+            with naming(self.path):
+                self._is_direct = direct and set_direct(self._fd, True)
         except BaseException:
             close_quietly(self._fd)
             raise

@@ -155,6 +155,39 @@ static int64_t fs_distinct(const int64_t *ends, int64_t range, int64_t base, int
     return n;
 }
 
+static int fs_compare_keys(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Both at once for few records, without a pass over the range; returns the nodes that have targets, -1 where one is out of range.
+ * Keys, of a node and a record's number, lie in `nodes`, until what is sorted is counted there. */
+static int64_t fs_sort_few(const void *records, int wide, int64_t n, int64_t base, int64_t range, uint32_t *batch, uint32_t *place,
+                           int64_t *nodes, int64_t *starts)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t node = fs_record(records, wide, FS_TARGET_WORDS * i) - base;
+        if (FS_RARE((uint64_t)node >= (uint64_t)range))
+            return -1;
+        nodes[i] = node << 32 | i;
+    }
+    qsort(nodes, (size_t)n, sizeof *nodes, fs_compare_keys);
+    int64_t found = 0, last = -1;
+    for (int64_t at = 0; at < n; at++) {
+        const int64_t node = nodes[at] >> 32, i = nodes[at] & UINT32_MAX;
+        batch[at] = (uint32_t)fs_record(records, wide, FS_TARGET_WORDS * i + 1);
+        place[at] = (uint32_t)fs_record(records, wide, FS_TARGET_WORDS * i + 2);
+        if (node != last) {
+            nodes[found] = base + node;
+            starts[found++] = at;
+        }
+        last = node;
+    }
+    starts[found] = n;
+    return found;
+}
+
 /* One pass over lists: each of the targets of node d draws, in hops hop … n_hops - 1, from ids at[d] … at[d] + degree[d] - 1, of
  * which those in [0, n_ids) are there. What is drawn goes to log hop * n_batches + batch. Where no ids are at hand (FS_ELSEWHERE),
  * their numbers are listed, and where in the logs they belong. */

@@ -75,6 +75,7 @@ cdef extern from "epochs.h" nogil:
     int64_t fs_scatter(fs_logs *, const int64_t *, int64_t, int64_t, int64_t, int) noexcept
     int fs_sort_targets(const void *, int, int64_t, int64_t, int64_t, int64_t *, uint32_t *, uint32_t *) noexcept
     int64_t fs_distinct(const int64_t *, int64_t, int64_t, int64_t *, int64_t *) noexcept
+    int64_t fs_sort_few(const void *, int, int64_t, int64_t, int64_t, uint32_t *, uint32_t *, int64_t *, int64_t *) noexcept
     int fs_draw_lists(fs_pass *, fs_draw_lanes_fn) noexcept
     void fs_fill_holes(fs_pass *, const void *, int) noexcept
     int64_t fs_count_drawn(const void *, int, int, int64_t, int64_t, int64_t *) noexcept
@@ -184,18 +185,19 @@ cdef class Logs:
         return 0
 
 
-def sort_targets(records, bint wide, int64_t base, int64_t[::1] ends not None, uint32_t[::1] batch not None,
+def sort_targets(records, bint wide, int64_t base, int64_t n_range, int64_t[::1] ends not None, uint32_t[::1] batch not None,
                  uint32_t[::1] place not None, int64_t[::1] nodes not None, int64_t[::1] starts not None):
     """Order targets by node.
 
     Parameters
     ----------
     records : buffer of int32 or int64 words
-        Of ``n`` targets, their nodes in ``[base, base + len(ends) - 1)``.
+        Of ``n`` targets, their nodes in ``[base, base + n_range)``.
     wide : bool
-    base : int
+    base, n_range : int
+        A range that ``ends`` does not cover has fewer than 2³¹ nodes.
     ends : int64 array
-        Scratch.
+        Scratch, an entry more than a range has nodes whose targets are counted.
     batch, place : uint32 array, shape (n,)
         Output, by node.
     nodes, starts : int64 array
@@ -207,19 +209,26 @@ def sort_targets(records, bint wide, int64_t base, int64_t[::1] ends not None, u
         How many nodes have targets.
     """
     cdef Py_buffer view
-    cdef int64_t n, found = 0, n_range = ends.shape[0] - 1
-    cdef bint good
+    cdef int64_t n, found = 0, room = min(nodes.shape[0], starts.shape[0])
+    cdef bint good, few
     PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
     try:
         n = view.len // (8 if wide else 4) // FS_TARGET_WORDS
-        if n_range < 1 or batch.shape[0] < n or place.shape[0] < n or min(nodes.shape[0], starts.shape[0]) <= min(n, n_range):
+        # Comparing takes less time than passes over a range of many more nodes.
+        few = n_range >= ends.shape[0] or (n < n_range // 64 and n_range <= INT32_MAX)
+        if (n_range < 1 or batch.shape[0] < n or place.shape[0] < n or room <= (n if few else min(n, n_range))
+                or (few and n_range > INT32_MAX)):
             raise ValueError("no room for the targets")
         if n == 0:
             return 0
         with nogil:
-            good = fs_sort_targets(view.buf, wide, n, base, n_range, &ends[0], &batch[0], &place[0])
-            if good:
-                found = fs_distinct(&ends[0], n_range, base, &nodes[0], &starts[0])
+            if few:
+                found = fs_sort_few(view.buf, wide, n, base, n_range, &batch[0], &place[0], &nodes[0], &starts[0])
+                good = found >= 0
+            else:
+                good = fs_sort_targets(view.buf, wide, n, base, n_range, &ends[0], &batch[0], &place[0])
+                if good:
+                    found = fs_distinct(&ends[0], n_range, base, &nodes[0], &starts[0])
     finally:
         PyBuffer_Release(&view)
     if not good:

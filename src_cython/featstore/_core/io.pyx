@@ -40,14 +40,14 @@ cdef extern from *:
         return (long)align;
     }
 
-    /* A file system may take the flag and refuse every read (overlayfs over squashfs): then it is taken off. Another error of
-     * the first page is the reader's to meet. */
-    static int fs_set_direct(int fd, int *refuses_reads) {
+    /* A file system may take the flag and refuse every read (overlayfs over squashfs): then it is taken off, and the error is in
+     * `read_error`, as is any other of the first page. A file that is only written, or an interrupted read, says nothing. */
+    static int fs_set_direct(int fd, int *read_error) {
         int flags = fcntl(fd, F_GETFL);
         if (fcntl(fd, F_SETFL, flags | O_DIRECT) < 0) return -errno;
         _Alignas(4096) uint8_t page[4096];
-        if (pread(fd, page, sizeof page, 0) >= 0 || (errno != EINVAL && errno != EOPNOTSUPP)) return 0;
-        *refuses_reads = errno;
+        if (pread(fd, page, sizeof page, 0) >= 0 || errno == EBADF || errno == EINTR || errno == EAGAIN) return 0;
+        *read_error = errno;
         return fcntl(fd, F_SETFL, flags) < 0 ? -errno : 0;
     }
 
@@ -61,7 +61,7 @@ cdef extern from *:
     static void fs_arena_free(void *p, size_t bytes) { if (p) munmap(p, bytes); }
     """
     long fs_dio_align(int fd) nogil
-    int fs_set_direct(int fd, int *refuses_reads) nogil
+    int fs_set_direct(int fd, int *read_error) nogil
     uint8_t *fs_arena(size_t n_bytes) nogil
     void fs_arena_free(void *p, size_t n_bytes) nogil
 
@@ -100,19 +100,24 @@ cdef int raise_pending() except -1:
 
 
 def direct_mode(int fd):
-    """Make reads and writes of ``fd`` bypass the page cache where they can; returns ``"direct"`` or ``"buffered: why"``."""
-    cdef int error, refused = 0
+    """Make reads and writes of ``fd`` bypass the page cache where they can; returns ``"direct"`` or ``"buffered: why"``.
+
+    Raises OSError, without a file's name, where the first page cannot be read for another reason.
+    """
+    cdef int error, read_error = 0
     cdef long align = fs_dio_align(fd)
     if align == 0:
         return "buffered: the file system has no direct I/O"
     if align > <long>FS_PAGE:
         return f"buffered: direct I/O would need {align}-byte alignment"
     with nogil:
-        error = fs_set_direct(fd, &refused)
+        error = fs_set_direct(fd, &read_error)
     if error:
         return f"buffered: O_DIRECT refused ({os.strerror(-error)})"
-    if refused:
-        return f"buffered: the file system takes O_DIRECT and refuses to read ({os.strerror(refused)})"
+    if read_error in (errno.EINVAL, errno.EOPNOTSUPP):
+        return f"buffered: the file system takes O_DIRECT and refuses to read ({os.strerror(read_error)})"
+    if read_error:
+        raise OSError(read_error, os.strerror(read_error))
     return "direct" if align > 0 else "direct: the kernel does not report its alignment"
 
 
@@ -171,7 +176,10 @@ cdef class File:
         self._choose_mode(direct)
 
     def _choose_mode(self, bint direct):
-        self.mode = direct_mode(self.fd) if direct else "buffered: asked for"
+        try:
+            self.mode = direct_mode(self.fd) if direct else "buffered: asked for"
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
         self.direct = self.mode.startswith("direct")
         if not self.direct:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
