@@ -160,7 +160,8 @@ def epoch_of(
     g: featstore.OutOfCoreGraph, seeds: Int64s, batch_size: int, compute_s: float = 0.0, **options: Any
 ) -> dict[str, Any]:
     """Run an epoch, with ``compute_s`` idle seconds a batch; return the loader's counts, and ``epoch_s``."""
-    with featstore.Loader(g, featstore.NeighborSampler(g, FANOUTS), seeds, batch_size, labels=None, **options) as loader:
+    options |= {"labels": None, "strategy": featstore.OnDemand(cache=None)}  # the device's rows are what is compared
+    with featstore.Loader(g, featstore.NeighborSampler(g, FANOUTS), seeds, batch_size, **options) as loader:
         begin, before = time.perf_counter(), loader.stats()
         for _ in loader:
             if compute_s:

@@ -79,7 +79,7 @@ def one(path: Path, way: str, seed: int, args: argparse.Namespace) -> dict[str, 
         model: Any = means if way == MEANS else GraphSAGE(width, args.hidden, n_classes, hops)
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
         begin = time.perf_counter()
-        with featstore.Loader(g, sampler, seeds, batch_size, names, seed=seed) as loader:
+        with featstore.Loader(g, sampler, seeds, batch_size, names, seed=seed, strategy=featstore.OnDemand(cache=None)) as loader:
             for _ in range(n_epochs):
                 for batch in loader:
                     optimizer.zero_grad()

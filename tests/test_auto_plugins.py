@@ -139,21 +139,6 @@ def test_wrong_estimates_are_left_out(
     assert re.search(message, next(each["impossible"] for each in found["estimates"] if each["strategy"] == "mine"))
 
 
-def test_an_estimate_of_other_counts_that_is_wrong(path: Path, register: Callable[[Estimator], None]) -> None:
-    """Of an epoch that was: all its batches were delivered, and the first estimate stands."""
-    answers: list[Any] = []
-
-    def estimator(workload: featstore.Workload, machine: featstore.Machine) -> featstore.Estimate:
-        answers.append(expected(workload, machine, epoch_s=-1.0 if answers else 1e-9))
-        return answers[-1]
-
-    register(estimator)
-    found = train(path)
-    assert len(answers) == 2
-    assert found["taken"]["strategy"] == found["actual"]["strategy"] == "mine"
-    assert found["actual"]["counted_s"] == 1e-9
-
-
 def test_a_package_that_cannot_be_loaded_disturbs_nobody(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distribute(tmp_path, "plug_s", "", "1 / 0\n")
     (tmp_path / "plug_s-1.0.dist-info" / "entry_points.txt").write_text("[featstore.strategies]\nbroken = plug_s:X\n")

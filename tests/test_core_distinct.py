@@ -72,7 +72,7 @@ def test_batches_of_every_dtype_are_narrowed(rows: list[int], dtype: str, n: int
     trace = Trace([array, array], n)
     assert [batch.tolist() for batch in trace] == [rows, rows]
     assert {batch.dtype for batch in trace} == {np.dtype(np.int32 if n is None or n < 2**31 else np.int64)}
-    if rows and dtype[0] != ">":
+    if rows and dtype[0] != ">" and np.dtype(dtype) != np.uint8:  # of torch's uint8 nobody knows whether it is a mask
         assert [batch.tolist() for batch in Trace([torch.from_numpy(np.ascontiguousarray(array))], n)] == [rows]
 
 

@@ -73,7 +73,6 @@ def test_no_python_code_runs_when_a_closed_loader_dies(small: SimpleNamespace, t
             sampled | {"strategy": "superbatch", "superbatch": 4},
             sampled | {"strategy": "superbatch", "overlap": False, "feature_cache": 0.1},
             sampled | {"strategy": "streamed", "feature_cache": 0.1},
-            sampled | {"memory": 2_000_000},
             {"strategy": "packed", "pack": path, "feature_cache": 0.1},
         ):
             given = {} if "pack" in options else {"sampler": featstore.NeighborSampler(g, [5])}

@@ -134,7 +134,9 @@ def test_beta_is_what_an_edge_costs_in_rows(
 
             monkeypatch.setattr(g.features[name].source, "gather", read)
         history, sampler = featstore.History(DIM, "auto", 50), featstore.NeighborSampler(g, [4, 3], seed=1)
-        with featstore.Loader(g, sampler, SEEDS, batch, features=features, history=history, strategy="ondemand") as loader:
+        with featstore.Loader(
+            g, sampler, SEEDS, batch, features=features, history=history, strategy=STRATEGIES["no cache"]
+        ) as loader:
             split = loader.stats()["history"]["split"]
     assert split["beta"] == pytest.approx(1.0 if row_s is None else 3.0 / row_s)
 

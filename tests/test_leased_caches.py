@@ -248,27 +248,6 @@ def test_a_pack_without_its_dataset_has_nothing_to_read_on_demand(graph: Graph) 
                 check(batch)
 
 
-def test_what_is_read_beside_the_plans_is_no_epoch_of_the_estimate(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch under ``auto`` that had to do without a cache says nothing of what was chosen, nor of the drive."""
-
-    def least(workload: featstore.Workload, machine: featstore.Machine) -> featstore.Estimate:
-        return featstore.Estimate("superbatch", "belady", 1e-9, 0.0, workload.loads)
-
-    monkeypatch.setattr(featstore.Superbatch, "estimate", staticmethod(least))
-    with PLANNING["superbatch"](graph, "train") as train, TOGETHER["auto"](graph, "val") as val:
-        assert val.stats()["auto"]["taken"]["strategy"] == "superbatch"
-        running = iter(train)
-        check(next(running))
-        for batch in val:
-            check(batch)
-        assert "actual" not in val.stats()["auto"]
-        running.close()  # type: ignore[attr-defined]
-        for batch in val:
-            check(batch)
-        assert val.stats()["auto"]["actual"]["n_before"] == 0
-        assert val.stats()["epochs_beside"] == 1
-
-
 @pytest.mark.parametrize("first", PLANNING)
 def test_a_cache_of_the_graph_between_epochs(graph: Graph, first: str) -> None:
     with PLANNING[first](graph, "train") as train:

@@ -461,14 +461,13 @@ def test_labels_by_name(names, device):
 def test_labels_by_default():
     """``y`` where there is one; only a name that was given is an error."""
     g = graph()
-    sampler = Sampler(g.pool)
-    assert list(next(iter(featstore.Loader(g, sampler, [1, 2]))).labels) == ["y"]
+    assert list(next(iter(loader(g, seeds=[1, 2]))).labels) == ["y"]
     del g.node_data["y"]
-    assert next(iter(featstore.Loader(g, sampler, [1, 2]))).labels == {}
+    assert next(iter(loader(g, seeds=[1, 2]))).labels == {}
     with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
-        featstore.Loader(g, sampler, [1, 2], labels="y")
+        loader(g, seeds=[1, 2], labels="y")
     with pytest.raises(ValueError, match="labels: 'few' has 3 entries"):
-        featstore.Loader(g, sampler, [1, 2], labels=["few"])
+        loader(g, seeds=[1, 2], labels=["few"])
 
 
 @pytest.mark.parametrize("seeds", [torch.arange(19), np.arange(500) < 19])

@@ -213,6 +213,7 @@ def test_little_memory_holds_some_parts(path: Path) -> None:
     assert len(set(read)) == 4
 
 
+@pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex)'. superbatches have 1 of:featstore.PerformanceWarning")
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "ginex"])
 def test_no_more_memory_is_needed(path: Path, strategy: str) -> None:
     """Within any budget that suffices without lists, but for where their parts begin; and the budget holds."""

@@ -96,7 +96,8 @@ def test_loaders_that_rest_need_room_for_the_largest(dataset: Path, strategy: An
         with featstore.open(dataset, memory=memory) as g:
             sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
             for batch_size in batch_sizes:
-                resting.append(featstore.Loader(g, sampler, seeds, batch_size, labels=None, prefetch=0))
+                uncached = featstore.OnDemand(cache=None)
+                resting.append(featstore.Loader(g, sampler, seeds, batch_size, labels=None, prefetch=0, strategy=uncached))
                 for _ in resting[-1]:
                     pass
                 del _

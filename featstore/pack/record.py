@@ -165,6 +165,8 @@ class OfflineSamples:
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
         """Return batch ``number`` as it was sampled; batch ``i`` of epoch ``e`` is number ``e * n_batches + i``."""
         batch = self.samples.batch(number, pool)
+        if batch.index != number % self.n_batches:
+            raise CorruptionError(f"batch {number} says that it is the {batch.index}th of its epoch", self.file(SAMPLES))
         self._nodes(batch.input_ids.numpy(), number)
         return batch
 
