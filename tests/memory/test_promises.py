@@ -1,7 +1,7 @@
 """What is promised of memory, seen from outside alone: no test here knows how it is counted, divided or lent.
 
 Where a promise is not kept yet, a table beside the test says by how much, and the test fails where it is more:
-:data:`ROUNDS`, :data:`ROUNDS_BESIDE`, :data:`BUSY`. Whoever keeps more of a promise takes the entries out.
+:data:`ROUNDS`, :data:`ROUNDS_BESIDE`. Whoever keeps more of a promise takes the entries out.
 """
 
 from __future__ import annotations
@@ -200,8 +200,6 @@ def test_what_an_error_names_suffices_from_any_memory(promised: Promised, case: 
 
 # -- loaders side by side --------------------------------------------------------------------------------------------------------
 
-# Promised is that validation runs, by the same strategy, too. Today one that plans raises BusyError in the middle of training.
-BUSY = {"superbatch", "ginex", "streamed", "packed", "auto"}
 # Promised is that no error comes in 12 MB, in which both fit, and one in less. Today so many come, by strategy and sampler: in
 # 12 MB where validation is made last, its batches find no room beside what packing and planning hold in the middle of an epoch.
 ENOUGH = 12_000_000
@@ -243,10 +241,6 @@ def check_beside(promised: Promised, strategy: str, validation: str, sampler: st
         while True:
             try:
                 found = beside(promised, tried[-1], names, sampler, order)
-            except featstore.BusyError:
-                assert validation == strategy
-                assert strategy in BUSY
-                break
             except featstore.BudgetError as error:
                 assert error.needed is not None, f"in {tried} bytes: {error}"
                 assert error.needed > tried[-1], f"in {tried} bytes: {error}"
