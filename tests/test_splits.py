@@ -88,6 +88,8 @@ def test_labels_as_datasets_have_them(
     assert said == "featstore: nodes without a label in 'y' (negative, NaN) are left out: 5 of 60 of train, 7 of 30 of val\n"
     assert found["losses"] == want["losses"]
     assert len(found["losses"]) > 0
+    assert main(["train", str(tmp_path / "given"), "--unlabelled", "error"]) == 2
+    assert "5 of 60 of train, 7 of 30 of val; --unlabelled skip leaves them out" in capsys.readouterr().err
     assert [e["val_accuracy"] for e in found["epochs"]] == [e["val_accuracy"] for e in want["epochs"]]
     with featstore.open(tmp_path / "given") as g:  # a loader delivers what is there
         batch = next(iter(featstore.Loader(g, featstore.NeighborSampler(g, [2]), np.arange(N), N, shuffle=False)))

@@ -84,6 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         metavar="NAME",
         help="features of edges that the layers average beside the neighbours' rows",
     )
+    parser.add_argument(
+        "--unlabelled", choices=("skip", "error"), default="skip", help="what to do with nodes without a label (default: skip)"
+    )
     parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
     parser.add_argument("--save", metavar="FILE", help="write the trained model there, for featstore infer")
@@ -242,7 +245,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options, bool(options.edge_features))
         _say_unused_splits(graph)
         if isinstance(graph, OutOfCoreGraph):
-            _say_unlabelled(graph, options.labels)
+            _say_unlabelled(graph, options.labels, options.unlabelled)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
         torch.use_deterministic_algorithms(True)
@@ -303,15 +306,16 @@ def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _say_unlabelled(graph: OutOfCoreGraph, labels: str) -> None:
-    """Print a line about nodes of splits that have no label: nothing is trained or measured on them."""
+def _say_unlabelled(graph: OutOfCoreGraph, labels: str, what: str) -> None:
+    """Print a line about nodes of splits that have no label: nothing is trained or measured on them. ``"error"``: raise it."""
     count_classes(graph, labels)  # what is wrong with the labels as such comes first
     left_out = unlabelled(graph, labels)
     if left_out:
         counts = ", ".join(f"{n:,} of {of:,} of {split}" for split, (n, of) in left_out.items())
-        print(
-            f"featstore: nodes without a label in {labels!r} (negative, NaN) are left out: {counts}", file=sys.stderr, flush=True
-        )
+        said = f"nodes without a label in {labels!r} (negative, NaN)"
+        if what == "error":
+            raise ValueError(f"{said}: {counts}; --unlabelled skip leaves them out")
+        print(f"featstore: {said} are left out: {counts}", file=sys.stderr, flush=True)
 
 
 def _say(epoch: Epoch) -> None:
