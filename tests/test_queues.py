@@ -116,7 +116,8 @@ def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypat
             return lease(pool, n_bytes)
 
         sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
-        with featstore.Loader(g, sampler, np.arange(600), 600, labels=None, prefetch=0, threads=1) as loader:
+        options: dict[str, Any] = {"labels": None, "prefetch": 0, "threads": 1, "strategy": featstore.OnDemand(cache=None)}
+        with featstore.Loader(g, sampler, np.arange(600), 600, **options) as loader:
             monkeypatch.setattr(BufferPool, "lease", short)
             monkeypatch.setattr(Reader, "make_do", wait)
             assert [len(batch.seeds) for batch in loader] == [600]

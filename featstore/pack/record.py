@@ -165,8 +165,9 @@ class OfflineSamples:
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
         """Return batch ``number`` as it was sampled; batch ``i`` of epoch ``e`` is number ``e * n_batches + i``."""
         batch = self.samples.batch(number, pool)
-        if batch.index != number % self.n_batches:
-            raise CorruptionError(f"batch {number} says that it is the {batch.index}th of its epoch", self.file(SAMPLES))
+        if (batch.epoch, batch.index) != divmod(number, self.n_batches):
+            said = f"batch {number} says that it is batch {batch.index} of epoch {batch.epoch}"
+            raise CorruptionError(said, self.file(SAMPLES))
         self._nodes(batch.input_ids.numpy(), number)
         return batch
 
