@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Aggregate",
     "Auto",
-    "BatchSize",
     "Batches",
     "Block",
     "BudgetError",
@@ -63,7 +62,6 @@ __all__ = [
     "Prepared",
     "RandomBatches",
     "RanksWarning",
-    "Request",
     "Runner",
     "SampledBatch",
     "SampledBatches",

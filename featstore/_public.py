@@ -89,10 +89,8 @@ from featstore.strategies.base import (
     Runner as Runner,
     Strategy as Strategy,
 )
-from featstore.strategies.batchsize import BatchSize as BatchSize
 from featstore.strategies.devicecache import DeviceCache as DeviceCache
 from featstore.strategies.ginex import Ginex as Ginex
-from featstore.strategies.memory import Request as Request
 from featstore.strategies.ondemand import OnDemand as OnDemand
 from featstore.strategies.packed import Packed as Packed
 from featstore.strategies.registry import (

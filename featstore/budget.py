@@ -63,7 +63,12 @@ class Loan:
     """Memory that its holder gives back where another reservation does not fit; made by :meth:`Budget.lend`."""
 
     def __init__(
-        self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int], of: str | Reservation
+        self,
+        budget: Budget,
+        cost: int,
+        size: Callable[[], int],
+        give_back: Callable[[int], int],
+        of: str | Reservation | Mapping[str, Reservation],
     ) -> None:
         self.cost, self._of = cost, of
         self._budget = budget
@@ -77,10 +82,14 @@ class Loan:
         """Note that the holder, which had nothing on loan, is about to lend: seconds on loan count from now."""
         self.since = time.monotonic()
 
-    @property
-    def holder(self) -> str:
-        """The name under which the bytes are reserved."""
-        return self._of if isinstance(self._of, str) else self._of.holder
+    def by_holder(self) -> Mapping[str, int]:
+        """Return :attr:`n_bytes` by the names under which they are reserved; none where nothing is on loan."""
+        n_bytes = self.n_bytes
+        if not n_bytes:
+            return {}
+        if isinstance(self._of, Mapping):
+            return {held.holder: held.n_bytes for held in self._of.values()}
+        return {self._of if isinstance(self._of, str) else self._of.holder: n_bytes}
 
     @property
     def n_bytes(self) -> int:
@@ -229,7 +238,14 @@ class Budget:
         """Bytes reserved that their holders would give back."""
         return sum(loan.n_bytes for loan in self._loans)
 
-    def lend(self, size: Callable[[], int], give_back: Callable[[int], int], *, cost: int, of: str | Reservation) -> Loan:
+    def lend(
+        self,
+        size: Callable[[], int],
+        give_back: Callable[[int], int],
+        *,
+        cost: int,
+        of: str | Reservation | Mapping[str, Reservation],
+    ) -> Loan:
         """Let the ledger take memory back from a holder.
 
         Parameters
@@ -240,8 +256,8 @@ class Budget:
             Releases ``n_bytes``, or more, or as many as can be had, and returns how many; called from any thread that reserves.
         cost : int
             Loans are taken back in ascending order of it.
-        of : Reservation or str
-            The reservation that has the bytes, or the name of several.
+        of : Reservation, mapping of reservations, or str
+            The reservation that has the bytes, several that are on loan together and whole, or the name of several.
         """
         loan = Loan(self, cost, size, give_back, of)
         with self._lock:
@@ -318,9 +334,9 @@ class Budget:
             now = time.monotonic()
             sums, lent, seconds = dict[str, int](), dict[str, int](), dict[str, float]()
             for loan in self._loans:
-                if n_bytes := loan.n_bytes:
-                    lent[loan.holder] = lent.get(loan.holder, 0) + n_bytes
-                    seconds[loan.holder] = max(seconds.get(loan.holder, 0.0), now - loan.since)
+                for holder, n_bytes in loan.by_holder().items():
+                    lent[holder] = lent.get(holder, 0) + n_bytes
+                    seconds[holder] = max(seconds.get(holder, 0.0), now - loan.since)
             for reservation in list(self._held.values()):  # a destructor may release meanwhile
                 sums[reservation.holder] = sums.get(reservation.holder, 0) + reservation.n_bytes
             total, peak = self.total, self._peak

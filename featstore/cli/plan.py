@@ -50,9 +50,9 @@ from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.estimates import choose, foreseen_lengths
+from featstore.strategies.memory import AHEAD, FRACTIONS
 from featstore.strategies.profile import DISK_SHARE, profile_batches
 from featstore.strategies.setup import Setup
-from featstore.strategies.superbatch import AHEAD_SHARE
 from featstore.strategies.superbatchepoch import most_ahead
 
 __all__ = ["add_arguments", "run"]
@@ -170,7 +170,7 @@ def _explain(options: argparse.Namespace) -> int:
             if not trace.n_accesses:
                 raise ValueError("the trace asks for no rows")
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
-            ahead = min(graph.budget.total // AHEAD_SHARE, most_ahead(store.nbytes))  # as a loader of this budget reads ahead
+            ahead = min(int(graph.budget.total * FRACTIONS[AHEAD]), most_ahead(store.nbytes))  # as a loader reads ahead
             sources = [each.source for each in graph.features.values()]
             with Bar(total=3, desc="measuring", leave=False, file=sys.stderr, disable=not show) as bar:
                 drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)

@@ -13,7 +13,6 @@ from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
 from featstore.load.prepared import PreparedCheck
 from featstore.load.stages import Item, Stages
-from featstore.load.waiting import Waiting
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import EpochRun
 
@@ -65,8 +64,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._stop = stop
         self._stages = stages
         self._has_delivered = False
-        self._waiting = stages.waiting(run, depth) if most > depth else None
-        first, second, third = stages.of(run, self._waiting, check)
+        first, second, third = stages.of(run, check)
         self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
             first,
             second,
@@ -82,7 +80,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             most=most,
             may_grow=stages.may_grow,
         )
-        self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, self._waiting, owner)
+        self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
         stages.begin(run)
         try:
             self._pipeline.begin()
@@ -117,11 +115,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             self._stages.step_done()
         if self._pipeline.position >= self._stop:
             return None
-        if self._waiting is not None:
-            self._pipeline.look_less_far(self._waiting.n_emptied())
         batch = self._pipeline.get()
-        if self._waiting is not None:
-            self._waiting.take(batch)
         self._has_delivered = True
         self._stages.receive(batch)
         self._position.batch = self._pipeline.position
@@ -176,7 +170,7 @@ class EpochIterator(Iterator[MiniBatch]):
             self._running.close()
 
 
-def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, waiting: Waiting | None, owner: object) -> None:
+def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
     try:
         run.stop()  # or a thread would wait for a superbatch that comes only when batches have passed that now never will
         pipeline.close(FINALIZER_JOIN_S)
@@ -184,7 +178,5 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, waiti
         pipeline.close(FINALIZER_JOIN_S)
         raise
     finally:
-        if waiting is not None:
-            waiting.close()
         stages.over(run)
         run.close()

@@ -38,6 +38,7 @@ from featstore.sampling.macrolists import macro_lists
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
 from featstore.strategies.devicecache import DeviceCache, describe, with_tier
+from featstore.strategies.memory import Memory
 from featstore.strategies.registry import get_strategy
 from featstore.strategies.savedsplit import HistorySplit
 from featstore.strategies.setup import Setup
@@ -257,35 +258,38 @@ class Loader:
         split = None
         if history is not None and history.is_open:
             split = HistorySplit(history, cast(Drawn, setup.batches))
-        setup = self._reserve_order(replace(setup, divides=split))
-        if cache is not None:
-            setup = with_tier(setup, cache)
-            if setup.on_device is not None:
-                self._close_tier = finalize_here(self, setup.on_device.close)
+        setup = replace(setup, divides=split)
+        try:
+            self._reserve_order(setup)
+            if cache is not None:
+                setup = with_tier(setup, cache)
+                if setup.on_device is not None:
+                    self._close_tier = finalize_here(self, setup.on_device.close)
+        except BudgetError as error:  # batches come on top, and what the strategy holds, which is not known yet
+            error = Memory(setup, caches=self._order_bytes(setup)).too_small(error)
+            raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
         self._runner = self._strategy.run(setup)
         if split is not None:  # by a strategy that sizes no caches
             split.divide(self._runner.setup, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.setup, self._runner.memory)
         self._stages = Stages(self._runner.setup, self._runner.memory, self._history)
 
-    def _reserve_order(self, setup: Setup) -> Setup:
+    def _reserve_order(self, setup: Setup) -> None:
         """Count the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
-        g, labels = self._g, setup.labels
-        batches = setup.batches
-        n_bytes: int = getattr(getattr(batches, "batches", batches), "nbytes", 0)
-        try:
-            for name in labels:
-                if (n := len(g.node_data[name])) != g.num_nodes:
-                    raise ValueError(f"labels: {name!r} has {n} entries for {g.num_nodes} nodes")
-            self._held.append(g.budget.reserve("loader order", n_bytes))
-            if self._history is not None and not self._history.is_open:
-                self._history.make(g, setup.device)
-        except BudgetError as error:
-            more = n_bytes + sum(map(g.data_bytes, labels))
-            if self._history is not None:
-                more += self._history.needed_bytes(g, setup.device)
-            return replace(setup, refused=error, refused_bytes=more)
-        return setup
+        g, order = self._g, getattr(setup.batches, "batches", setup.batches)
+        for name in setup.labels:
+            if (n := len(g.node_data[name])) != g.num_nodes:
+                raise ValueError(f"labels: {name!r} has {n} entries for {g.num_nodes} nodes")
+        self._held.append(g.budget.reserve("loader order", getattr(order, "nbytes", 0)))
+        if self._history is not None and not self._history.is_open:
+            self._history.make(g, setup.device)
+
+    def _order_bytes(self, setup: Setup) -> int:
+        """Return what that takes in all."""
+        n_bytes: int = getattr(getattr(setup.batches, "batches", setup.batches), "nbytes", 0)
+        history: int = 0 if self._history is None else self._history.needed_bytes(self._g, setup.device)
+        labels: int = sum(map(self._g.data_bytes, setup.labels))
+        return n_bytes + labels + history
 
     def __repr__(self) -> str:
         if not hasattr(self, "_stages"):

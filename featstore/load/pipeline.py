@@ -219,13 +219,6 @@ class Pipeline(Generic[A, B, C]):
                 del outcome  # or the error would hold this frame, and the frame the error
         return outcome
 
-    def look_less_far(self, items: int) -> None:
-        """Make so many items fewer ahead, as far as it was grown: others need the memory. It may grow again."""
-        if items:
-            with self._lock:
-                self._depth = max(min(self._least, self._depth), self._depth - items)
-                self._n_full = 0
-
     def _adapt(self) -> None:
         """Look further ahead where the loop is about to wait, less far where it long did not."""
         if self._most <= self._least:

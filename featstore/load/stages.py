@@ -22,13 +22,11 @@ from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import MiniBatch
 from featstore.load.prepared import PreparedCheck
 from featstore.load.transfer import Assembled, Transfer
-from featstore.load.waiting import Waiting
-from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.numbered import edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.counters import Overlap
-from featstore.strategies.memory import Memory, too_small
+from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Setup
 
 __all__ = ["Item", "Stages"]
@@ -105,17 +103,15 @@ class Stages:
             self._on_device.step_done(self._setup)
 
     def of(
-        self, run: EpochRun, waiting: Waiting | None = None, check: PreparedCheck | None = None
+        self, run: EpochRun, check: PreparedCheck | None = None
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
 
-        ``waiting`` hears of every batch that the last stage has made, ``check`` of every one that the strategy prepares.
+        ``check`` hears of every batch that the strategy prepares.
         """
         sample = self._for_device(partial(self._sample, check=check), run)
         assemble = self._for_device(self._assemble, run)
         last: Callable[..., MiniBatch] = self._transfer or assemble
-        if waiting is not None:
-            last = waiting.after(last)
         return (sample, last, None) if self._transfer is None else (sample, self._for_device(self._assemble_apart, run), last)
 
     def _for_device(self, stage: Callable[..., Any], run: EpochRun) -> Callable[..., Any]:
@@ -128,35 +124,13 @@ class Stages:
 
         return stage_of if device.type == "cuda" else partial(stage, run)
 
-    def waiting(self, run: EpochRun, least: int) -> Waiting | None:
-        """Return what lends batches made ahead beyond ``least``; None where their rows cannot be read again."""
-        if self._setup.device.type != "cpu" or not self._setup.features or isinstance(self._g, PackedGraph):
-            return None
-        return Waiting(self._g.budget, self._g.pool, least, partial(self._refill, run))
-
-    def _refill(self, run: EpochRun, batch: MiniBatch) -> None:
-        """Gather rows of a batch that were given back while it waited, by ids: plans run once."""
-        while len(batch.features) < len(self._setup.features):
-            tally = Tally()
-            try:
-                with self.watch.time("gather"):
-                    for name in self._setup.features:
-                        if name not in batch.features:
-                            batch.features[name] = self._stores[name].gather(batch.input_ids, None, {}, tally, **self._copying)
-            except BudgetError as error:
-                refused = too_small(error.with_traceback(None), self.memory.least(len(batch.input_ids)))
-                if not self.spare(run):
-                    raise refused from None
-            finally:
-                self._setup.reads.add(tally.read)
-
     def may_grow(self) -> bool:
-        """Whether there is memory for one batch more ahead, and as much again, that nobody has to give back for it.
+        """Whether there is memory for one batch more ahead, and three for others, that nobody has to give back for it.
 
         On a CUDA device as well, where batches wait for the loop.
         """
-        needed = 2 * self.memory.batch_bytes(self.memory.batch.n_rows)
-        if self.memory.spare() < needed or self._g.budget.available < needed:
+        needed = 4 * self.memory.batch_bytes(self.memory.batch.n_rows)
+        if self.memory.unused() < needed or self._g.budget.available < needed:
             return False
         on_device = spare_bytes(self._setup.device)
         return on_device is None or on_device >= needed
@@ -202,10 +176,7 @@ class Stages:
                 split = part, torch.from_numpy(others)
             return Item(prepared, n_bytes, split)
         except BudgetError as error:
-            # How many rows it would have had is unknown: as many as the largest batch so far.
-            self.memory.expect()
-            needed = None if error.needed is None else max(error.needed, self.memory.least())
-            raise self._too_small(position, error, needed) from None
+            raise self._too_small(position, error) from None  # how many rows it would have had is unknown
 
     def _assemble(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
         """Return a batch of what the host has of it: whole, unless a device has some of its rows."""
@@ -216,7 +187,7 @@ class Stages:
             self._gather_features(run, item)
         except BudgetError as error:
             self.memory.saw(n_rows, item.n_bytes)
-            raise self._too_small(position, error, self.memory.least(n_rows)) from None
+            raise self._too_small(position, error, n_rows) from None
         with self.watch.time("labels"):
             labels = {name: self._g.node_data[name][sampled.seeds] for name in self._setup.labels}
         batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, labels, sampled.index)
@@ -292,8 +263,8 @@ class Stages:
             raise ClosedError("the plan names rows on the device, which holds none")
         return tier.arrays[name]
 
-    def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
+    def _too_small(self, position: int, error: BudgetError, n_rows: int = 0) -> BudgetError:
         holds, n_held = "the loop holds the one before it", self.memory.n_delivered
         if n_held > 1:
             holds = f"{n_held} earlier batches are held (let go of them, or keep copies of what is needed of them)"
-        return too_small(error, needed, before=f"batch {position} does not fit while {holds}: ")
+        return self.memory.too_small(error, n_rows, before=f"batch {position} does not fit while {holds}: ")

@@ -72,10 +72,15 @@ class PackArenas:
     packing: Arenas
     windows: Mapping[str, Arenas]
 
+    def keep(self, packing: int, windows: int) -> None:
+        """Keep no more than so many bytes from now on: what more is held of packing is held before the first buffer is."""
+        self.packing.keep(packing)
+        for arenas in self.windows.values():
+            arenas.keep(windows // len(self.windows))
+
     def drop(self) -> None:
         """Keep nothing."""
-        for arenas in (self.packing, *self.windows.values()):
-            arenas.drop()
+        self.keep(0, 0)
 
 
 @dataclass

@@ -72,6 +72,12 @@ class Arenas:
             self._kept = [Arena(n_bytes) for n_bytes in sizes]
         return list(self._kept)
 
+    def keep(self, most_bytes: int) -> None:
+        """Keep no more than that from now on."""
+        if self.nbytes > most_bytes:
+            self.drop()
+        self._most_bytes = most_bytes
+
     def drop(self) -> None:
         """Keep nothing."""
         self._kept = []

@@ -31,13 +31,13 @@ from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.length import at_least
 from featstore.strategies.lookahead import rows_in_memory
-from featstore.strategies.memory import before_asking
+from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.superbatch import AHEAD_SHARE, Superbatch, plan_ahead
+from featstore.strategies.superbatch import Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["Auto"]
@@ -86,11 +86,10 @@ class Auto(Strategy):
         """See :class:`~featstore.Strategy`."""
         pack, cache = setup.pack, self.cache
         of_edges = edge_cache_bytes(setup, self.edge_cache, None)
-        if setup.refused is None:
-            make_room(setup.graph, setup.features, of_edges)
-        setup, memory = before_asking(setup, sum(of_edges.values()))
+        make_room(setup.graph, setup.features, of_edges)
+        setup, memory = ask(setup, caches=sum(of_edges.values()))
         planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
-        if setup.refused is not None or not memory.suffices:  # what is taken then says what does
+        if not memory.suffices:  # what is taken then says what does
             decision = _default(setup, planning, 0, "no memory for two batches")
             return AutoRunner(self._chosen(decision, cache, pack).run(setup), decision)
         with setup.budget.reserve(EDGES, sum(of_edges.values())):  # what the strategy's caches of edge features will take
@@ -226,7 +225,7 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
                 on_device=on_device,
                 device_on_host=setup.device.type == "cpu",
                 online=ONLINE,
-                ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
+                ahead_bytes=min(ahead_bytes(setup), int(graph.budget.total * FRACTIONS[AHEAD])),
                 out_degree=degrees if capacity else None,
             )
         lengths = foreseen_lengths(_sampled(setup, profile, workload.miss_share), options)

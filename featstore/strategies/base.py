@@ -18,9 +18,8 @@ from featstore.gather.sources import RowSource
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
-from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.length import Length
-from featstore.strategies.memory import Memory, Request
+from featstore.strategies.memory import Memory
 from featstore.strategies.options import check_fields
 from featstore.strategies.setup import Setup
 
@@ -98,7 +97,7 @@ class Runner(ABC):
     setup : Setup
         What the loader goes by from now on: the batches as they will run, and what all stages need.
     memory : Memory
-        What the loader needs of the memory: what :func:`~featstore.strategies.memory.ask` has added up, or two batches.
+        What the loader's batches need of the memory, as :func:`~featstore.strategies.memory.ask` has measured, or will see.
     prefetch : int
         Batches made ahead; fewer than were asked for where memory is short.
     """
@@ -159,14 +158,6 @@ class Strategy(ABC):
             Other batches are asked for than those.
         """
         return None
-
-    def requests(self, setup: Setup, batch: BatchSize) -> Sequence[Request]:
-        """Return what memory a runner needs beside batches and caches, where batches are like ``batch``; by default none.
-
-        The leasts are added up and the rest is divided before any stage begins
-        (:func:`~featstore.strategies.memory.ask`); the runner's ``memory.granted`` then says what each request got.
-        """
-        return ()
 
     @classmethod
     def estimate(cls, workload: Workload, machine: Machine) -> Estimate | Sequence[Estimate] | None:

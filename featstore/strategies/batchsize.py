@@ -1,8 +1,7 @@
-"""The size of batches: one is sampled, or its size is expected from the degrees."""
+"""The size of batches: one is sampled, and measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,12 @@ from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import together_of
 from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledBatches, SampledEpoch
-from featstore.strategies.expected import expected_edges
+from featstore.sampling.scratch import SCRATCH
 
-__all__ = ["REUSE", "ROW_BYTES", "BatchSize", "foresee", "is_tight", "larger", "largest", "measure", "pooled_bytes"]
+__all__ = ["REUSE", "ROW_BYTES", "BatchSize", "is_tight", "larger", "measure", "most_of", "pooled_bytes"]
 
 ROW_BYTES = 64  # of a row of a batch, beside its features: ids, edges and what sampling takes
-KEPT_BYTES = 128  # of a row of a pack's batch, of its sample and plan, where none can be read: a generous guess
+EDGES = 8  # of a row of a pack's batch, where none can be read: a generous guess
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
 MARGIN = 16  # batches differ in size by a few percent: the largest is taken to be larger by one part of so many
 N_OTHERS = 8  # batches that are measured beside the first
@@ -49,6 +48,8 @@ class BatchSize:
         That are held while it is sampled, the sample included; the sampler's scratch apart.
     n_edges : int
         Of all blocks together.
+    scratch_bytes : int
+        Of memory that the sampler keeps for each thread.
     """
 
     n_rows: int
@@ -56,6 +57,7 @@ class BatchSize:
     sample_bytes: int = 0
     sampling_bytes: int = 0
     n_edges: int = 0
+    scratch_bytes: int = 0
 
     @property
     def larger(self) -> int:
@@ -67,7 +69,7 @@ class BatchSize:
         if n_rows == self.n_rows:
             return self
         n, by = max(1, self.n_rows), n_rows
-        parts = (self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges)
+        parts = (self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges, self.scratch_bytes)
         return BatchSize(by, *(part * by // n for part in parts))
 
 
@@ -114,7 +116,8 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
     stored = sum(len(block.src) + block.n_dst for block in sampled.blocks) + extra // 4
     pool.trim()
     n_edges = sum(len(block.src) for block in sampled.blocks)
-    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges), sampled
+    scratch = graph.budget.report().get(SCRATCH, 0)
+    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges, scratch), sampled
 
 
 class _FirstKept(DerivedBatches):
@@ -161,25 +164,18 @@ class _FirstEpoch(DerivedEpoch):
         return None if position else self._kept.take()
 
 
-def foresee(graph: Any, batches: SampledBatches) -> BatchSize:
-    """Return what a batch comes to, expected from the degrees; its seeds alone where the sampler does not say its fan-outs."""
-    fanouts: Sequence[int] | None = batches.fanouts
-    if batches.most_rows is not None:
-        held = pooled_bytes(KEPT_BYTES * batches.most_rows)
-        return BatchSize(batches.most_rows, 0, held, held)
-    rows, edges = min(batches.batch_size, int(graph.num_nodes)), list[int]()
-    if fanouts is not None and hasattr(graph, "degree_pieces"):
-        rows, edges = expected_edges(graph, fanouts, batches.batch_size)
-    held = pooled_bytes(8 * rows) + sum(2 * pooled_bytes(8 * n) for n in edges)
-    drawing = max((3 * pooled_bytes(8 * n) for n in edges), default=0)  # places of drawn ids, and the ids, not numbered yet
-    return BatchSize(rows, sum(edges) + rows, held, held + drawing, sum(edges))
-
-
-def largest(graph: Any, batches: SampledBatches, batch: BatchSize) -> BatchSize:
-    """Return ``batch``, or what the largest of some others comes to, as far as there is memory to sample them."""
-    if batches.most_rows is not None:
-        return batch
-    return max([batch, *_others(graph, batches)], key=lambda each: each.n_rows)
+def most_of(graph: Any, batches: SampledBatches) -> BatchSize:
+    """Return what a batch comes to at the most, by its seeds and fan-outs alone."""
+    n, rows, edges = int(graph.num_nodes), batches.most_rows, 0
+    if rows is not None:
+        edges = EDGES * rows
+    else:
+        rows, n_edges = min(batches.batch_size, n), int(graph.num_edges)
+        for fanout in [-1] if batches.fanouts is None else batches.fanouts:
+            drawn = n_edges if fanout < 0 else min(n_edges, rows * fanout)
+            rows, edges = min(n, rows + drawn), edges + drawn
+    held = 8 * rows + 16 * edges
+    return BatchSize(rows, edges + rows, held, 2 * held, edges)
 
 
 def _others(graph: Any, batches: SampledBatches) -> list[BatchSize]:
@@ -195,10 +191,5 @@ def _others(graph: Any, batches: SampledBatches) -> list[BatchSize]:
 
 def is_tight(graph: Any, batches: SampledBatches, row_bytes: int) -> bool:
     """Whether two batches may need more than half of what is left: then one is measured before anything begins."""
-    n = int(graph.num_nodes)
-    rows = batches.most_rows
-    if rows is None:
-        rows = batches.batch_size
-        for fanout in [-1] if batches.fanouts is None else batches.fanouts:
-            rows = n if fanout < 0 else min(n, rows * (1 + fanout))
+    rows = most_of(graph, batches).n_rows
     return bool(2 * rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)

@@ -36,13 +36,8 @@ __all__ = [
 ]
 
 
-def beside_caches(
-    setup: Setup, size: int | float | str | None, policy: Policy, of_edges: Mapping[str, int]
-) -> tuple[Setup, int, int]:
-    """Return a setup that knows the rows of caches of ``size``, and what :func:`~featstore.strategies.memory.ask` is to know.
-
-    That is the bytes of all caches, those of edge features included, and the rows of each.
-    """
+def beside_caches(setup: Setup, size: int | float | str | None, policy: Policy, of_edges: Mapping[str, int]) -> tuple[Setup, int]:
+    """Return a setup that knows the rows of caches of ``size``, and the bytes of all caches, those of edge features included."""
     sizes: dict[str, int] = {}
     widths, n = setup.row_bytes, setup.graph.num_nodes
     if size is not None and size != "auto" and widths and n:
@@ -50,7 +45,7 @@ def beside_caches(
     capacity = min((FeatureCache.capacity_for(sizes[name], widths[name], n, policy) for name in sizes), default=0)
     if size != "auto" and setup.planning is not None:
         setup = replace(setup, planning=replace(setup.planning, capacity=capacity))
-    return setup, sum(sizes.values()) + sum(of_edges.values()), capacity
+    return setup, sum(sizes.values()) + sum(of_edges.values())
 
 
 def edge_cache_bytes(setup: Setup, size: int | float | str | None, policy: Policy | None) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.config import parse_cache_size, parse_size
 from featstore.errors import BudgetError, OptionError
-from featstore.strategies.devicechoice import DEVICE_POLICY, FILL_BYTES, make_tier
+from featstore.strategies.devicechoice import DEVICE_POLICY, make_tier
 from featstore.strategies.devicefill import FilledLater
 from featstore.strategies.setup import OnDevice, Setup
 
@@ -101,12 +101,12 @@ def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str,
 def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
     """Return the setup of a loader with its tier, filled; of a pack, with the number of rows that its layout must have.
 
-    Where the memory does not suffice, the setup says so as for an epoch's order: what the loader needs in all is not known yet.
-
     Raises
     ------
     OptionError
         A policy for a pack.
+    BudgetError
+        There is no memory for it.
     PluginError
         The policy failed.
     RuntimeError
@@ -129,15 +129,8 @@ def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
         return replace(setup, device_rows=n_rows)
     if not n_rows or not setup.features:
         return setup
-    on_host = n_rows * sum(setup.row_bytes.values()) if setup.device.type == "cpu" else FILL_BYTES
-    n_bytes = on_host + 8 * n_rows + 4 * setup.graph.num_nodes
-    if setup.refused is not None:
-        return replace(setup, on_device=OnDevice(), refused_bytes=setup.refused_bytes + n_bytes)
-    try:
-        with setup.watch.time("cache"):
-            return replace(setup, on_device=OnDevice(make_tier(setup, cache.static_policy, n_rows)))
-    except BudgetError as error:
-        return replace(setup, on_device=OnDevice(), refused=error, refused_bytes=n_bytes)
+    with setup.watch.time("cache"):
+        return replace(setup, on_device=OnDevice(make_tier(setup, cache.static_policy, n_rows)))
 
 
 def describe(on_device: OnDevice | None) -> dict[str, Any]:

@@ -1,18 +1,17 @@
-"""The memory of a loader: what it needs at the least is asked for once, added up here, and the rest divided here.
+"""The memory of a loader: what its batches take, and the fraction of the rest that each automatic size gets.
 
-A :class:`Request` says what a strategy holds for as long as it runs. :class:`Memory` adds the leasts of all requests, the caches
-whose size was given, the batches of the loop, and what other loaders need. Where that is beyond the budget, it raises, and names
-the least. Otherwise it divides what is left: a part to each request, then batches made ahead; caches that size themselves get the
-rest.
+A batch is measured (:mod:`featstore.strategies.batchsize`); room for two of them is left free. Of the rest what an epoch holds
+beside batches gets its fraction, or as much of it as is of use; caches that size themselves get what is left then. Nothing is
+reserved here: whoever allocates reserves, and takes back first what is on loan.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from featstore.budget import Budget, MemoryReport
 from featstore.config import format_size
@@ -20,64 +19,58 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
 from featstore.sampling.drawn import ahead_bytes, lists_of
 from featstore.sampling.macrolists import HOLDER as LISTS
-from featstore.sampling.macrolists import SHARE as LISTS_SHARE
-from featstore.sampling.scratch import SCRATCH
-from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
+from featstore.strategies.batchsize import REUSE, BatchSize, larger, measure, most_of, pooled_bytes
 from featstore.strategies.setup import Setup
 
-__all__ = ["SAMPLED_AHEAD", "SAMPLED_SHARE", "Memory", "Request", "ask", "before_asking", "too_small"]
+__all__ = [
+    "AHEAD",
+    "EDGE_PLANNER",
+    "FRACTIONS",
+    "PACKING",
+    "PACK_WINDOWS",
+    "PLANNER",
+    "SAMPLED_AHEAD",
+    "WINDOWS",
+    "Memory",
+    "ask",
+]
 
-SAMPLED_AHEAD = "epoch samples"  # holder
-SAMPLED_SHARE = 4  # of what is left beyond the leasts: what is drawn for many batches at once goes to disk beyond it
+# Holders, as the budget's report calls them.
+SAMPLED_AHEAD, PLANNER, EDGE_PLANNER = "epoch samples", "planner", "planner of edges"
+AHEAD, WINDOWS, PACK_WINDOWS, PACKING = "read ahead", "extents read ahead", "extents of a pack read ahead", "packing"
+
+# Of the memory that batches leave, at most; planners have superbatches that fit what they get, so they may have all of it.
+FRACTIONS = {
+    SAMPLED_AHEAD: 1 / 4,  # what is drawn for many batches at once goes to disk beyond it
+    WINDOWS: 1 / 12,
+    PACK_WINDOWS: 1 / 16,
+    PACKING: 1 / 3,
+    PLANNER: 1.0,
+    AHEAD: 1 / 12,
+    EDGE_PLANNER: 1.0,
+    LISTS: 1 / 8,
+}
+PLAN_ARRAYS = 8  # of 8 bytes a row: a batch's plan for the host cache, or one of its edges
+SPLIT_ARRAYS = 4  # which rows of a batch the device has, and where
+LARGEST = 4 / 3  # of the batches to come, by the one that was measured, for a number in an error
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a strategy holds for as long as it runs.
-
-    Parameters
-    ----------
-    holder : str
-        What the budget's report calls it.
-    least, useful : int
-        Bytes without which it cannot work, and beyond which more does nothing.
-    share : int
-        Beyond its least it gets one part of so many of what is left, at most: other loaders may follow.
-    otherwise : int, optional
-        What does as well as any other size below ``useful``.
-    is_held : bool
-        The runner's :class:`~featstore.strategies.holdings.Holdings` reserve it; else whoever needs it does, when it is needed.
-    is_first : bool
-        It is held before all else, and given back: the least of these requests need not fit beside batches, caches and other
-        requests. No more than the least is granted.
-    """
-
-    holder: str
-    least: int
-    useful: int = 0
-    share: int = 1
-    otherwise: int | None = None
-    is_held: bool = True
-    is_first: bool = False
+Needs: TypeAlias = "Mapping[str, tuple[int, int]]"
 
 
 def ask(
-    setup: Setup,
-    requests: Callable[[Setup, BatchSize], Sequence[Request]] | None = None,
-    cache_bytes: int = 0,
-    capacity: int = 0,
-    *,
-    plans: bool = False,
+    setup: Setup, needs: Callable[[Setup, BatchSize], Needs] | None = None, caches: int = 0, *, plans: bool = False
 ) -> tuple[Setup, Memory]:
-    """Add up what a loader needs, before any of its stages begins.
+    """Measure the loader's first batch, unless it was, and return what the loader needs.
 
     Parameters
     ----------
     setup : Setup
-    requests : callable (setup, batch) -> sequence of Request, optional
-        What the strategy holds where batches are like ``batch``.
-    cache_bytes, capacity : int
-        Of the feature caches whose size was given, and the rows of each.
+    needs : callable (setup, batch) -> mapping of str to (int, int), optional
+        What an epoch holds where batches are like ``batch``: by holder the bytes without which it cannot run, and those beyond
+        which more does nothing.
+    caches : int
+        Bytes of the caches whose size was given.
     plans : bool
         Batches come with plans from a file, and others are sampled meanwhile.
 
@@ -90,178 +83,69 @@ def ask(
     Raises
     ------
     BudgetError
-        The memory does not suffice for two batches, or for what the loader takes itself; names what does.
+        There is no memory to sample a batch; names what suffices for two of the largest that there could be.
     """
-    setup, known = _measured(setup)
-    given = [] if requests is None else [*requests(setup, known)]
-    least, useful = ahead_bytes(setup.batches)  # of a sampler that draws many batches at once
-    if useful:
-        given.insert(0, Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE))
-    lists = lists_of(setup.batches)
-    if lists is not None:
-        given.append(Request(LISTS, 0, lists.useful_bytes, LISTS_SHARE, is_held=False))
-    memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
-    if setup.refused is not None:
-        raise too_small(setup.refused, memory.least() + setup.refused_bytes) from None
-    memory.divide()
-    if lists is not None:
-        lists.use(memory.granted[LISTS])
-    return setup, memory
-
-
-def before_asking(setup: Setup, cache_bytes: int = 0, *, plans: bool = False) -> tuple[Setup, Memory]:
-    """As :func:`ask`, for looking at batches before it is known what to ask for: nothing is divided, and nothing refused.
-
-    Where there is too little for the loop, ``memory.suffices`` is false, or ``setup.refused`` says why.
-    """
-    setup, known = _measured(setup)
-    memory, lists = Memory(setup, known, (), cache_bytes, plans=plans), lists_of(setup.batches)
-    if lists is not None:
-        lists.use(min(lists.useful_bytes, memory.unused() // LISTS_SHARE))  # on loan
-    return setup, memory
-
-
-def _measured(setup: Setup) -> tuple[Setup, BatchSize]:
-    """Return a setup that knows how large batches are, or why not; and how large they are, or are expected to be."""
     lists = lists_of(setup.batches)
     if lists is not None:
         lists.use(0)  # what they had is divided anew
     if setup.batch is not None:  # more was sampled since, by several threads
         for idle in (setup.batches, setup.graph.pool):
             idle.trim()
-    elif setup.refused is None:
-        try:
-            batch, batches = measure(setup.graph, setup.batches)
-            setup = replace(setup, batch=batch, batches=batches)
-        except BudgetError as error:
-            setup = replace(setup, refused=error)
-    return setup, setup.batch or foresee(setup.graph, setup.batches)
-
-
-def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> BudgetError:
-    """Return an error that names ``needed``, or what ``error`` does, whichever is more: its own least is for one allocation."""
-    if needed is not None:
-        # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
-        needed = max(needed, (error.needed or 0) * 9 // 8)
-    return BudgetError(before + error.reason, needed)
-
-
-def _tables_bytes(n: int, capacity: int) -> int:
-    """Return the bytes of a plan of ``n`` rows for a cache of ``capacity`` rows."""
-    return sum(pooled_bytes(width * rows) for rows in (n, min(n, capacity)) for width in (8, 4, 8, 8))
+        return setup, Memory(setup, needs, caches, plans=plans)
+    try:
+        batch, batches = measure(setup.graph, setup.batches)
+    except BudgetError as error:
+        most = replace(setup, batch=most_of(setup.graph, setup.batches))
+        raise Memory(most, needs, caches, plans=plans).too_small(error) from None
+    setup = replace(setup, batch=batch, batches=batches)
+    return setup, Memory(setup, needs, caches, plans=plans)
 
 
 class Memory:
-    """What a loader's stages need, together, and what each of them gets. Thread-safe.
+    """What a loader's batches need, and what of the budget they leave to whom. Thread-safe.
 
     Parameters
     ----------
     setup : Setup
-    batch : BatchSize
-        The first batch; no rows where none is known yet.
-    requests : sequence of Request
-    cache_bytes, capacity : int
-        See :func:`ask`.
-    plans : bool
+    needs, caches, plans
         See :func:`ask`.
 
     Attributes
     ----------
     batch : BatchSize
         The largest batch that is known.
-    granted : dict of str to int
-        Bytes of each request, once :meth:`divide` was called.
+    granted, leasts : dict of str to int
+        Bytes by holder, once :meth:`divide` was called: what it gets, and what an epoch cannot run without.
     """
 
     def __init__(
         self,
         setup: Setup,
-        batch: BatchSize | None = None,
-        requests: Sequence[Request] = (),
-        cache_bytes: int = 0,
-        capacity: int = 0,
+        needs: Callable[[Setup, BatchSize], Needs] | None = None,
+        caches: int = 0,
         *,
         plans: bool = False,
     ) -> None:
-        graph = setup.graph
-        self._budget: Budget = graph.budget
-        self._graph, self._row_bytes = graph, setup.row_bytes
-        self._edge_row_bytes = setup.edge_row_bytes
-        self._edge_capacity = 0 if setup.planning is None else setup.planning.edge_capacity
+        self._budget: Budget = setup.graph.budget
+        self._graph, self._sampling = setup.graph, setup.batches
+        self._row_bytes, self._edge_row_bytes = setup.row_bytes, setup.edge_row_bytes
+        self._plans_edges = setup.planning is not None and bool(setup.planning.edge_capacity)
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
-        self._sampling = setup.batches
         self._has_tier, self._device_on_host = setup.on_device is not None, setup.device.type == "cpu"
-        if batch is None:
-            batch = BatchSize(0) if setup.batches.most_rows is None else foresee(graph, setup.batches)
-        self.batch = batch
-        self.requests = tuple(requests)
+        self._plans, self._caches = plans, caches
+        self.batch = setup.batch or BatchSize(0)
         self.granted: dict[str, int] = {}
-        self._is_measured = setup.batch is not None  # a batch was sampled; otherwise its size is what is expected
-        self._cache_bytes, self._capacity, self._plans = cache_bytes, capacity, plans
-        # From here on the loader's own parts come on top, as they are reserved.
-        self._fixed = self._fixed_now()
+        self.needs = dict(needs(setup, self.batch) if needs is not None else {})
+        if (ahead := ahead_bytes(setup.batches)) != (0, 0):  # a sampler that draws many batches at once
+            self.needs = {SAMPLED_AHEAD: ahead, **self.needs}
+        self.leasts = {holder: least for holder, (least, _) in self.needs.items()}
+        self._fixed = self._fixed_now()  # from here on the loader's own parts come on top, as they are reserved
         self._lock = threading.Lock()
         self._delivered: list[tuple[weakref.ref[Any], int]] = []
         self._n_running = 0
         self._closed = False
 
-    # What is needed.
-
-    def _held(self) -> int:
-        """Bytes held now, but for those of batches, and for what the reader holds, which grows with the memory."""
-        return self._held_of(self._budget.report())
-
-    def _held_of(self, report: MemoryReport) -> int:
-        held = sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER)
-        return int(held - self._graph.reader.held_bytes)
-
-    def _fixed_now(self) -> int:
-        """Bytes of :meth:`_held` that are not on loan."""
-        report = self._budget.report()
-        on_loan = sum(each.on_loan_bytes for holder, each in report.holders.items() if holder != HOLDER)
-        return max(0, self._held_of(report) - on_loan)
-
-    def _solve(self, n_bytes: int) -> int:
-        """Return the least memory that has ``n_bytes`` beside the reader's queue and tables, which grow with it."""
-        total = n_bytes
-        while (more := n_bytes + self._graph.reader.least_bytes(total)) > total:
-            total = more
-        return total
-
-    def _others(self, *, idle: bool) -> int:
-        """Return what other loaders' batches need, see :meth:`Budget.required`."""
-        return self._budget.required(self, idle=idle)
-
-    @property
-    def _asked(self) -> int:
-        """The leasts of all requests but those that come first, and caches of a given size."""
-        return self.least_of_requests(first=False) + self._cache_bytes
-
-    def least_of_requests(self, *, first: bool) -> int:
-        """Return the leasts of the requests that come first, or of the others."""
-        return sum(each.least for each in self.requests if each.is_first == first)
-
-    def _plan_bytes(self, n_rows: int) -> int:
-        if not self._plans or not n_rows:
-            return 0
-        return _tables_bytes(n_rows, self._capacity) * REUSE // (REUSE - 1)
-
-    def _edge_plan_bytes(self, n_rows: int) -> int:
-        """Return what planned edges of a batch take beside their rows: the plan, and distinct rows of the widest feature."""
-        if not self._edge_capacity:
-            return 0
-        n = self.batch.of(n_rows).n_edges
-        n_bytes = _tables_bytes(n, self._edge_capacity)
-        n_bytes += sum(pooled_bytes(width * n) for width in (4, 4, 8, max(self._edge_row_bytes.values())))
-        return n_bytes * REUSE // (REUSE - 1)
-
-    def _split_bytes(self, n_rows: int) -> int:
-        """Return what a batch takes until it is put together with the device's rows."""
-        if not self._has_tier or not n_rows:
-            return 0
-        split = pooled_bytes(8 * n_rows) * 3 + pooled_bytes(4 * n_rows)
-        on_host = sum(pooled_bytes(n_rows * width) for width in self._row_bytes.values()) if self._device_on_host else 0
-        return split * REUSE // (REUSE - 1) + on_host
+    # What batches take.
 
     def batch_bytes(self, n_rows: int) -> int:
         """Return what a batch of ``n_rows`` holds while the loop has it."""
@@ -270,106 +154,87 @@ class Memory:
         rows += sum(max(n_edges * width, pooled_bytes(n_edges * width)) for width in self._edge_row_bytes.values())
         return self.batch.of(n_rows).sample_bytes * REUSE // (REUSE - 1) + rows
 
+    def _beside(self, n_rows: int) -> int:
+        """Return what a batch takes until it is delivered, beside what the loop gets: plans, what of it the device has."""
+        batch, n_bytes = self.batch.of(n_rows), 0
+        if self._plans:
+            n_bytes += PLAN_ARRAYS * pooled_bytes(8 * n_rows) + batch.sample_bytes  # a sample that waits to be written
+        if self._plans_edges:
+            n_bytes += PLAN_ARRAYS * pooled_bytes(8 * batch.n_edges) + max(self._edge_row_bytes.values()) * batch.n_edges
+        if self._has_tier:
+            n_bytes += SPLIT_ARRAYS * pooled_bytes(8 * n_rows)
+            n_bytes += sum(self._row_bytes.values()) * n_rows * self._device_on_host
+        return n_bytes
+
     def loop_bytes(self, n_rows: int) -> int:
         """Return what the loop's batch and the next one, being made, take."""
-        one, batch = self.batch_bytes(n_rows), self.batch.of(n_rows)
-        beside = self._plan_bytes(n_rows) + batch.sample_bytes if self._plans else 0  # a sample that waits to be written
-        beside += self._split_bytes(n_rows) + self._edge_plan_bytes(n_rows)
-        return max(2 * one + beside, one + batch.sampling_bytes)
+        one = self.batch_bytes(n_rows)
+        return max(2 * one + self._beside(n_rows), one + self.batch.of(n_rows).sampling_bytes)
 
-    def _third_bytes(self) -> int:
-        """Return what one more batch takes where plans are run; before caches on loan get anything, not among the leasts.
+    @property
+    def _loop(self) -> int:
+        return self.loop_bytes(larger(self.batch.n_rows))
 
-        While the loop goes from its batch to the next one both are alive, and the one after them is begun. Of what is divided it
-        is half at most: with little to read ahead and to pack in, an epoch is several times slower.
-        """
+    @property
+    def _one_more(self) -> int:
+        """What one more batch takes where plans are run, as two are alive while the loop goes from one to the next."""
         return self.batch_bytes(larger(self.batch.n_rows)) if self._plans else 0
 
-    def _total(self, n_rows: int, *, idle: bool = False) -> int:
-        """Return the least memory in which an epoch runs whose largest batch has ``n_rows``.
+    @property
+    def _sampler_bytes(self) -> int:
+        """What a thread takes that samples beside others."""
+        batch = self.batch.of(larger(self.batch.n_rows))
+        return batch.sampling_bytes + batch.scratch_bytes
 
-        Beside the epochs that are running, and the batches that their loops still hold; with ``idle``, or beside that of another
-        loader that rests.
-        """
-        needed = max(self._asked + self.loop_bytes(n_rows), self.least_of_requests(first=True))
-        return self._solve(self._fixed + self._unsampled() + needed + self._others(idle=idle))
+    # What is left.
 
-    def _unsampled(self) -> int:
-        """Return what sampling will hold once it has begun, where no batch was sampled yet."""
-        graph = self._graph
-        if self._is_measured or self._sampling.most_rows is not None or not hasattr(graph, "num_edges"):
-            return 0
+    def _held_of(self, report: MemoryReport) -> int:
+        """Return the bytes held, but for those of batches, and for what the reader holds, which grows with the memory."""
+        return sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER) - int(self._graph.reader.held_bytes)
+
+    def _fixed_now(self) -> int:
+        """Return those of them that are not on loan."""
         report = self._budget.report()
-        offsets: int = graph.topology_bytes()
-        scratch = self._sampling.scratch_bytes(self.batch.n_rows)
-        return offsets + max(0, scratch - report.get(SCRATCH, 0))
+        on_loan = sum(each.on_loan_bytes for holder, each in report.holders.items() if holder != HOLDER)
+        return max(0, self._held_of(report) - on_loan)
 
-    def least(self, n_rows: int = 0) -> int:
-        """Return the least that an error names: for larger batches than those that are known, beside what others took since.
+    def _others(self, *, idle: bool) -> int:
+        """Return what other loaders' batches need, see :meth:`Budget.required`."""
+        return self._budget.required(self, idle=idle)
 
-        And with what does as well as any other size: in the very least, superbatches would have a batch each.
-        """
-        rows = larger(max(n_rows, self.batch.n_rows))
-        more = sum(max(0, (each.otherwise or 0) - each.least) for each in self.requests)
-        held_now = self._solve(self._fixed_now() + self.loop_bytes(rows) + self._others(idle=True))
-        return more + max(self._total(rows, idle=True), held_now)
-
-    def expect(self) -> None:
-        """Before an error: learn from the degrees how large batches are, where nothing is known of them."""
-        if not self.batch.n_rows:
-            self.batch = foresee(self._graph, self._sampling)
-
-    # What each gets.
+    def unused(self, returned: int = 0) -> int:
+        """Return the bytes that may still be taken beside batches, and without loans; ``returned`` of them are given back."""
+        held = self._held_of(self._budget.report()) - returned + int(self._graph.reader.least_bytes(self._budget.total))
+        return max(0, self._budget.total - held - self._loop - self._others(idle=True))
 
     def divide(self) -> None:
-        """Divide what is left beyond the leasts.
+        """Divide what batches and caches of a given size leave: to each holder its fraction, or what is of use.
 
         Raises
         ------
         BudgetError
-            Not even the first batch's rows can be gathered beside those of another one like it.
+            The batch that was measured would not fit beside another one like it.
         """
-        total = self._budget.total
+        lists = lists_of(self._sampling)
         if not self.suffices:
             raise self._refusal()
-        left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
-        left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
-        whole = left = left - min(left // 2, self._third_bytes())
-        for request in (each for each in self.requests if not each.is_first):
-            granted = max(request.least, min(request.useful, request.least + min(left, whole // request.share)))
-            if granted < request.useful and request.otherwise is not None:
-                granted = max(request.least, min(granted, request.otherwise))
-            self.granted[request.holder] = granted
-            left -= granted - request.least
+        left = max(0, self.unused() - self._caches - sum(self.leasts.values()))
+        whole = left = left - min(left // 2, self._one_more)
+        for holder, (least, useful) in self.needs.items():
+            self.granted[holder] = max(least, min(useful, least + min(left, int(whole * FRACTIONS[holder]))))
+            left -= self.granted[holder] - least
+        if lists is not None:
+            lists.use(max(0, min(left, lists.useful_bytes, int(whole * FRACTIONS[LISTS]))))
+
+    @property
+    def held(self) -> dict[str, tuple[int, int]]:
+        """What :class:`~featstore.strategies.epochmemory.EpochMemory` is to hold."""
+        return {holder: (self.leasts[holder], n_bytes) for holder, n_bytes in self.granted.items()}
 
     @property
     def suffices(self) -> bool:
-        """Whether the first batch's rows can be gathered beside those of another one like it."""
-        return self._total(self.batch.n_rows) <= self._budget.total
-
-    def _refusal(self) -> BudgetError:
-        self.batch = largest(self._graph, self._sampling, self.batch)
-        parts = {
-            "what is held already": self._fixed,
-            "two batches": self.loop_bytes(self.batch.n_rows),
-            "other loaders' batches": self._others(idle=False),
-            **{each.holder: each.least for each in self.requests if not each.is_first},
-            "caches": self._cache_bytes,
-            "or first": self.least_of_requests(first=True),
-        }
-        text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
-        budget = self._budget
-        return BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}", self.least())
-
-    def unused(self, returned: int = 0) -> int:
-        """Return the bytes that may still be taken, when strategy and caches have theirs, and ``returned`` were given back."""
-        left = self._budget.total - (self._held() - returned) - self._graph.reader.least_bytes(self._budget.total)
-        return int(max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True)))
-
-    def spare(self) -> int:
-        """Return what of :meth:`unused` nobody reserves later, when it is needed."""
-        later = sum(self.granted.get(each.holder, 0) for each in self.requests if not each.is_held and each.least)
-        return max(0, self.unused() - later)
+        """Whether the batch that was measured fits beside another one like it."""
+        return self._needed(self.batch.n_rows) <= self._budget.total
 
     def left_for_caches(self, room: int, prefetch: int, returned: int = 0) -> tuple[int, int]:
         """Return what caches may take of ``room`` bytes, and how many batches are made ahead beside them.
@@ -377,9 +242,9 @@ class Memory:
         Where less than half would be left for the caches, fewer batches are made ahead. ``returned``: bytes that are held for
         now, and given back before.
         """
-        loop, one = self.loop_bytes(larger(self.batch.n_rows)), self.batch_bytes(larger(self.batch.n_rows))
+        loop, one = self._loop, self.batch_bytes(larger(self.batch.n_rows))
         threads = (self._threads - 1) * self._sampler_bytes
-        free = max(0, min(room, self.unused(returned) + loop) - self._third_bytes())
+        free = max(0, min(room, self.unused(returned) + loop) - self._one_more)
         while prefetch > 1 and loop + (prefetch - 1) * one + threads > free // 2:
             prefetch -= 1
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
@@ -390,18 +255,48 @@ class Memory:
         ``returned``: as for caches.
         """
         one = self.batch_bytes(larger(self.batch.n_rows))
-        free = self.unused(returned) + self.loop_bytes(larger(self.batch.n_rows))
+        free = self.unused(returned) + self._loop
         return max(0, free - (1 + self._ahead) * one - self._threads * self._sampler_bytes)
-
-    @property
-    def _sampler_bytes(self) -> int:
-        """What a thread takes that samples beside others."""
-        batch = self.batch.of(larger(self.batch.n_rows))
-        return batch.sampling_bytes + self._sampling.scratch_bytes(batch.n_rows)
 
     def samplers(self) -> int:
         """Return how many threads may sample beside the loop: one takes its turn where memory is short, others need some each."""
         return max(1, min(self._threads, self.unused() // max(1, self._sampler_bytes)))
+
+    # What an error names.
+
+    def _needed(self, n_rows: int) -> int:
+        """Return a memory that suffices where the largest batch has ``n_rows``, beside what is held and cannot be taken back."""
+        own = self._fixed + sum(self.leasts.values()) + self._caches
+        n_bytes = max(own, self._fixed_now()) + self.loop_bytes(n_rows) + self._others(idle=True)
+        total = n_bytes
+        while (more := n_bytes + self._graph.reader.least_bytes(total)) > total:  # the reader's part grows with it
+            total = more
+        return total
+
+    def too_small(self, error: BudgetError, n_rows: int = 0, *, before: str = "") -> BudgetError:
+        """Return the error with a number that suffices, for batches of ``n_rows`` and somewhat larger ones; ``before`` its text.
+
+        Where no batch is known, for the largest that there could be, and what sampling has not opened yet.
+        """
+        n_rows, beside = max(n_rows, self.batch.n_rows), 0
+        if not self.batch.scratch_bytes and hasattr(self._graph, "num_edges"):  # nothing was sampled
+            self.batch = most_of(self._graph, self._sampling)
+            n_rows, beside = max(n_rows, self.batch.n_rows), self._graph.topology_bytes()
+        needed = self._needed(int(LARGEST * n_rows)) + self._one_more + beside
+        # What it names itself is for one allocation: what comes after it, and what is optional, is a part of what is added.
+        return BudgetError(before + error.reason, max(needed, (error.needed or 0) * 9 // 8))
+
+    def _refusal(self) -> BudgetError:
+        parts = {
+            "what is held already": self._fixed,
+            "two batches": self._loop,
+            "other loaders' batches": self._others(idle=False),
+            **self.leasts,
+            "caches": self._caches,
+        }
+        text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
+        budget = self._budget
+        return self.too_small(BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}"))
 
     # What batches turn out to be.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -38,7 +38,7 @@ from featstore.strategies.caches import (
     online_edge_bytes,
     size_caches,
 )
-from featstore.strategies.holdings import Holdings
+from featstore.strategies.epochmemory import EpochMemory
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy
@@ -103,9 +103,10 @@ class OnDemand(Strategy):
         row_bytes = sum(setup.row_bytes.values())
         shares = cache is not None or bool(of_edges) or setup.divides is not None
         shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
-        if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
-            setup, *caches = beside_caches(setup, cache, get_policy(self.policy), of_edges)
-            setup, memory = ask(setup, self.requests, *caches)
+        if shares or is_tight(setup.graph, setup.batches, row_bytes):
+            setup, caches = beside_caches(setup, cache, get_policy(self.policy), of_edges)
+            setup, memory = ask(setup, caches=caches)
+            memory.divide()
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         return OnDemandRunner(setup, memory, cache, self.policy, own)
 
@@ -126,11 +127,10 @@ class OnDemandRunner(Runner):
         self._is_owed = False  # a cache that could not be made while another loader's plans had the feature's
         self._caches: dict[str, FeatureCache] = {}  # that were made, and their bytes then
         self._whole: dict[str, int] = {}
-        self._holdings: Holdings | None = None  # where many batches are drawn at once
+        self._ahead: EpochMemory | None = None  # where many batches are drawn at once
         if SAMPLED_AHEAD in self.memory.granted:
             setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
-            self._holdings = Holdings(setup.graph.budget, self.memory)
-            self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
+            self._ahead = EpochMemory(setup.graph.budget, self.memory.held, partial(keep_ahead, setup.batches, 0))
         if cache is not None:
             check_instances(policy, len(setup.features))
         if setup.divides is not None:
@@ -163,12 +163,10 @@ class OnDemandRunner(Runner):
         if self._is_owed or (self._is_static and self._beside is not self.setup.tier) or self._may_grow_again():
             self._remake()
         order = self.setup.batches.epoch(epoch)
-        if self._holdings is None or self._holdings.is_running:  # what is held is that epoch's
+        if self._ahead is None or self._ahead.is_running:  # what is held is that epoch's
             return _OnDemandEpoch(self.setup, in_turn(order, start))
-        self._holdings.grow(SAMPLED_AHEAD)
-        run = _OnDemandEpoch(self.setup, in_turn(order, start, self._holdings.get(SAMPLED_AHEAD)), self._holdings)
-        self._holdings.began(run)
-        return run
+        use = self._ahead.begin("batches drawn at once")
+        return _OnDemandEpoch(self.setup, in_turn(order, start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
 
     def _note(self, name: str) -> None:
         """Keep in mind which cache was made, and how large it is."""
@@ -186,8 +184,8 @@ class OnDemandRunner(Runner):
 
     def close(self, failed: bool = False) -> None:
         """Give back what is held for the sampler; may be called again."""
-        if self._holdings is not None:
-            self._holdings.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool:
@@ -200,8 +198,8 @@ def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool
 
 
 class _OnDemandEpoch(EpochRun):
-    def __init__(self, setup: Setup, order: InTurn, holdings: Holdings | None = None) -> None:
-        self._setup, self._order, self._holdings = setup, order, holdings
+    def __init__(self, setup: Setup, order: InTurn, ended: Callable[[], None] = lambda: None) -> None:
+        self._setup, self._order, self._ended = setup, order, ended
 
     @property
     def threads(self) -> int:
@@ -216,8 +214,7 @@ class _OnDemandEpoch(EpochRun):
 
     def close(self) -> None:
         self._order.close()
-        if self._holdings is not None:
-            self._holdings.ended(self)
+        self._ended()
 
 
 def stand_in(setup: Setup, epoch: int, start: int) -> EpochRun:

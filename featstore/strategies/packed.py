@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Reservation
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
-from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.sizes import cache_bytes
@@ -28,10 +29,7 @@ from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
 from featstore.plan.cost import Estimate, Machine, Workload
-from featstore.plan.planmemory import planning_bytes
 from featstore.sampling.drawn import SampledBatches
-from featstore.storage.extents import least_memory
-from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
@@ -42,8 +40,8 @@ from featstore.strategies.caches import (
     online_edge_bytes,
     room_for_caches,
 )
-from featstore.strategies.holdings import Holdings
-from featstore.strategies.memory import Memory, Request, ask
+from featstore.strategies.epochmemory import EpochMemory
+from featstore.strategies.memory import PACK_WINDOWS, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
@@ -56,8 +54,7 @@ __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pa
 
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
-WINDOWS, TABLES = "extents read ahead", "layout tables"  # holders
-WINDOW_SHARE = 16  # extents of all features are read ahead into one part of so many of what is left of the memory
+TABLES = "layout tables"  # holder
 
 
 def packed_length(length: int | str, n_batches: int) -> int:
@@ -93,7 +90,7 @@ def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> 
     n, n_device = setup.graph.num_nodes, setup.device_rows or 0
     room, claimed = room_for_caches(setup)
     spare, _ = memory.left_for_caches(room, setup.prefetch, claimed)
-    spare -= beside + memory.least_of_requests(first=False)
+    spare -= beside + sum(memory.leasts.values())
     there = [
         each.capacity
         for each in find_layouts(pack)
@@ -167,27 +164,11 @@ class Packed(Strategy):
             raise OptionError("pack", "needed: what sample_offline made (featstore pack on the command line)")
         return batches_of(pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
-    def requests(self, setup: Setup, batch: BatchSize) -> Sequence[Request]:
-        """Return what running a layout holds; and first, what making it takes."""
-        planning, pack, widths = setup.planning, setup.pack, list(setup.row_bytes.values())
-        layout = None if planning is None else planning.layout
-        if planning is None or pack is None or layout is None:
-            return ()
-        policy = planning.policy
-        first = digest_bytes(policy, pack.num_nodes)
-        if not os.path.exists(pack.file(layout.name)):
-            first = max(first, _making_bytes(pack, policy, layout, widths))
-        # Scores may be made of the lengths of lists; whoever asks for them has opened the adjacency for good.
-        is_scored = first and isinstance(policy, StaticPolicy) and policy.score_bytes
-        opened = setup.graph.topology_bytes() if is_scored and not isinstance(setup.graph, PackedGraph) else 0
-        device = layout.device_rows * sum(widths) if setup.device.type == "cpu" else 0
-        return [
-            Request(WINDOWS, len(widths) * least_window(), len(widths) * MOST_WINDOW_BYTES, WINDOW_SHARE),
-            Request(TABLES, 16 * _n_filled(layout)),
-            Request("device cache", device, is_held=False),
-            Request("adjacency", opened, is_held=False),
-            Request("packing", first, is_held=False, is_first=True),
-        ]
+    @staticmethod
+    def _needs(setup: Setup, batch: BatchSize) -> dict[str, tuple[int, int]]:
+        """Return what running a layout holds."""
+        n = 0 if setup.planning is None or setup.planning.layout is None else len(setup.features)
+        return {PACK_WINDOWS: (n * least_window(), n * MOST_WINDOW_BYTES)}
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
@@ -207,7 +188,10 @@ class Packed(Strategy):
                     larger = layouts.wanted(size_for_pack(setup, memory, layouts.pack, sum(of_edges.values())))
                     if larger in layouts.there or layout not in layouts.there:
                         layout = larger
-                made = layouts.make(layout)
+                try:
+                    made = layouts.make(layout)
+                except BudgetError as error:
+                    raise memory.too_small(error) from None
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
         is_lent = (self.cache == "auto" or setup.lends_caches) and not isinstance(setup.graph, PackedGraph)
@@ -226,14 +210,19 @@ class Packed(Strategy):
             setup = replace(setup, batch=BatchSize(0))  # it is made for another machine: no batch runs here
         refused: list[BudgetError] = []
         for layout in layouts.of_size(self.cache):
-            rows = 0 if layout is None else layout.capacity
-            n_bytes = sum(_cache_bytes(setup, rows).values()) + sum(of_edges.values())
-            on_device = OnDevice() if layout is not None and layout.device_rows else None  # filled from the layout
-            asked = replace(setup, planning=replace(layouts.planning, layout=layout), on_device=on_device)
+            asked = replace(setup, planning=replace(layouts.planning, layout=layout))
+            caches = sum(of_edges.values())
+            if layout is not None:
+                on_host = layout.device_rows * sum(setup.row_bytes.values()) if setup.device.type == "cpu" else 0
+                caches += sum(_cache_bytes(setup, layout.capacity).values()) + _tables_bytes(layout) + on_host
+                asked = replace(asked, on_device=OnDevice() if layout.device_rows else None)  # filled from the layout
             try:
-                return ask(asked, self.requests, n_bytes, rows, plans=True)
+                asked, memory = ask(asked, self._needs, caches, plans=True)
+                memory.divide()
             except BudgetError as error:
                 refused.append(error)
+            else:
+                return asked, memory
         raise min(refused, key=lambda error: error.needed or 0)
 
 
@@ -243,34 +232,9 @@ def _cache_bytes(setup: Setup, rows: int) -> dict[str, int]:
     return {name: FeatureCache.least_bytes(rows, width, n, None) for name, width in setup.row_bytes.items()}
 
 
-def _n_filled(layout: LayoutOptions) -> int:
-    """Return the rows that host and device start with."""
-    return layout.device_rows + (0 if layout.superbatch else layout.capacity)
-
-
-def _making_bytes(pack: Pack, policy: Policy, layout: LayoutOptions, widths: Sequence[int]) -> int:
-    """Return what making a layout takes: its tables are made, then each feature's rows are copied."""
-    n, longest, n_filled = pack.num_nodes, int(pack.lengths.max(initial=0)), _n_filled(layout)
-    if isinstance(policy, PlannedPolicy):
-        windows = [
-            int(epoch[first : first + layout.superbatch].sum())
-            for epoch in pack.lengths.reshape(pack.epochs, pack.n_batches)
-            for first in range(0, pack.n_batches, layout.superbatch)
-        ]
-        checked = CheckedPolicy(policy).is_checked
-        tables = planning_bytes(n, max(windows, default=0), longest=longest, checked=checked)
-        tables += 16 * n if layout.device_rows else 0
-    else:
-        assert isinstance(policy, StaticPolicy)
-        # Scores of no bytes are an array that the policy looks at; others are worked out from two. One is made at a time.
-        n_arrays = 4 if policy.score_bytes else 2
-        tables = (16 + policy.score_bytes + 8 * n_arrays) * n + PAGE_BYTES
-    n_rows = int(pack.lengths.sum()) + n_filled
-    copying = [
-        least_memory(width, max(longest, n_filled)) + 8 * (n_rows * width // PAGE_BYTES + 2 * len(pack) + 1024)
-        for width in widths
-    ]
-    return max(tables, 16 * n_filled + max(copying, default=0))
+def _tables_bytes(layout: LayoutOptions) -> int:
+    """Return the bytes of the numbers of the rows that host and device start with."""
+    return 16 * (layout.device_rows + (0 if layout.superbatch else layout.capacity))
 
 
 class _Layouts:
@@ -279,7 +243,7 @@ class _Layouts:
     Attributes
     ----------
     setup : Setup
-        The loader's; refused, where there is no memory to tell its policy from others of its name.
+        The loader's.
     planning : Planning
     pack : Pack
     there : list of LayoutOptions
@@ -304,11 +268,9 @@ class _Layouts:
             self._superbatch = packed_length(planning.superbatch, pack.n_batches)
         self.setup, self._digest = setup, None  # of the policy, as long as it is not known
         try:
-            if features and setup.refused is None:
+            if features:
                 with graph.budget.reserve("packing", digest_bytes(self._policy, pack.num_nodes)):
                     self._digest = digest_of(self._policy, self._scores)
-        except BudgetError as error:
-            self.setup = replace(setup, refused=error)
         except FileNotFoundError:  # scores that need what only the dataset has: by its name
             if not isinstance(graph, PackedGraph):
                 raise
@@ -395,8 +357,9 @@ class PackedRunner(Runner):
         self._caches = LeasedCaches(setup.graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._tiers: list[DeviceTier] = []  # one, where the device holds rows
-        self._holdings = Holdings(setup.graph.budget, memory)
-        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers)]
+        self._memory = EpochMemory(setup.graph.budget, memory.held, _nothing)
+        self._tables = setup.graph.budget.reserve(TABLES, 0)
+        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers, self._tables)]
         try:
             if options is not None:
                 self._open(options, layouts.sources, is_lent=is_lent)
@@ -414,7 +377,7 @@ class PackedRunner(Runner):
         self.setup = replace(self.setup, batches=self.setup.batches.grouped(layout.group))
         self._on_death.append(weakref.finalize(self, layout.close))
         layout.check(sources)
-        self._holdings[TABLES].resize(layout.tables.nbytes)
+        self._tables.resize(layout.tables.nbytes)
         room = self._cache_room if is_lent else None
         self._caches.make(dict.fromkeys(self.setup.features, options.capacity), room)
         rows = layout.tables.device_rows
@@ -429,7 +392,7 @@ class PackedRunner(Runner):
         tier = DeviceTier(rows, shapes, setup.device, graph.pool, n_threads=setup.n_copying)
         self._tiers.append(tier)
         for name, store in stores.items():
-            source = layout.fill(name, Tier.DEVICE, self._holdings[WINDOWS].n_bytes // len(stores))
+            source = layout.fill(name, Tier.DEVICE, self._memory[PACK_WINDOWS].n_bytes // len(stores))
             try:
                 tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, setup, source))
             finally:
@@ -444,8 +407,8 @@ class PackedRunner(Runner):
 
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
-        self._holdings.close()
-        _close(self._tiers)
+        self._memory.close()
+        _close(self._tiers, self._tables)
         if self._layout is not None:
             self._layout.close()
         for finalizer in self._on_death:
@@ -464,8 +427,7 @@ class PackedRunner(Runner):
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         try:
-            with self._holdings.beginning("packs"):
-                return self._begin(epoch, start)
+            return self._begin(epoch, start)
         except BusyError:
             if isinstance(self.setup.graph, PackedGraph):
                 raise
@@ -473,18 +435,24 @@ class PackedRunner(Runner):
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         self._caches.check_free()  # before memory is taken for an epoch of plans
-        self._holdings.grow(WINDOWS)
-        lease = self._caches.lease()
-        try:
-            window = self._holdings.get(WINDOWS)
-            return PackedEpoch(
-                self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._holdings
+        with ExitStack() as undo:
+            use = self._memory.begin("packs")
+            undo.callback(self._memory.end, use)
+            lease = self._caches.lease()
+            undo.callback(self._caches.release)
+            window = self._memory.get(PACK_WINDOWS)
+            run = PackedEpoch(
+                self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._memory, use
             )
-        except BaseException:
-            self._caches.release()
-            raise
+            undo.pop_all()
+        return run
 
 
-def _close(tiers: list[DeviceTier]) -> None:
+def _nothing() -> None:
+    pass
+
+
+def _close(tiers: list[DeviceTier], tables: Reservation) -> None:
     while tiers:
         tiers.pop().close()
+    tables.release()

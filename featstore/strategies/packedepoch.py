@@ -19,7 +19,7 @@ from featstore.pack.offline import Pack
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
-from featstore.strategies.holdings import Holdings
+from featstore.strategies.epochmemory import EpochMemory, Use
 from featstore.strategies.setup import Setup
 
 __all__ = ["PackedEpoch", "fill_from_extents"]
@@ -46,10 +46,11 @@ class PackedEpoch(EpochRun):
         lease: CacheLease,
         filled: dict[str, FeatureCache],
         window: Reservation | None,
-        holdings: Holdings,
+        memory: EpochMemory,
+        use: Use,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
-        self._caches, self._window, self._holdings = caches, window, holdings
+        self._caches, self._window, self._memory, self._use = caches, window, memory, use
         self._lease = lease  # for as long as this epoch lives
         self._group = 1 if layout is None else layout.group
         batches = setup.batches.epoch(epoch)
@@ -61,7 +62,6 @@ class PackedEpoch(EpochRun):
         self._behind = dict.fromkeys(setup.features, self._first)
         self._sources: dict[str, ExtentSource] = {}
         self._tiers: dict[str, dict[Tier, RowSource]] = {}
-        holdings.began(self)
         try:
             for name in setup.features:
                 self._ready(name, 0 if window is None else window.n_bytes // len(setup.features))
@@ -137,8 +137,8 @@ class PackedEpoch(EpochRun):
         return True
 
     def close(self) -> None:
-        if self._holdings.are_used_by(self):
+        if self._memory.is_of(self._use):
             for source in self._sources.values():
                 self._setup.reads.add(source.close())
             self._caches.release()
-            self._holdings.ended(self)
+            self._memory.end(self._use)

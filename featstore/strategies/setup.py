@@ -12,7 +12,6 @@ from featstore.budget import Budget
 from featstore.cache.base import Policy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
-from featstore.errors import BudgetError
 from featstore.pack.batches import PackBatches
 from featstore.pack.layout import LayoutOptions
 from featstore.pack.offline import Pack
@@ -146,8 +145,6 @@ class Setup:
         For strategies that look ahead.
     batch : BatchSize, optional
         What the first batch came to, once one was sampled to know.
-    refused : BudgetError, optional
-        There was no memory for the order of an epoch; ``refused_bytes`` more were asked for.
     lends_caches : bool
         Caches are on loan although their size is given: another strategy chose it.
     miss_share : float
@@ -176,8 +173,6 @@ class Setup:
     counts: BatchCounts = field(default_factory=BatchCounts)
     planning: Planning | None = None
     batch: BatchSize | None = None
-    refused: BudgetError | None = None
-    refused_bytes: int = 0
     lends_caches: bool = False
     miss_share: float = 1.0
     profile_bytes: int = 0

@@ -37,26 +37,21 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.base import EpochRun, Runner
+from featstore.strategies.base import Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.caches import beside_caches, make_room
 from featstore.strategies.length import SEVERAL, Passes, at_least, least_size, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
-from featstore.strategies.memory import Memory, Request, before_asking
+from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
 from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, planned_edge_bytes, run_planned
-from featstore.strategies.superbatchepoch import AHEAD
 
 __all__ = ["Streamed", "StreamedRunner"]
 
 Int64s = npt.NDArray[np.int64]
 
-WINDOWS, PACKING = "extents read ahead", "packing"  # holders
-WINDOWS_SHARE, PACKING_SHARE = 12, 3  # one part of so many of what is left of the memory, at most
-OPEN_FILES = 4  # superbatches whose extents are read, wait to be, or are filled
-QUEUE_BYTES = 64 << 10  # scratch of the queue that reads their checksums
 FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 
 
@@ -116,8 +111,9 @@ class Streamed(Superbatch):
         if self.length == "auto" and not isinstance(setup.batches, Profile):
             of_edges = planned_edge_bytes(setup)
             make_room(setup.graph, setup.features, of_edges)
-            setup, memory = before_asking(setup, beside_caches(setup, self.cache, planning.policy, of_edges)[1], plans=True)
-            if setup.refused is None and memory.suffices:  # else what is asked for is refused
+            caches = beside_caches(setup, self.cache, planning.policy, of_edges)[1]
+            setup, memory = ask(setup, self.runner().needs, caches, plans=True)
+            if memory.suffices:  # else it is refused
                 profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
             if profile is not None:
                 left = None if planning.disk is None else planning.disk - profile.n_bytes
@@ -151,16 +147,8 @@ class StreamedRunner(SuperbatchRunner):
         self._bases: Mapping[str, RowFile] = {name: setup.graph.features[name].pages for name in setup.features}
         self._reuse = FileReuse(setup.planning.run_dir)
         self._on_death.append(finalize_here(self, self._reuse.close))
-        self._arenas = PackArenas(Arenas(0), dict.fromkeys(setup.features, Arenas(0)))
-        packing, windows = partial(_resize, self._arenas), partial(_resize_windows, self._arenas)
-        self._holdings.use(WINDOWS, windows)
-        try:
-            self._holdings.use(PACKING, packing, _packing_bytes(setup, memory.batch.n_rows, int(self._planning.superbatch)))
-        except BaseException:
-            super().close()
-            raise
-        packing(self._holdings[PACKING].n_bytes)
-        windows(self._holdings[WINDOWS].n_bytes)
+        self._arenas = PackArenas(Arenas(0), {name: Arenas(0) for name in setup.features})
+        self._drops.append(self._arenas.drop)
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``, with the ``passes`` over the features of an epoch."""
@@ -189,35 +177,35 @@ class StreamedRunner(SuperbatchRunner):
         if passes is None:
             return
         if passes.moved(n_superbatches * counts.most_passes) > SEVERAL * passes.moved(n_superbatches):
-            left = self._holdings[PACKING].n_bytes
-            more = at_least(setup.graph.budget.total + PACKING_SHARE * max(0, counts.memory_bytes - left))
+            left = self._memory[PACKING].n_bytes
+            more = at_least(setup.graph.budget.total + int(max(0, counts.memory_bytes - left) / FRACTIONS[PACKING]))
             what = f"a superbatch is packed in {counts.most_passes} passes over the features, as {format_size(left)} are left"
             self._warn("memory", f"{what} for packing; memory='{more}' would make it one")
 
     @classmethod
-    def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
+    def needs(cls, setup: Setup, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """See :class:`SuperbatchRunner`; and what one batch is packed in, and each feature's extents are read into."""
-        n, shortest, longest = batch.n_rows, least_size(setup), cls._length(setup, batch)
-        n_features = len(setup.features)
-        tables = OPEN_FILES * sum(_sums_bytes(setup, name, larger(n), shortest) for name in setup.features)
+        n, shortest, longest, n_features = batch.n_rows, least_size(setup), cls._length(setup, batch), len(setup.features)
         most = max((most_memory(width, n, longest) for width in setup.row_bytes.values()), default=0)
-        return [
+        needs = super().needs(setup, batch)
+        del needs[AHEAD]  # nothing is read of the features' own files while batches run
+        return {
             # Before the planner: what spills there costs less than another pass over the features.
-            Request(WINDOWS, n_features * least_window(), n_features * MOST_WINDOW_BYTES, WINDOWS_SHARE),
-            Request("checksum tables", tables + QUEUE_BYTES, is_held=False),
-            Request(PACKING, _packing_bytes(setup, n, shortest), most, PACKING_SHARE),
-            # Nothing is read of the features' own files while batches run.
-            *(each for each in super().requests(setup, batch) if each.holder != AHEAD),
-        ]
+            WINDOWS: (n_features * least_window(), n_features * MOST_WINDOW_BYTES),
+            PACKING: (_packing_bytes(setup, n, shortest), most),
+            **needs,
+        }
 
-    def _begin(self, epoch: int, start: int) -> EpochRun:
-        self._holdings.grow(PACKING)  # without it a superbatch is packed in more passes
-        self._holdings.grow(WINDOWS)
-        return super()._begin(epoch, start)
+    @classmethod
+    def divide(cls, setup: Setup, memory: Memory) -> None:
+        """See :class:`SuperbatchRunner`; packing has what superbatches of their length take, at the least."""
+        super().divide(setup, memory)
+        size = cls._granted_length(setup, memory)[0]
+        least = memory.leasts[PACKING] = max(memory.leasts[PACKING], _packing_bytes(setup, memory.batch.n_rows, size))
+        memory.granted[PACKING] = max(memory.granted[PACKING], least)
 
     def close(self, failed: bool = False) -> None:
         """Give the memory back; may be called again."""
-        self._arenas.drop()
         self._reuse.close()
         super().close(failed)
         if self.profile is not None:
@@ -241,13 +229,14 @@ class StreamedRunner(SuperbatchRunner):
         # are read where they are.
         may_skip = planning is not None and isinstance(planning.superbatch, str)
         self._reuse.use(disk)
+        self._arenas.keep(self._memory[PACKING].n_bytes // 4 * 3, self._memory[WINDOWS].n_bytes)
         pack = RunPacker(
             self._bases,
             self.setup.graph.reader,
             runs,
             disk,
-            self._holdings[PACKING],
-            self._holdings[WINDOWS].n_bytes // max(1, len(self.setup.features)),
+            self._memory[PACKING],
+            self._memory[WINDOWS].n_bytes // max(1, len(self.setup.features)),
             self._reuse,
             self._arenas,
             self.setup.reads.add,
@@ -255,17 +244,6 @@ class StreamedRunner(SuperbatchRunner):
         )
         self._counts = pack.counts
         return _PreparingPack(pack, self.setup, larger(self.memory.batch.n_rows), self._judge_packing)
-
-
-def _resize(arenas: PackArenas, n_bytes: int) -> None:
-    """Keep no more than ``n_bytes`` of packing; a quarter is for what is held before the first buffer is: rows to pack, sums."""
-    arenas.drop()
-    arenas.packing = Arenas(n_bytes // 4 * 3)
-
-
-def _resize_windows(arenas: PackArenas, n_bytes: int) -> None:
-    """Keep no more than ``n_bytes`` of what extents are read ahead into."""
-    arenas.windows = {name: Arenas(n_bytes // len(arenas.windows)) for name in arenas.windows}
 
 
 class _PreparingPack:

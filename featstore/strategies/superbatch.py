@@ -7,6 +7,7 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -50,21 +51,20 @@ from featstore.strategies.caches import (
     make_room,
     size_caches,
 )
-from featstore.strategies.holdings import Holdings
+from featstore.strategies.epochmemory import EpochMemory
 from featstore.strategies.length import Length, Passes, choose_size, judge_length, least_size, planner_bytes
-from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request, ask
+from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER, SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.superbatchepoch import AHEAD, EDGE_PLANNER, PLANNER, SuperbatchEpoch, ahead_bytes
+from featstore.strategies.superbatchepoch import SuperbatchEpoch, ahead_bytes
 from featstore.strategies.switch import CacheSwitch
 
-__all__ = ["AHEAD_SHARE", "Superbatch", "SuperbatchRunner", "plan_ahead", "planned_edge_bytes", "run_planned"]
+__all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "planned_edge_bytes", "run_planned"]
 
 Int64s = npt.NDArray[np.int64]
 
-AHEAD_SHARE = 12  # misses are read ahead into one part of so many of what is left of the memory
 EDGE_BYTES = 24  # an edge whose rows are cached: its number, its place, its plan
 
 
@@ -150,15 +150,13 @@ class Superbatch(Strategy):
         """Return what is made for each loader."""
         return SuperbatchRunner
 
-    def requests(self, setup: Setup, batch: BatchSize) -> Sequence[Request]:
-        """See :class:`~featstore.Strategy`."""
-        return self.runner().requests(setup, batch)
-
     def asked(self, setup: Setup) -> tuple[Setup, Memory]:
-        """Add up what a run takes, see :func:`~featstore.strategies.memory.ask`."""
+        """Measure a batch, and divide the memory that batches leave."""
         assert setup.planning is not None
-        setup, *caches = beside_caches(setup, self.cache, setup.planning.policy, planned_edge_bytes(setup))
-        return ask(setup, self.requests, *caches, plans=True)
+        setup, caches = beside_caches(setup, self.cache, setup.planning.policy, planned_edge_bytes(setup))
+        setup, memory = ask(setup, self.runner().needs, caches, plans=True)
+        self.runner().divide(setup, memory)
+        return setup, memory
 
     def foreseen(self, setup: Setup) -> Length:
         """See :class:`~featstore.Strategy`."""
@@ -234,12 +232,11 @@ class SuperbatchRunner(Runner):
         assert isinstance(policy, PlannedPolicy)
         self._on_death: list[weakref.finalize[..., Any]] = []
         self._said = set[str]()
-        self._holdings = Holdings(setup.graph.budget, memory)
-        if SAMPLED_AHEAD in memory.granted:
-            self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
         size, least = self._granted_length(setup, memory)
         self._planning = replace(setup.planning, superbatch=size)
-        self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]), least)
+        self._drops: list[Callable[[], None]] = [partial(keep_ahead, setup.batches, 0), partial(_drop_plans, policy)]
+        held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
+        self._memory = EpochMemory(setup.graph.budget, held, partial(_drop, self._drops))
         self._switch: CacheSwitch | None = None
         self._caches = LeasedCaches(setup.graph, setup.features)
         self._edge_caches = LeasedCaches(setup.graph, [], of_edges=True)
@@ -248,22 +245,32 @@ class SuperbatchRunner(Runner):
         self._filled: dict[str, FeatureCache] = {}  # caches that have them
 
     @classmethod
-    def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
+    def needs(cls, setup: Setup, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """Return what is held: the planner, at the least with next positions on disk, and what misses are read ahead into."""
-        planning, n, length = setup.planning, batch.n_rows, cls._length(setup, batch)
+        planning, total = setup.planning, setup.graph.budget.total
         assert planning is not None
-        planned, spilled = (_held_bytes(setup, n, length, spilled=each) for each in (False, True))
-        least = _held_bytes(setup, n, least_size(setup), spilled=True, least=True)
-        useful = planned if planned <= setup.graph.budget.total // PLANNER_SHARE else spilled
-        requests = [Request(PLANNER, least, useful, otherwise=spilled)]
+        shortest, length = least_size(setup), cls._length(setup, batch)
+        by_size = partial(_held_bytes, setup, batch.n_rows)
+        needs = {PLANNER: (by_size(shortest, spilled=True, least=True), _whole_or_spilled(by_size, length, total))}
         if planning.overlap:
-            requests.append(Request(AHEAD, 0, ahead_bytes(setup), AHEAD_SHARE))
+            needs[AHEAD] = 0, ahead_bytes(setup)
         if planning.edge_capacity:
-            by_size = _edge_planner(setup, batch)
-            whole, spilled = by_size(length, spilled=False), by_size(length, spilled=True)
-            useful = whole if whole <= setup.graph.budget.total // PLANNER_SHARE else spilled
-            requests.append(Request(EDGE_PLANNER, by_size(least_size(setup), spilled=True), useful, otherwise=spilled))
-        return requests
+            of_edges = _edge_planner(setup, batch)
+            needs[EDGE_PLANNER] = of_edges(shortest, spilled=True), _whole_or_spilled(of_edges, length, total)
+        return needs
+
+    @classmethod
+    def divide(cls, setup: Setup, memory: Memory) -> None:
+        """Divide the memory that batches leave; a planner that cannot have all positions in memory has them on disk."""
+        memory.divide()
+        length = cls._length(setup, memory.batch)
+        planners: dict[str, Callable[..., int]] = {PLANNER: partial(_held_bytes, setup, memory.batch.n_rows)}
+        if EDGE_PLANNER in memory.needs:
+            planners[EDGE_PLANNER] = _edge_planner(setup, memory.batch)
+        for holder, by_size in planners.items():
+            least, useful = memory.needs[holder]
+            if memory.granted[holder] < useful:
+                memory.granted[holder] = max(least, min(memory.granted[holder], by_size(length, spilled=True)))
 
     @classmethod
     def _length(cls, setup: Setup, batch: BatchSize) -> int:
@@ -392,7 +399,7 @@ class SuperbatchRunner(Runner):
         """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""
         if self._switch is not None:
             self._switch.close()
-        self._holdings.close()
+        self._memory.close()
         for finalizer in self._on_death:
             finalizer()
 
@@ -411,10 +418,9 @@ class SuperbatchRunner(Runner):
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         try:
-            with self._holdings.beginning("superbatches"):
-                self._caches.check_free()  # before memory is taken for an epoch of plans
-                self._edge_caches.check_free()
-                return self._begin(epoch, start)
+            self._caches.check_free()  # before memory is taken for an epoch of plans
+            self._edge_caches.check_free()
+            return self._begin(epoch, start)
         except BusyError:
             return stand_in(self.setup, epoch, start)
 
@@ -423,27 +429,25 @@ class SuperbatchRunner(Runner):
         if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self.setup.tier:
             self._choose(policy, self._n_fixed)  # of the rows that the device leaves: it has the best ones since
             self._filled.clear()
-        self._holdings.grow(PLANNER)  # without it next positions are spilled
         caches = self._caches if self._switch is None else self._switch
-        lease = caches.lease()
-        try:
+        with ExitStack() as undo:
+            use = self._memory.begin("superbatches")
+            undo.callback(self._memory.end, use)
+            lease = caches.lease()
+            undo.callback(caches.release)
             edge_lease = self._edge_caches.lease()
-        except BaseException:
-            caches.release()
-            raise
-        self._holdings.grow(EDGE_PLANNER)
-        self._holdings.grow(SAMPLED_AHEAD)
-        order = in_turn(self.setup.batches.epoch(epoch), start, self._holdings.get(SAMPLED_AHEAD))
-        try:
-            self._holdings.grow(AHEAD, self.memory.unused())  # where others were quicker, misses are read when they are needed
+            undo.callback(self._edge_caches.release)
+            order = in_turn(self.setup.batches.epoch(epoch), start, self._memory.get(SAMPLED_AHEAD))
+            undo.callback(order.close)
             run = SuperbatchEpoch(
                 self.setup,
                 self._planning,
                 order,
                 start,
                 threads=self.memory.samplers(),
-                room=self.memory.spare,
-                holdings=self._holdings,
+                room=self.memory.unused,
+                memory=self._memory,
+                use=use,
                 caches=caches,
                 lease=lease,
                 packer=self._packer,
@@ -452,19 +456,23 @@ class SuperbatchRunner(Runner):
                 edge_caches=self._edge_caches,
                 edge_lease=edge_lease,
             )
-        except BaseException:
-            order.close()
-            caches.release()
-            self._edge_caches.release()
-            raise
-        self._holdings.began(run)
+            undo.pop_all()
         return run
 
 
-def _keep_plans(policy: PlannedPolicy, n_bytes: int, held: int) -> None:
-    """Let the policy's memory go where ``held`` is less than what it was given."""
-    if held < n_bytes:
-        CheckedPolicy(policy).keep_memory(False)
+def _drop_plans(policy: PlannedPolicy) -> None:
+    CheckedPolicy(policy).keep_memory(False)
+
+
+def _drop(drops: Sequence[Callable[[], None]]) -> None:
+    for each in drops:
+        each()
+
+
+def _whole_or_spilled(by_size: Callable[..., int], length: int, total: int) -> int:
+    """Return what a planner has use for: all next positions in memory, unless they take too much of it."""
+    whole = by_size(length, spilled=False)
+    return whole if whole <= total // PLANNER_SHARE else by_size(length, spilled=True)
 
 
 def _edge_planner(setup: Setup, batch: BatchSize) -> Callable[..., int]:

@@ -23,16 +23,16 @@ from featstore.sampling.drawn import InTurn
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
-from featstore.strategies.holdings import Holdings
+from featstore.strategies.epochmemory import EpochMemory, Use
+from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
-__all__ = ["AHEAD", "EDGE_PLANNER", "PLANNER", "SuperbatchEpoch", "ahead_bytes", "most_ahead"]
+__all__ = ["SuperbatchEpoch", "ahead_bytes", "most_ahead"]
 
 Int64s = npt.NDArray[np.int64]
 
 MOST_AHEAD_BYTES = 1 << 30
-PLANNER, EDGE_PLANNER, AHEAD = "planner", "planner of edges", "read ahead"  # holders
 
 
 def most_ahead(n_bytes: int) -> int:
@@ -61,7 +61,8 @@ class SuperbatchEpoch(EpochRun):
         *,
         threads: int,
         room: Callable[[], int],
-        holdings: Holdings,
+        memory: EpochMemory,
+        use: Use,
         caches: LeasedCaches | CacheSwitch,
         lease: CacheLease,
         packer: Callable[[RunDirectory, DiskBudget], PackSuperbatch | None],
@@ -84,8 +85,8 @@ class SuperbatchEpoch(EpochRun):
         self._runs: RunDirectory | None = None
         self._ahead: ReadAhead | None = None
         self._overlaps = planning.overlap
-        self._holdings = holdings
-        memory = holdings[PLANNER]
+        self._memory, self._use = memory, use
+        planner = memory[PLANNER]
         self._beginning = threading.RLock()
         self._has_begun = False
         try:
@@ -95,7 +96,7 @@ class SuperbatchEpoch(EpochRun):
             self._runs = RunDirectory(planning.run_dir)
             disk = DiskBudget(planning.disk)
             if switch is not None:
-                switch.begin(self._runs, disk, memory)
+                switch.begin(self._runs, disk, planner)
             pack = packer(self._runs, disk)
             self._inspector = SuperbatchInspector(
                 order.sample,
@@ -107,7 +108,7 @@ class SuperbatchEpoch(EpochRun):
                 capacity=capacity,
                 runs=self._runs,
                 disk=disk,
-                memory=memory,
+                memory=planner,
                 room=room,
                 pool=graph.pool,
                 threads=threads,
@@ -123,9 +124,9 @@ class SuperbatchEpoch(EpochRun):
                 widths = setup.row_bytes
                 read = {name: store.source.gather for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
-                n_bytes = memory.n_bytes - CheckedPolicy(planning.policy).nbytes
+                n_bytes = planner.n_bytes - CheckedPolicy(planning.policy).nbytes
                 if planning.overlap:
-                    n_bytes = holdings[AHEAD].n_bytes
+                    n_bytes = memory[AHEAD].n_bytes
                 n_bytes = max(0, min(n_bytes, ahead_bytes(setup)))
                 if n_bytes:
                     self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
@@ -147,7 +148,7 @@ class SuperbatchEpoch(EpochRun):
             planning.edge_capacity,
             runs=self._runs,
             disk=disk,
-            memory=self._holdings[EDGE_PLANNER],
+            memory=self._memory[EDGE_PLANNER],
             room=room,
             pool=graph.pool,
         )
@@ -202,7 +203,7 @@ class SuperbatchEpoch(EpochRun):
         freed = self._inspector.pause()
         # In the serial schedule the memory is the planner's, whose turn comes again.
         if self._ahead is not None and self._overlaps and self._ahead.give_back():
-            self._holdings[AHEAD].resize(0)
+            self._memory[AHEAD].resize(0)
             freed = True
         if freed:
             self._inspector.freed()
@@ -213,7 +214,7 @@ class SuperbatchEpoch(EpochRun):
         self._inspector.stop()
 
     def close(self) -> None:
-        if self._holdings.are_used_by(self):
+        if self._memory.is_of(self._use):
             self.stop()
             if self._ahead is not None:
                 self._ahead.close()
@@ -225,4 +226,4 @@ class SuperbatchEpoch(EpochRun):
                 self._switch.end()
             if self._runs is not None:
                 self._runs.close()
-            self._holdings.ended(self)
+            self._memory.end(self._use)

@@ -8,7 +8,7 @@ from typing import Any
 from featstore.errors import PerformanceWarning
 from featstore.sampling.drawn import windows_of
 from featstore.strategies.length import at_least
-from featstore.strategies.memory import SAMPLED_AHEAD, SAMPLED_SHARE, Memory
+from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
 from featstore.strategies.setup import Setup
 
 __all__ = ["describe_windows"]
@@ -26,7 +26,7 @@ def describe_windows(setup: Setup, memory: Memory) -> dict[str, Any]:
     if found.n >= MANY:
         more = []
         if found.memory is not None:
-            short = SAMPLED_SHARE * (found.memory - granted)
+            short = int((found.memory - granted) / FRACTIONS[SAMPLED_AHEAD])
             more.append(f"memory='{at_least(setup.budget.total + short * 9 // 8)}'")
         if found.disk is not None:
             more.append(f"EpochSampler(disk='{at_least(found.disk)}')")
