@@ -48,10 +48,6 @@ class TracedBatches:
         """A trace has no blocks."""
         raise NotImplementedError("a trace has the ids of batches, not their blocks")
 
-    def scratch_bytes(self, n_rows: int) -> int:
-        """Nothing is sampled."""
-        return 0
-
     def trim(self) -> None:
         """Nothing is kept."""
 

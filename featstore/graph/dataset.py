@@ -16,13 +16,12 @@ from featstore.graph import build
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
 from featstore.graph.reopen import Reopen
-from featstore.graph.snapshot import Snapshot, fingerprint_of, open_files, topology_bytes
+from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, topology_bytes
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.storededges import StoredEdges
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
 from featstore.storage.catalog import EDGE
-from featstore.storage.leastmemory import check_memory
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -73,7 +72,7 @@ class OutOfCoreGraph(StoredEdges):
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         path = os.path.abspath(os.fspath(path))
         with open_files(path) as opened:  # before a thread or a ring is made for it
-            check_memory(path, list(opened.catalog.files.values()), options)
+            check_memory(path, opened.catalog.files.values(), options)
             super().__init__(path, options)
             try:
                 self._snapshot = Snapshot(self.path, opened, self.reader)

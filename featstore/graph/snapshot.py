@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from types import TracebackType
 
-from featstore.errors import FormatError, VersionError
+from featstore.config import Options, format_size
+from featstore.errors import BudgetError, FormatError, VersionError
 from featstore.storage.builddir import restore_moved
 from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
-from featstore.storage.reader import Reader
+from featstore.storage.pagedsums import share_of, table_bytes
+from featstore.storage.reader import SCRATCH_STEP, Reader, least_queue_bytes
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file, sweep_unused
+from featstore.storage.writer import FileRecord
 
-__all__ = ["DatasetFiles", "Snapshot", "fingerprint_of", "open_files", "topology_bytes"]
+__all__ = ["DatasetFiles", "Snapshot", "check_memory", "fingerprint_of", "open_files", "topology_bytes"]
 
 
 class DatasetFiles:
@@ -81,6 +85,28 @@ def open_files(root: str) -> DatasetFiles:
         with contextlib.suppress(OSError):
             restore_moved(root)
     return with_directory(root, DatasetFiles)
+
+
+def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:
+    """Raise BudgetError, which has a memory that suffices, where a dataset cannot be opened within ``options.memory``."""
+    share = share_of(file.n_sums_bytes for file in files)
+
+    def needed(total: int) -> int:
+        tables = [table_bytes(file.n_sums_bytes, file.layout.row_bytes, total, share) for file in files]
+        if options.verify == "open":  # one table at a time, and rows that are checked: half of what is left, or one row
+            rows = [max(file.layout.row_bytes, 16 * SCRATCH_STEP) for file in files]
+            tables = [max(map(sum, zip(tables, rows, strict=True)), default=0)]
+        return least_queue_bytes(total) + (0 if options.verify == "off" else sum(tables))
+
+    total = options.memory
+    if needed(total) > total:
+        while (more := needed(total)) > total:  # both grow with the memory
+            total = more
+        tables = format_size(needed(options.memory) - least_queue_bytes(options.memory))
+        queue, memory = format_size(least_queue_bytes(options.memory)), format_size(options.memory)
+        raise BudgetError(
+            f"a budget of {memory} is too small for opening {path}: a queue of reads takes {queue}, checksums {tables}", total
+        )
 
 
 class Snapshot:

@@ -85,10 +85,6 @@ class PackBatches:
         order = np.concatenate(groups) if groups else np.empty(0, np.int64)
         return PackEpoch(self.pack, self._pool, order, epoch % max(1, self.pack.epochs) * n)
 
-    def scratch_bytes(self, n_rows: int) -> int:
-        """See :class:`~featstore.sampling.drawn.SampledBatches`: nothing is sampled."""
-        return 0
-
     def trim(self) -> None:
         """Nothing is kept between batches."""
 

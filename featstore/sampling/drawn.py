@@ -219,10 +219,6 @@ class SampledBatches(Protocol):
         """Return the batches of ``epoch``."""
         ...
 
-    def scratch_bytes(self, n_rows: int) -> int:
-        """Return what a thread holds beside a batch of ``n_rows`` that it samples, as far as the budget counts it."""
-        ...
-
     def trim(self) -> None:
         """Give back memory that sampling keeps between batches."""
         ...
@@ -319,10 +315,6 @@ class DerivedBatches:
         """See :func:`keep_ahead`."""
         keep_ahead(self._batches, n_bytes)
 
-    def scratch_bytes(self, n_rows: int) -> int:
-        """See :class:`SampledBatches`."""
-        return self._batches.scratch_bytes(n_rows)
-
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
         self._batches.trim()
@@ -404,11 +396,6 @@ class Drawn:
         """See :func:`keep_ahead`."""
         if self._coming is not None:
             self._coming.keep(n_bytes)
-
-    def scratch_bytes(self, n_rows: int) -> int:
-        """See :class:`SampledBatches`: another library's sampler counts nothing."""
-        counted: Callable[[int], int] | None = getattr(self.sampler, "scratch_bytes", None)
-        return 0 if counted is None else counted(n_rows)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""

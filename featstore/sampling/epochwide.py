@@ -180,10 +180,6 @@ class EpochSampler:
         """Sample one batch alone; see :meth:`NeighborSampler.sample`."""
         return self.hops.sample(seeds, epoch, index)
 
-    def scratch_bytes(self, n_rows: int) -> int:
-        """Return what a thread's scratch takes at the most for a batch of ``n_rows`` nodes, as far as is known."""
-        return self.hops.scratch_bytes(n_rows)
-
     def trim(self) -> bool:
         """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
         return self.hops.trim()

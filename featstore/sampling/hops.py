@@ -25,7 +25,7 @@ from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
-from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch, scratch_bytes
+from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
 
 __all__ = [
     "Draw",
@@ -134,10 +134,6 @@ class HopSampler(ABC):
             "edge_rows_read": sum(s.rows_read for s in scratches),
             "seconds": sum(s.seconds for s in scratches),
         }
-
-    def scratch_bytes(self, n_rows: int) -> int:
-        """Return what a thread's scratch takes at the most for a batch of ``n_rows`` nodes, as far as is known."""
-        return scratch_bytes(n_rows, self._g.num_nodes, self.edges)
 
     def trim(self) -> bool:
         """Give back the scratch of threads that do not sample now, but for one; return whether there was any.

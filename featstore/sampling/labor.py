@@ -17,7 +17,7 @@ from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, Graph, HopKey
 from featstore.sampling.rng import source_keys
-from featstore.sampling.scratch import EMPTY, Int64s, Scratch, scratch_bytes
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 
 __all__ = ["LaborSampler"]
 
@@ -131,11 +131,6 @@ class LaborSampler(FanoutSampler):
     def __reduce__(self) -> tuple[Any, ...]:
         options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling, self.edges
         return type(self), (self._g, self.fanouts, *options)
-
-    def scratch_bytes(self, n_rows: int) -> int:
-        """See :class:`~featstore.sampling.hops.HopSampler`; with importance probabilities, with that of all sources of a hop."""
-        more = scratch_bytes(self._sources_room, self._g.num_nodes) if self.importance_sampling else 0
-        return super().scratch_bytes(n_rows) + more
 
     def hop_key(self, at: HopKey) -> tuple[int, int, int, int]:
         """Return the keys of the numbers that sources have in a hop: ``early, late, phase, turn``."""

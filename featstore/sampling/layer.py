@@ -16,7 +16,7 @@ from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import Graph, HopKey, HopSampler
 from featstore.sampling.pieces import Pieces
-from featstore.sampling.scratch import EMPTY, Int64s, Scratch, scratch_bytes
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 
 __all__ = ["LayerSampler"]
 
@@ -128,10 +128,6 @@ class LayerSampler(HopSampler):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._g, self.sizes, self.seed, self.skip, self.replace, self.op, self.edges)
-
-    def scratch_bytes(self, n_rows: int) -> int:
-        """See :class:`~featstore.sampling.hops.HopSampler`; with that of all neighbours of a layer."""
-        return super().scratch_bytes(n_rows) + scratch_bytes(self._sources_room, self._g.num_nodes)
 
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey

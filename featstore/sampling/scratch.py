@@ -12,7 +12,7 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology, huge_bytes
 
-__all__ = ["EMPTY", "LEAST_ROOM", "SCRATCH", "Int64s", "Scratch", "scratch_bytes"]
+__all__ = ["EMPTY", "LEAST_ROOM", "SCRATCH", "Int64s", "Scratch"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -111,14 +111,6 @@ def _table_entries(room: int, num_nodes: int) -> int:
 
 def _room_bytes(room: int, num_nodes: int, edges: bool) -> int:
     return (4 if edges else 3) * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
-
-
-def scratch_bytes(n_rows: int, num_nodes: int, edges: bool = False) -> int:
-    """Return what a thread's scratch takes at the most while it grows to have room for a batch of ``n_rows`` nodes."""
-    room, before = min(LEAST_ROOM, num_nodes + 1), 0
-    while room < min(n_rows, num_nodes + 1):
-        before, room = _room_bytes(room, num_nodes, edges), min(2 * room, num_nodes + 1)
-    return before + _room_bytes(room, num_nodes, edges)
 
 
 def _power_of_two(n: int) -> int:

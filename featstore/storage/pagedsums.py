@@ -13,7 +13,7 @@ import numpy.typing as npt
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget
 
-__all__ = ["MIN_ARENA_BYTES", "SHARE", "PagedSums", "is_kept", "kept_from", "pages_cached", "share_of", "table_bytes"]
+__all__ = ["MIN_ARENA_BYTES", "SHARE", "PagedSums", "is_kept", "pages_cached", "share_of", "table_bytes"]
 
 MIN_ARENA_BYTES = 256 << 10
 ALWAYS_KEPT_BYTES = 16 * PAGE_BYTES
@@ -26,14 +26,9 @@ def share_of(tables: Iterable[int]) -> int:
     return max(SHARE, TOGETHER * sum(table > ALWAYS_KEPT_BYTES for table in tables))
 
 
-def kept_from(table: int, share: int) -> int:
-    """Return the least budget with which a table of ``table`` bytes is kept whole."""
-    return 0 if table <= ALWAYS_KEPT_BYTES else share * table
-
-
 def is_kept(table: int, total: int, share: int) -> bool:
     """Return whether a table of ``table`` bytes is kept whole, with a budget of ``total`` bytes."""
-    return total >= kept_from(table, share)
+    return table <= ALWAYS_KEPT_BYTES or total >= share * table
 
 
 def pages_cached(total: int, share: int) -> int:

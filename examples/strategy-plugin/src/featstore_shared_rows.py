@@ -47,10 +47,6 @@ class SharedRows(featstore.OnDemand):
             ids.release()
             raise
 
-    def requests(self, setup: featstore.Setup, batch: featstore.BatchSize) -> list[featstore.Request]:
-        """See :class:`featstore.Strategy`: the ids of a window, which the batches themselves reserve."""
-        return [featstore.Request(IDS, 8 * self.length * batch.larger, is_held=False)]
-
 
 class ReorderedRunner(featstore.Runner):
     """The runner of batches on demand, and the memory of a window's ids."""

@@ -1,8 +1,7 @@
-"""The least memory of an open dataset: the error of too little names it, at the first attempt."""
+"""The memory of opening a dataset: the error of too little names what suffices, at the first attempt."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import featstore
-from featstore.storage import pagedsums
-from featstore.storage.leastmemory import least_memory
-from featstore.storage.pagedsums import PagedSums, kept_from, share_of, table_bytes
-from featstore.storage.reader import least_queue_bytes
+from featstore.config import Options
+from featstore.graph.snapshot import check_memory
+from featstore.storage import pagedsums, rowfile
+from featstore.storage.pagedsums import PagedSums, share_of, table_bytes
 
 PAGE = 4096
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -58,40 +55,17 @@ def test_the_first_error_names_what_suffices(
             if store.row_bytes <= PAGE:
                 assert torch.equal(store[[-1]], torch.full((1, *store.shape[1:]), (len(store) - 1) % 256, dtype=torch.uint8))
         assert g.budget.peak <= needed
-    for less in (needed - 1, needed - PAGE):
-        with pytest.raises(featstore.BudgetError) as caught:
-            featstore.open(datasets[shape], memory=less, verify=verify)
-        assert caught.value.needed == needed
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 300), st.sampled_from([1, 512, 5 << 20])), max_size=25),
-    st.integers(0, 4 << 20),
-)
-@settings(max_examples=60)
-def test_it_is_the_least(tables: list[tuple[int, int]], total: int) -> None:
-    """What is needed is constant between the points at which a queue grows, a cache of pages grows, or a table is kept whole."""
-    files: list[Any] = [SimpleNamespace(n_sums_bytes=PAGE * n, layout=SimpleNamespace(row_bytes=width)) for n, width in tables]
-
-    def needed(total: int) -> int:
-        return least_queue_bytes(total) + sum(table_bytes(PAGE * n, width, total, share) for n, width in tables)
-
-    share = share_of(PAGE * n for n, _ in tables)
-    steps = {kept_from(PAGE * n, share) for n, _ in tables}
-    last = max([*steps, total]) + needed(1 << 40)
-    points = sorted({total, last, *steps, *range(0, last, 32 * PAGE), *range(0, last, share * PAGE)})
-    spans = pairwise(point for point in points if point >= total)
-    expected = next(max(first, needed(first)) for first, end in spans if needed(first) < end)
-    assert least_memory(files, "always", total) == expected
 
 
 @pytest.mark.parametrize("width", [512, 5 << 20])
 def test_many_tables_share_a_quarter(width: int) -> None:
-    """Of 200 MB each: with one more the least memory grows by the pages that it caches at the least."""
+    """Of 200 MB each: what one more adds to the memory that suffices is what it caches at the least."""
     needed = []
     for n in (1, 5, 19, 20, 100):
         files: list[Any] = [SimpleNamespace(n_sums_bytes=200 << 20, layout=SimpleNamespace(row_bytes=width))] * n
-        needed.append(least_memory(files, "always", 0))
+        with pytest.raises(featstore.BudgetError) as caught:
+            check_memory("g", files, Options.resolve(memory=1))
+        needed.append(caught.value.needed or 0)
         total = 1 << 30
         tables = n * table_bytes(200 << 20, 512, total, share_of([200 << 20] * n))
         assert tables <= total // 4 * (PAGE + 16) // PAGE + n * PagedSums.held_bytes(512, 0)
@@ -107,7 +81,8 @@ def test_a_dataset_of_many_features_opens(tmp_path: Path, monkeypatch: pytest.Mo
     features = {f"x{k}": np.full((200, 4096), k, np.uint8) for k in range(24)}
     with featstore.OutOfCoreGraph.create(tmp_path / "g", np.zeros(201, np.int64), [], features, progress=False) as g:
         pass
-    monkeypatch.setattr(pagedsums, "kept_from", lambda table, share: 1 << 62)
+    monkeypatch.setattr(pagedsums, "is_kept", lambda table, total, share: False)
+    monkeypatch.setattr(rowfile, "is_kept", lambda table, total, share: False)
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         assert g.memory_report()["checksum tables"] <= 16 << 20
         for k in range(24):
