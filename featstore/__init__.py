@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Aggregate",
     "Auto",
+    "Batch",
     "Batches",
     "Block",
     "BudgetError",
@@ -59,7 +60,6 @@ __all__ = [
     "PlannedPolicy",
     "PluginError",
     "PolicyContext",
-    "Prepared",
     "RandomBatches",
     "RanksWarning",
     "Runner",

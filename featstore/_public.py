@@ -85,7 +85,7 @@ from featstore.strategies import options as options
 from featstore.strategies.auto import Auto as Auto
 from featstore.strategies.base import (
     EpochRun as EpochRun,
-    Prepared as Prepared,
+    Batch as Batch,
     Runner as Runner,
     Strategy as Strategy,
 )

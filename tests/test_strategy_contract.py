@@ -14,7 +14,6 @@ import pytest
 
 import featstore
 from featstore.errors import PluginError
-from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, EdgePlan, Part, Tier
 from featstore.sampling.numbered import edge_numbers
 from featstore.testing import StrategyContract
@@ -121,7 +120,7 @@ class FaultyEpoch(featstore.EpochRun):
     def threads(self) -> int:
         return self.right.threads
 
-    def batch(self, position: int) -> featstore.Prepared:
+    def batch(self, position: int) -> featstore.Batch:
         if self.fault == "lost batch" and position == self.n - 1:
             position -= 1  # twice the one before
         prepared = self.right.batch(position)
@@ -133,12 +132,12 @@ class FaultyEpoch(featstore.EpochRun):
             return replace(prepared, sampled=replace(prepared.sampled, index=(position + 1) % self.n))
         return prepared
 
-    def plan(self, name: str, prepared: featstore.Prepared, tally: Tally) -> Any:
+    def plan(self, name: str, batch: featstore.Batch) -> Any:
         if self.fault == "no rows of the device":
-            return BatchPlan(len(prepared.sampled.input_ids), (Part(Tier.BASE, prepared.sampled.input_ids.numpy()),)), {}
-        plan, tiers = self.right.plan(name, prepared, tally)
-        if self.fault == "wrong rows" and prepared.position == 3:
-            rows = prepared.sampled.input_ids.numpy().copy()
+            return BatchPlan(len(batch.sampled.input_ids), (Part(Tier.BASE, batch.sampled.input_ids.numpy()),)), {}
+        plan, tiers = self.right.plan(name, batch)
+        if self.fault == "wrong rows" and batch.position == 3:
+            rows = batch.sampled.input_ids.numpy().copy()
             rows[-1] = rows[0]
             return BatchPlan(len(rows), (Part(Tier.BASE, rows),)), {}
         return plan, tiers
@@ -211,11 +210,11 @@ WRONG: dict[str, tuple[Callable[[Any, int], Any], str]] = {
     ),
     "kind": (
         lambda run, position: run.batch(position).sampled,
-        "to run as number 0 is a SampledBatch, not a Prepared of a SampledBatch",
+        "to run as number 0 is a SampledBatch, not a Batch of a SampledBatch",
     ),
     "sampled": (
         lambda run, position: replace(run.batch(position), sampled=None),
-        "to run as number 0 is a Prepared of a NoneType, not",
+        "to run as number 0 is a Batch of a NoneType, not",
     ),
 }
 
@@ -235,7 +234,7 @@ def test_another_batch_is_not_delivered(wrong: str) -> None:
             return WrongEpoch(self.right.prepare(epoch, start), "", 0)
 
     class WrongEpoch(FaultyEpoch):
-        def batch(self, position: int) -> featstore.Prepared:
+        def batch(self, position: int) -> featstore.Batch:
             return prepare(self.right, position)
 
     with featstore.open(contract_graph().path, memory=AMPLE) as g:

@@ -26,7 +26,7 @@ from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.plan import DeviceRows
 from featstore.graph.feature import FeatureStore
 from featstore.load.minibatch import MiniBatch
-from featstore.load.transfer import Assembled, Transfer
+from featstore.load.transfer import Transfer
 from featstore.sampling.batch import Block
 from featstore.strategies.counters import Stopwatch
 from tests.test_packed import copied, pack, run
@@ -169,7 +169,7 @@ def inside(log: list[str], stream: object) -> Iterator[None]:
         log.append("end")
 
 
-def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
+def assembled(pool: BufferPool, n: int = 40_000) -> tuple[MiniBatch, dict[str, Apart]]:
     """A batch of pooled memory, one feature of which is apart."""
 
     def made(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -182,7 +182,7 @@ def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
     others = made(n - 8, 3, dtype=torch.float32)
     features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}
     batch = MiniBatch(ids[: n // 2], ids, (block,), features, {"y": made(n // 2)}, 0)
-    return Assembled(batch, {"z": Apart(tier, part, others, tier.memory_for(part))})
+    return batch, {"z": Apart(tier, part, others, tier.memory_for(part))}
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -213,7 +213,7 @@ def test_the_loops_stream_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
     """The memory of a batch is another stream's: each tensor is recorded with the one that is current where the loop takes it."""
     pool, recorded = BufferPool(Budget(10**8)), []
     transfer = Transfer(torch.device("cpu"), Stopwatch())
-    batch = assembled(pool).batch
+    batch, _ = assembled(pool)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor.data_ptr(), stream)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the loop's on {device}")
     transfer.receive(batch)

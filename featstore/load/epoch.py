@@ -12,9 +12,9 @@ from featstore.gather.buffers import memory_errors
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
 from featstore.load.prepared import PreparedCheck
-from featstore.load.stages import Item, Stages
+from featstore.load.stages import Stages
 from featstore.storage.rundir import finalize_here
-from featstore.strategies.base import EpochRun
+from featstore.strategies.base import Batch, EpochRun
 
 __all__ = ["EpochIterator", "Position", "RunningEpoch"]
 
@@ -65,7 +65,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._stages = stages
         self._has_delivered = False
         first, second, third = stages.of(run, check)
-        self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
+        self._pipeline: Pipeline[Batch, Any, MiniBatch] = Pipeline(
             first,
             second,
             third,

@@ -8,7 +8,7 @@ import numpy as np
 
 from featstore.errors import PluginError
 from featstore.sampling.batch import SampledBatch
-from featstore.strategies.base import Prepared
+from featstore.strategies.base import Batch
 
 __all__ = ["PreparedCheck"]
 
@@ -32,9 +32,9 @@ class PreparedCheck:
 
     def __call__(self, prepared: Any, position: int) -> None:
         """Raise PluginError unless a batch is one that may run as number ``position``: none of another epoch, none that ran."""
-        if not isinstance(prepared, Prepared) or not isinstance(prepared.sampled, SampledBatch):
-            of = f" of a {type(prepared.sampled).__name__}" if isinstance(prepared, Prepared) else ""
-            self._fail(position, f"is a {type(prepared).__name__}{of}, not a Prepared of a SampledBatch")
+        if not isinstance(prepared, Batch) or not isinstance(prepared.sampled, SampledBatch):
+            of = f" of a {type(prepared.sampled).__name__}" if isinstance(prepared, Batch) else ""
+            self._fail(position, f"is a {type(prepared).__name__}{of}, not a Batch of a SampledBatch")
         sampled, n = prepared.sampled, len(self._position_of)
         if prepared.position != position:
             self._fail(position, f"has position {prepared.position}")

@@ -4,50 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
-from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
+from featstore.gather.plan import Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import MiniBatch
 from featstore.load.prepared import PreparedCheck
-from featstore.load.transfer import Assembled, Transfer
+from featstore.load.transfer import Transfer
 from featstore.sampling.numbered import edge_numbers
 from featstore.storage.rowfile import ReadStats
-from featstore.strategies.base import EpochRun, Prepared
+from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.counters import Overlap
 from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Setup
 
-__all__ = ["Item", "Stages"]
-
-
-@dataclass(frozen=True)
-class Item:
-    """A batch between sampling and assembly, and the bytes of its sample.
-
-    ``split``: of a batch without plans, what the device holds, and the others. ``edges``: by which numbers its edges' rows are
-    gathered, for all edge features. What was gathered for it stays with it while memory is found for the rest.
-    """
-
-    prepared: Prepared
-    n_bytes: int
-    split: tuple[DeviceRows, torch.Tensor] | None = None
-    features: dict[str, torch.Tensor] = field(default_factory=dict)
-    apart: dict[str, Apart] = field(default_factory=dict)
-    edges: list[EdgePlan | npt.NDArray[np.int64]] = field(default_factory=list)
-    edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
+__all__ = ["Stages"]
 
 
 class Stages:
@@ -104,7 +83,7 @@ class Stages:
 
     def of(
         self, run: EpochRun, check: PreparedCheck | None = None
-    ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
+    ) -> tuple[Callable[[int], Batch], Callable[[int, Batch], Any], Callable[[int, Any], MiniBatch] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
 
         ``check`` hears of every batch that the strategy prepares.
@@ -164,52 +143,51 @@ class Stages:
         if was_short:
             self._g.reader.made_do()
 
-    def _sample(self, run: EpochRun, position: int, check: PreparedCheck | None = None) -> Item:
+    def _sample(self, run: EpochRun, position: int, check: PreparedCheck | None = None) -> Batch:
         try:
-            prepared = run.batch(position)
+            batch = run.batch(position)
             if check is not None:
-                check(prepared, position)
-            n_bytes, tier = prepared.sampled.nbytes, None if self._on_device is None else self._on_device.tier
-            split = None
-            if tier is not None and prepared.plans is None:
-                part, others = tier.split(prepared.sampled.input_ids.numpy(), self._g.pool.array)
-                split = part, torch.from_numpy(others)
-            return Item(prepared, n_bytes, split)
+                check(batch, position)
+            tier = None if self._on_device is None else self._on_device.tier
+            if tier is not None and batch.plans is None:
+                part, others = tier.split(batch.sampled.input_ids.numpy(), self._g.pool.array)
+                batch.split = part, torch.from_numpy(others)
+            return batch
         except BudgetError as error:
             raise self._too_small(position, error) from None  # how many rows it would have had is unknown
 
-    def _assemble(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
+    def _assemble(self, run: EpochRun, position: int, batch: Batch) -> MiniBatch:
         """Return a batch of what the host has of it: whole, unless a device has some of its rows."""
-        sampled = item.prepared.sampled
+        sampled, tally = batch.sampled, batch.tally
         n_rows = len(sampled.input_ids)
         try:
-            self._gather_edges(item)
-            self._gather_features(run, item)
+            self._gather_edges(batch)
+            self._gather_features(run, batch)
         except BudgetError as error:
-            self.memory.saw(n_rows, item.n_bytes)
+            self.memory.saw(n_rows, sampled.nbytes)
             raise self._too_small(position, error, n_rows) from None
         with self.watch.time("labels"):
             labels = {name: self._g.node_data[name][sampled.seeds] for name in self._setup.labels}
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, labels, sampled.index)
-        batch.edge_features = item.edge_features
+        made = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index)
+        made.edge_features = batch.edge_features
         if self._history is not None and sampled.history is not None:
-            batch.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
-        self.memory.saw(n_rows, item.n_bytes)
-        self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows, item.tally.hits_lost)
-        return batch
+            made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
+        self.memory.saw(n_rows, sampled.nbytes)
+        self._setup.counts.add(n_rows * len(self._setup.features), tally.rows, tally.hits_lost)
+        return made
 
-    def _assemble_apart(self, run: EpochRun, position: int, item: Item) -> Assembled:
+    def _assemble_apart(self, run: EpochRun, position: int, batch: Batch) -> tuple[MiniBatch, Mapping[str, Apart]]:
         """Assemble a batch that is to be transferred."""
-        return Assembled(self._assemble(run, position, item), item.apart)
+        return self._assemble(run, position, batch), batch.apart
 
-    def _gather_features(self, run: EpochRun, item: Item) -> None:
+    def _gather_features(self, run: EpochRun, batch: Batch) -> None:
         """Gather what the batch lacks, and count seconds and reads, also where it fails: what was read was read."""
-        begin, tally = time.perf_counter(), item.tally
+        begin, tally = time.perf_counter(), batch.tally
         try:
             for name in self._setup.features:
-                if name not in item.features:
-                    item.features[name] = self._gather(run, name, item)
-            run.passed(item.prepared.position)
+                if name not in batch.features:
+                    batch.features[name] = self._gather(run, name, batch)
+            run.passed(batch.position)
         finally:
             self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:
@@ -217,45 +195,37 @@ class Stages:
             self._setup.reads.add(tally.read)
             tally.read, tally.update_s = ReadStats(), 0.0
 
-    def _gather_edges(self, item: Item) -> None:
+    def _gather_edges(self, batch: Batch) -> None:
         """Gather the rows of the batch's edges, of all blocks of a feature at once; what was gathered is not gathered again."""
-        setup, blocks, planned = self._setup, item.prepared.sampled.blocks, item.prepared.edges
+        setup, blocks = self._setup, batch.sampled.blocks
         for name in setup.edge_features:
-            if name not in item.edge_features:
+            if name not in batch.edge_features:
                 tally, store = Tally(), self._g.edge_features[name]
                 try:
                     with self.watch.time("edges"):
-                        if not item.edges:  # checked and joined once, however often memory is looked for
-                            item.edges.append(
-                                edge_numbers(blocks, len(store), self._g.pool.array) if planned is None else planned
-                            )
-                        item.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, item.edges[0])
+                        if batch.edges is None:  # checked and joined once, however often memory is looked for
+                            batch.edges = edge_numbers(blocks, len(store), self._g.pool.array)
+                        batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, batch.edges)
                 finally:
                     setup.edge_reads.add(tally.read)
-        item.edges.clear()  # their memory may serve the features
+        batch.edges = None  # its memory may serve the features
 
-    def _gather(self, run: EpochRun, name: str, item: Item) -> torch.Tensor:
+    def _gather(self, run: EpochRun, name: str, batch: Batch) -> torch.Tensor:
         """Return the rows of a feature that the host assembles."""
-        tally = item.tally
-        plan, tiers = run.plan(name, item.prepared, tally)
-        part, before = self._device_part(plan, item), tally.read.waited_s
-        array = None if part is None else self._device_array(name)
+        tally = batch.tally
+        plan, tiers = run.plan(name, batch)
+        # What of the batch the device holds, by its plan, or as it was split without one.
+        part = plan.device if plan is not None else None if batch.split is None else batch.split[0]
+        array, before = None if part is None else self._device_array(name), tally.read.waited_s
         whole = None if part is None or array is None else array.memory_for(part)  # before anything has run
-        ids = item.prepared.sampled.input_ids if plan is not None or item.split is None else item.split[1]
+        ids = batch.sampled.input_ids if plan is not None or batch.split is None else batch.split[1]
         rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)
         if part is not None and array is not None:
-            item.apart[name] = Apart(array, part, rows, whole)
+            batch.apart[name] = Apart(array, part, rows, whole)
             tally.count(Tier.DEVICE, len(part.slots))
         return rows
-
-    @staticmethod
-    def _device_part(plan: BatchPlan | None, item: Item) -> DeviceRows | None:
-        """Return what of a batch the device holds, by its plan, or as it was split without one."""
-        if plan is not None:
-            return plan.device
-        return None if item.split is None else item.split[0]
 
     def _device_array(self, name: str) -> DeviceArray:
         tier = None if self._on_device is None else self._on_device.tier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,29 +12,13 @@ from featstore.gather.device import Apart
 from featstore.load.minibatch import MiniBatch
 from featstore.strategies.counters import Stopwatch
 
-__all__ = ["Assembled", "Transfer", "numbered"]
+__all__ = ["Transfer", "numbered"]
 
 
 def numbered(device: torch.device) -> torch.device:
     """Return a device with its number: ``"cuda"`` is the one that is current now and here, not in another thread or later."""
     has_none = device.type == "cuda" and device.index is None
     return torch.device("cuda", torch.cuda.current_device()) if has_none else device
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """A batch in host memory, before it is transferred.
-
-    Parameters
-    ----------
-    batch : MiniBatch
-        Of features that are ``apart`` it has the rows that the host assembled.
-    apart : mapping of str to Apart
-        Features of which the device holds rows.
-    """
-
-    batch: MiniBatch
-    apart: Mapping[str, Apart]
 
 
 class Transfer:
@@ -64,21 +48,23 @@ class Transfer:
         self._stream = cuda.Stream(self.device) if device.type == "cuda" else None
         self._watch = watch
 
-    def __call__(self, position: int, assembled: Assembled) -> MiniBatch:
-        """Return batch ``position`` on the device, with all of its rows."""
+    def __call__(self, position: int, assembled: tuple[MiniBatch, Mapping[str, Apart]]) -> MiniBatch:
+        """Return batch ``position`` on the device, with all of its rows.
+
+        ``assembled``: the batch in host memory, and features of which the device holds rows; it has the others of those.
+        """
         with self._watch.time("transfer"):
             if self._stream is None:
-                batch = self._move(assembled)
+                batch = self._move(*assembled)
             else:
                 try:
                     with torch.cuda.stream(self._stream):
-                        batch = self._move(assembled)
+                        batch = self._move(*assembled)
                 finally:  # whatever failed: what was begun reads the host's memory until it is over
                     self._stream.synchronize()
         return batch
 
-    def _move(self, assembled: Assembled) -> MiniBatch:
-        batch, apart = assembled.batch, assembled.apart
+    def _move(self, batch: MiniBatch, apart: Mapping[str, Apart]) -> MiniBatch:
         features = {
             name: apart[name].together() if name in apart else rows.to(self.device, non_blocking=True)
             for name, rows in batch.features.items()

@@ -112,5 +112,9 @@ class PackedGraph(Opened):
         """See :meth:`featstore.OutOfCoreGraph.short_degrees`; degrees are not there."""
         raise FileNotFoundError(errno.ENOENT, "degrees are not in the pack, and the dataset is not open", self.path)
 
+    def topology_bytes(self) -> int:
+        """See :meth:`featstore.OutOfCoreGraph.topology_bytes`: there is no adjacency."""
+        return 0
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a PackedGraph has no {name!r}: the dataset is not open")

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
-from featstore.gather.plan import BatchPlan, EdgePlan, Tier
+from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.gather.sources import RowSource
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
@@ -23,12 +28,12 @@ from featstore.strategies.memory import Memory
 from featstore.strategies.options import check_fields
 from featstore.strategies.setup import Setup
 
-__all__ = ["EpochRun", "Prepared", "Runner", "Strategy"]
+__all__ = ["Batch", "EpochRun", "Runner", "Strategy"]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A batch before its gather.
+@dataclass(eq=False)
+class Batch:
+    """A batch on its way to the loop: drawn by a strategy, gathered and delivered by the loader, which fills in the rest.
 
     Parameters
     ----------
@@ -38,14 +43,30 @@ class Prepared:
     plans : mapping of str to BatchPlan, optional
         A plan a feature, of the rows that :attr:`Setup.tier` leaves; without plans the loader splits the batch, and the store
         plans the others on the fly.
-    edges : EdgePlan, optional
-        The plan of all edge features; without, their stores plan on the fly.
+    edges : EdgePlan or int64 array, optional
+        The plan of all edge features; without, the loader numbers the edges, and their stores plan on the fly.
+
+    Attributes
+    ----------
+    split : (DeviceRows, tensor) or None
+        Of a batch without plans, what the device holds, and the others.
+    features, edge_features : dict
+        The rows that the host has gathered; they stay while memory is found for the rest.
+    apart : dict of str to Apart
+        Features of which the device holds rows.
+    tally : Tally
+        What gathering took.
     """
 
     position: int
     sampled: SampledBatch
     plans: Mapping[str, BatchPlan] | None = None
-    edges: EdgePlan | None = None
+    edges: EdgePlan | npt.NDArray[np.int64] | None = None
+    split: tuple[DeviceRows, torch.Tensor] | None = field(default=None, init=False)
+    features: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict, init=False)
+    apart: dict[str, Apart] = field(default_factory=dict, init=False)
+    tally: Tally = field(default_factory=Tally, init=False)
 
 
 class EpochRun(ABC):
@@ -57,14 +78,14 @@ class EpochRun(ABC):
         """How many threads may call :meth:`batch` at once."""
 
     @abstractmethod
-    def batch(self, position: int) -> Prepared:
+    def batch(self, position: int) -> Batch:
         """Return the batch that runs as number ``position``; pure, so that it may be asked for again where memory was short."""
 
-    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan | None, Mapping[Tier, RowSource]]:
+    def plan(self, name: str, batch: Batch) -> tuple[BatchPlan | None, Mapping[Tier, RowSource]]:
         """Return the plan by which feature ``name`` is gathered for the batch now, and the tiers that the plan names.
 
         Called in order, by one thread, which then gathers; again for the same batch where memory was short for that. Without a
-        plan, as here, the store makes one. ``tally`` gets what is read before.
+        plan, as here, the store makes one. ``batch.tally`` gets what is read before.
         """
         return None, {}
 

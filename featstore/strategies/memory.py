@@ -278,11 +278,10 @@ class Memory:
 
         Where no batch is known, for the largest that there could be, and what sampling has not opened yet.
         """
-        n_rows, beside = max(n_rows, self.batch.n_rows), 0
-        if not self.batch.scratch_bytes and hasattr(self._graph, "num_edges"):  # nothing was sampled
+        if not max(n_rows, self.batch.n_rows):
             self.batch = most_of(self._graph, self._sampling)
-            n_rows, beside = max(n_rows, self.batch.n_rows), self._graph.topology_bytes()
-        needed = self._needed(int(LARGEST * n_rows)) + self._one_more + beside
+        n_rows = int(LARGEST * max(n_rows, self.batch.n_rows))
+        needed = self._needed(n_rows) + self._one_more + int(self._graph.topology_bytes())
         # What it names itself is for one allocation: what comes after it, and what is optional, is a part of what is added.
         return BudgetError(before + error.reason, max(needed, (error.needed or 0) * 9 // 8))
 

@@ -27,7 +27,7 @@ from featstore.plan.cost import (
 )
 from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, lists_of
 from featstore.strategies.accesscounts import AccessCounts
-from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
+from featstore.strategies.base import Batch, EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import (
     beside_caches,
@@ -205,9 +205,9 @@ class _OnDemandEpoch(EpochRun):
     def threads(self) -> int:
         return self._setup.threads
 
-    def batch(self, position: int) -> Prepared:
+    def batch(self, position: int) -> Batch:
         with self._setup.watch.time("sample"):
-            return Prepared(position, self._order.sample(position))
+            return Batch(position, self._order.sample(position))
 
     def stop(self) -> None:
         self._order.stop()

@@ -17,7 +17,7 @@ from featstore.pack.batches import PackEpoch
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.storage.pagestream import least_window
-from featstore.strategies.base import EpochRun, Prepared
+from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
 from featstore.strategies.epochmemory import EpochMemory, Use
 from featstore.strategies.setup import Setup
@@ -102,30 +102,30 @@ class PackedEpoch(EpochRun):
     def threads(self) -> int:
         return self._setup.threads  # samples and plans are read in any order
 
-    def batch(self, position: int) -> Prepared:
+    def batch(self, position: int) -> Batch:
         index = int(self._order[position])
         with self._setup.watch.time("load"):
             sampled = self._batches.sample(position)
             if self._layout is None:
-                return Prepared(position, sampled, {})
+                return Batch(position, sampled, {})
             plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)
-            return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
+            return Batch(position, sampled, dict.fromkeys(self._setup.features, plan))
 
-    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
+    def plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
         store = self._setup.graph.features[name]
         for position in range(self._behind.get(name, self._start), self._start):
             # The batches of the group before the one that is asked for, so that the cache is as their plans leave it.
             earlier = self.batch(position)
-            store.gather(earlier.sampled.input_ids, *self._plan(name, earlier), Tally(read=tally.read))
+            store.gather(earlier.sampled.input_ids, *self._plan(name, earlier), Tally(read=batch.tally.read))
             self._behind[name] = position + 1
-        return self._plan(name, prepared)
+        return self._plan(name, batch)
 
-    def _plan(self, name: str, prepared: Prepared) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
-        assert prepared.plans is not None
+    def _plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
+        assert batch.plans is not None
         layout = self._layout
-        if layout is not None and layout.options.superbatch and self._order[prepared.position] % self._group == 0:
+        if layout is not None and layout.options.superbatch and self._order[batch.position] % self._group == 0:
             self._setup.graph.features[name].cache.clear()
-        return prepared.plans[name], self._tiers[name]
+        return batch.plans[name], self._tiers[name]
 
     def spare(self) -> bool:
         least = least_window() * len(self._sources)

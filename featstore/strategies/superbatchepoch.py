@@ -13,7 +13,6 @@ from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.gather.ahead import ReadAhead
-from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.edgeplans import EdgePlanner
@@ -21,7 +20,7 @@ from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import InTurn
 from featstore.storage.rundir import DiskBudget, RunDirectory
-from featstore.strategies.base import EpochRun, Prepared
+from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
 from featstore.strategies.epochmemory import EpochMemory, Use
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
@@ -177,17 +176,17 @@ class SuperbatchEpoch(EpochRun):
                 if self._ahead is not None:
                     self._ahead.begin()
 
-    def batch(self, position: int) -> Prepared:
+    def batch(self, position: int) -> Batch:
         self._begin()
         sampled, plan = self._inspector.batch(position)
-        return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan), self._inspector.edges(position))
+        return Batch(position, sampled, dict.fromkeys(self._setup.features, plan), self._inspector.edges(position))
 
     def may_begin(self, position: int) -> bool:
         return self._inspector.may_begin(position)
 
-    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
-        assert prepared.plans is not None
-        plan, position = prepared.plans[name], prepared.position
+    def plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
+        assert batch.plans is not None
+        plan, position = batch.plans[name], batch.position
         rows = None if self._ahead is None else self._ahead.take(position, name)
         if rows is not None:
             return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.n_copying)}
