@@ -85,6 +85,8 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
     return SimpleNamespace(
         path="fake",
         num_nodes=N,
+        num_edges=10 * N,
+        topology_bytes=lambda: 0,
         features={"x": Store(x, pool), "h": Store(h, pool)},
         node_data={"y": torch.arange(N) % 7, "few": torch.arange(3)},
         budget=budget,

@@ -7,7 +7,6 @@ from tests.mutation import Mutation
 __all__ = ["ARGUMENTS"]
 
 INPUT_EDGES = "featstore/graph/inputedges.py"
-LEAST = "featstore/storage/leastmemory.py"
 RUN_DIRECTORIES = "featstore/storage/rundir.py"
 EDGES, LEAST_MEMORY, RUN_PARENTS = "edges that are given", "the least memory of a dataset", "parents of run directories"
 
@@ -53,20 +52,12 @@ ARGUMENTS: tuple[Mutation, ...] = (
         ("tests/test_stored_edges.py::test_many_blocks_and_a_long_list",),
     ),
     Mutation(
-        "the least memory is only that of its first step",
+        "the memory of opening is that of its first step",
         LEAST_MEMORY,
-        LEAST,
-        "            total = needed\n",
-        "            return needed\n",
-        ("tests/test_least_memory.py::test_it_is_the_least",),
-    ),
-    Mutation(
-        "a table that would be kept is not looked for",
-        LEAST_MEMORY,
-        LEAST,
-        "(*sorted(step for step in steps if step > total), None)",
-        "(None,)",
-        ("tests/test_least_memory.py::test_it_is_the_least",),
+        "featstore/graph/snapshot.py",
+        "        while (more := needed(total)) > total:  # both grow with the memory\n            total = more\n",
+        "        total = needed(total)\n",
+        ("tests/test_opening_memory.py::test_the_first_error_names_what_suffices",),
     ),
     Mutation(
         "scratch of one check stays for the next",
@@ -74,7 +65,7 @@ ARGUMENTS: tuple[Mutation, ...] = (
         "featstore/storage/reader.py",
         "            self.trim()  # checking may have grown scratch, in memory that the next file needs\n",
         "            pass\n",
-        ("tests/test_least_memory.py::test_the_first_error_names_what_suffices",),
+        ("tests/test_opening_memory.py::test_the_first_error_names_what_suffices",),
     ),
     Mutation(
         "a parent that was there is removed",

@@ -107,23 +107,6 @@ HISTORY: tuple[Mutation, ...] = (
         "return on_host",
         ("tests/test_history.py::test_the_table_is_in_the_budget",),
     ),
-    # -- batches that wait
-    Mutation(
-        "the next batches are lent, too",
-        "batches that wait",
-        "featstore/load/waiting.py",
-        "self._batches[self._least :]",
-        "self._batches[0:]",
-        ("tests/test_waiting.py::test_the_first_keep_their_rows_and_small_ones_are_not_lent",),
-    ),
-    Mutation(
-        "batches that lost their rows are delivered without",
-        "batches that wait",
-        "featstore/load/waiting.py",
-        "        self._refill(batch)\n",
-        "",
-        ("tests/test_waiting.py::test_another_gets_what_was_made_ahead",),
-    ),
     # -- the split of the memory, and lists by what they save
     Mutation(
         "lists are judged without the memory that counting holds",

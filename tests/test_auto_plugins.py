@@ -147,30 +147,6 @@ def test_a_package_that_cannot_be_loaded_disturbs_nobody(path: Path, tmp_path: P
     assert "ZeroDivisionError" in found["broken"]
 
 
-@pytest.mark.parametrize("asked_bytes", [0, 1 << 40])
-def test_a_streamed_strategy_is_judged_by_what_it_asks_for(path: Path, asked_bytes: int) -> None:
-    """Its superbatches are as long as the memory lets them be that it leaves itself; with none left, a batch each."""
-    seen = []
-
-    @featstore.register_strategy("mine")
-    @dataclass(frozen=True)
-    class Mine(featstore.Streamed):
-        def requests(self, setup: featstore.Setup, batch: Any) -> Any:
-            return [*super().requests(setup, batch), featstore.Request("more", asked_bytes, is_held=False)]
-
-        @classmethod
-        def estimate(cls, workload: featstore.Workload, machine: featstore.Machine) -> featstore.Estimate | None:
-            seen.append(workload.superbatch)
-            return expected(workload, machine, epoch_s=1e6, policy="belady")
-
-    try:
-        train(path)
-    finally:
-        STRATEGIES.known.pop("mine", None)
-    assert seen
-    assert all((length == 1) == (asked_bytes > 0) for length in seen)
-
-
 @pytest.mark.parametrize("has_memory", [True, False])
 def test_an_estimate_is_of_superbatches_as_long_as_foreseen(
     path: Path, has_memory: bool, register: Callable[[Estimator], None], monkeypatch: pytest.MonkeyPatch

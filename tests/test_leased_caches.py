@@ -325,7 +325,7 @@ def test_an_epoch_that_comes_too_late_frees_no_caches(graph: Graph, name: str) -
     """Two threads may begin an epoch of one loader at once: the one that comes too late leaves the other its caches."""
     with PLANNING[name](graph, "train") as loader:
         run = loader._runner.prepare(0, 0)
-        loader._runner._holdings._use.epoch = None  # as the second thread finds it
+        loader._runner._memory._use = None  # as the second thread finds it
         for _ in range(2):
             late = loader._runner.prepare(0, 0)
             assert type(late).__name__ == "_OnDemandEpoch"

@@ -17,7 +17,7 @@ import featstore
 from featstore.cache.base import get_policy
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.strategies.length import Passes, choose_size, planner_bytes, what_would_help
-from featstore.strategies.memory import Memory
+from featstore.strategies.memory import FRACTIONS, PACKING, WINDOWS, Memory
 from featstore.strategies.setup import Planning
 
 BATCH, MANY = 1000, 200
@@ -210,7 +210,7 @@ def test_a_third_batch_leaves_memory_to_pack_in(tmp_path: Path) -> None:
     roomy = memory_of(1 << 30)
     third = roomy.batch_bytes(roomy.batch.n_rows)
     memory = memory_of(caught.value.needed + third)
-    least, useful = ({each.holder: getattr(each, what) for each in memory.requests} for what in ("least", "useful"))
-    for holder, share in (("extents read ahead", 12), ("packing", 3)):
-        assert memory.granted[holder] >= min(useful[holder], least[holder] + third // 4 // share), holder
-        assert memory.granted[holder] > least[holder]
+    for holder in (WINDOWS, PACKING):
+        least, useful = memory.needs[holder]
+        assert memory.granted[holder] >= min(useful, least + int(third // 4 * FRACTIONS[holder])), holder
+        assert memory.granted[holder] > least

@@ -21,8 +21,6 @@ import featstore
 from featstore.budget import Budget, HeldMemory, MemoryReport
 from featstore.cache.table import FeatureCache
 from featstore.gather.buffers import BufferPool
-from featstore.load.minibatch import MiniBatch
-from featstore.load.waiting import Waiting
 from featstore.plan.samples import KeptIds
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import HOLDER as LISTS
@@ -53,7 +51,9 @@ def lent(budget: Budget) -> dict[str, float]:
     report = budget.report()
     loans = [loan for loan in budget._loans if loan.n_bytes]
     assert sum(loan.n_bytes for loan in loans) == report.on_loan == budget.on_loan, "a loan without its holder's name"
-    assert {loan.holder for loan in loans} == {name for name, held in report.holders.items() if held.on_loan_bytes}
+    assert {holder for loan in loans for holder, n_bytes in loan.by_holder().items() if n_bytes} == {
+        name for name, held in report.holders.items() if held.on_loan_bytes
+    }
     return {name: held.on_loan_s for name, held in report.holders.items() if held.on_loan_bytes}
 
 
@@ -152,7 +152,7 @@ def test_loans_of_a_loader(small: SimpleNamespace, tmp_path: Path, clock: Simple
         assert lent(g.budget) == {**dict.fromkeys(used, 1), **dict.fromkeys(others, 14)}
         modules = {FEATURES: "switch", "cache of 'x'": "table"}
         assert {each.rpartition(".")[2] for each in lenders(g.budget)} == {
-            modules.get(each, "holdings") for each in used | others
+            modules.get(each, "epochmemory") for each in used | others
         }
         loader.close()
         assert not lent(g.budget).keys() - {"cache of 'x'"}
@@ -242,35 +242,6 @@ def test_the_loan_of_lists_of_parts(path: Path, clock: SimpleNamespace) -> None:
         clock.now += 1
         assert lent(g.budget) == {LISTS: 1}
         drawn.close()
-
-
-def test_the_loan_of_batches_made_ahead(clock: SimpleNamespace) -> None:
-    budget = Budget(8 << 20)
-    pool = BufferPool(budget)
-    waiting = Waiting(budget, pool, 1, lambda batch: None)
-    none = torch.zeros(0, dtype=torch.int64)
-    stage = waiting.after(lambda n: MiniBatch(none, none, (), {"x": pool.tensor((n, 1024), torch.uint8)}, {}, n))
-    first = stage(1024)
-    clock.now += 1
-    assert not lent(budget)
-    second = stage(2048)
-    clock.now += 1
-    third = stage(4096)
-    clock.now += 1
-    assert lent(budget) == {"batch buffers": 2}
-    assert budget.report().holders["batch buffers"].on_loan_bytes == 6 << 20
-    assert lenders(budget) == {"featstore.load.waiting"}
-    for batch in (first, second, third):
-        waiting.take(batch)
-    assert not lent(budget)
-    del batch, second, third
-    pool.trim()
-    stage(1024), stage(1024)
-    clock.now += 1
-    assert lent(budget) == {"batch buffers": 1}
-    waiting.close()
-    pool.trim()
-    assert not lent(budget)
 
 
 def test_the_loan_of_buffers_that_nobody_uses(clock: SimpleNamespace) -> None:
@@ -385,12 +356,11 @@ def test_no_loan_is_left_out() -> None:
     """Whoever adds one adds a test of its name here."""
     tested: dict[str, Callable[..., None]] = {
         "cache/table.py": test_loans_of_a_loader,
-        "strategies/holdings.py": test_loans_of_a_loader,
+        "strategies/epochmemory.py": test_loans_of_a_loader,
         "strategies/switch.py": test_loans_of_a_loader,
         "graph/offsetpages.py": test_the_loan_of_offset_pages,
         "sampling/macrolists.py": test_the_loan_of_lists_of_parts,
         "gather/buffers.py": test_the_loan_of_buffers_that_nobody_uses,
-        "load/waiting.py": test_the_loan_of_batches_made_ahead,
         "plan/samples.py": test_the_loan_of_sampled_ids,
         "strategies/batchsize.py": test_the_loan_of_a_batch_that_was_sampled_to_know_its_size,
     }

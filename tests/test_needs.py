@@ -1,10 +1,9 @@
-"""The least memory: what errors name is enough, is named soon, and is little more than enough."""
+"""What loaders need of the memory beside each other; batches that are measured; see tests/memory for what is promised."""
 
 from __future__ import annotations
 
 import pickle
-import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 
 import featstore
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.sampling.scratch import scratch_bytes
-from featstore.strategies.memory import Memory, Request
-from featstore.strategies.options import number_of, option
+from featstore.strategies.memory import Memory
 from tests.loaders import make_loader
 
 N = 30_000
@@ -113,120 +110,6 @@ def test_loaders_that_rest_need_room_for_the_largest(dataset: Path, strategy: An
     assert 0 < alone - 2 * (orders - order) <= some <= alone  # each has seeds in an order of its own, and no more
 
 
-def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
-    """Run an epoch within ``memory``; return what an error names, None where there was none."""
-    try:
-        with featstore.open(dataset, memory=memory) as g:
-            sampler = NeighborSampler(g, [10, 5], seed=1)
-            with make_loader(g, sampler, g.node_data["train_idx"], 200, **{"labels": None, **options}) as loader:
-                batch = None
-                assert [batch.index for batch in loader] == list(range(12))
-                del batch
-            assert g.budget.peak <= memory
-    except featstore.BudgetError as error:
-        assert error.needed is not None
-        assert error.needed > memory
-        return error.needed
-    return None
-
-
-@pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
-@pytest.mark.parametrize("which", OPTIONS)
-def test_what_is_named_is_enough_and_soon_known(dataset: Path, which: str) -> None:
-    options = OPTIONS[which]
-    memory, tries = 1_000_000, 0
-    while (needed := epoch(dataset, memory, options)) is not None:
-        memory, tries = needed, tries + 1
-        assert tries == 1, f"{memory} bytes would do, but for the next"
-    assert tries == 1
-    assert epoch(dataset, memory * 8 // 9, options) is not None  # it is at most an eighth more than the least that would do
-    assert epoch(dataset, 2 * memory, options) is None
-
-
-PACKED: list[tuple[str, Any, Any]] = [  # policy, cache, rows on a device
-    ("belady", "auto", None),
-    ("belady", 0.05, 0.03),
-    ("frequency", 0.05, None),
-    ("frequency", "auto", 0.03),
-    ("in_out_ratio", 0.1, 0.1),
-    ("belady", None, None),
-    ("in_out_ratio", None, 0.03),
-]
-
-
-@pytest.fixture(scope="module")
-def pack(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("needs") / "pack"
-    with featstore.open(dataset, memory="64MB") as g:
-        sampler = NeighborSampler(g, [10, 5], seed=1)
-        featstore.sample_offline(g, sampler, g.node_data["train_idx"], 200, path=path, progress=False).close()
-    return path
-
-
-def packed_epoch(dataset: Path, memory: int | str, strategy: featstore.Strategy, device: Any) -> int | None:
-    """Run an epoch of a pack within ``memory``; return what an error names, None where there was none."""
-    with featstore.open(dataset, memory=memory) as g:
-        try:
-            loader = featstore.Loader(g, strategy=strategy, labels="y", device_cache=device)
-        except featstore.BudgetError as error:
-            return error.needed
-        with loader:
-            assert sum(1 for _ in loader) == 12
-            assert g.budget.peak <= g.budget.total
-    return None
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-@pytest.mark.parametrize(("policy", "cache", "device"), PACKED)
-def test_what_packed_names_is_enough(
-    dataset: Path, pack: Path, tmp_path: Path, policy: str, cache: Any, device: Any, is_there: bool
-) -> None:
-    """It is named when the loader is made, before a layout is."""
-    path = tmp_path / "pack"
-    shutil.copytree(pack, path)
-    strategy = featstore.Packed(path, cache, policy)
-    if is_there or cache is None:
-        packed_epoch(dataset, "64MB", replace(strategy, cache=0.05), device)
-    n_layouts = len(list(path.glob("layout-*")))
-    needed = packed_epoch(dataset, 700_000, strategy, device)
-    assert needed is not None
-    assert len(list(path.glob("layout-*"))) == n_layouts
-    assert packed_epoch(dataset, needed, strategy, device) is None
-
-
-class Hungry(featstore.Packed):
-    """Holds more than Packed does."""
-
-    def requests(self, setup: featstore.Setup, batch: Any) -> Any:
-        return [*super().requests(setup, batch), Request("more", 5_000_000, is_held=False)]
-
-
-def test_what_a_strategy_of_packs_asks_for_is_added_up(dataset: Path, pack: Path, tmp_path: Path) -> None:
-    path = tmp_path / "pack"
-    shutil.copytree(pack, path)
-    packed_epoch(dataset, "64MB", featstore.Packed(path, 0.05), None)
-    plain, hungry = (packed_epoch(dataset, 700_000, cls(path), None) for cls in (featstore.Packed, Hungry))
-    assert plain is not None
-    assert hungry is not None
-    assert 5_000_000 <= hungry - plain <= 5_500_000
-
-
-def test_making_a_layout_need_not_fit_beside_batches(dataset: Path, pack: Path, tmp_path: Path) -> None:
-    """It is made before: the least is that of whichever takes more."""
-    path = tmp_path / "pack"
-    shutil.copytree(pack, path)
-    before = packed_epoch(dataset, 700_000, featstore.Packed(path, 0.05), None)
-    packed_epoch(dataset, "64MB", featstore.Packed(path, 0.05), None)
-    assert before == packed_epoch(dataset, 700_000, featstore.Packed(path, 0.05), None)
-    wide = featstore.Packed(path, 0.05, "in_out_ratio")  # whose scores of all nodes take more than batches do
-    before = packed_epoch(dataset, 700_000, wide, None)
-    packed_epoch(dataset, "64MB", wide, None)
-    after = packed_epoch(dataset, 700_000, wide, None)
-    assert before is not None
-    assert after is not None
-    assert after < before
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -276,7 +159,6 @@ def test_scratch_of_threads_that_rest(dataset: Path) -> None:
         sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
         want = [sampler.sample(seeds[200 * k : 200 * k + 200], index=k).input_ids for k in range(2)]
         one = g.memory_report()["sampler scratch"]
-        assert one <= scratch_bytes(max(map(len, want)), N)
         assert not sampler.trim()
         first, second = sampler._idle.pop(), sampler._idle.pop() if len(sampler._idle) > 1 else None
         assert second is None
@@ -323,7 +205,7 @@ def test_a_serial_epoch_without_a_cache_says_what_it_lacks(dataset: Path) -> Non
                 needed = max(error.needed, needed * 9 // 8)
             finally:
                 held.clear()
-    assert tries > 2
+    assert tries > 1
 
 
 def test_an_error_names_what_is_needed_once(dataset: Path) -> None:
@@ -340,12 +222,7 @@ def test_an_error_names_what_is_needed_once(dataset: Path) -> None:
 
 @dataclass(frozen=True)
 class Foreseeing(featstore.Streamed):
-    """Says what it foresees before it runs, and asks for more than Streamed does."""
-
-    more: int = option(1, number_of("bytes"), "bytes that it asks for")
-
-    def requests(self, setup: featstore.Setup, batch: Any) -> Any:
-        return [Request("more", self.more, is_held=False), *super().requests(setup, batch)]
+    """Says what it foresees before it runs."""
 
     def run(self, setup: featstore.Setup) -> featstore.Runner:
         FORESEEN.append(self.foreseen(setup).n_batches)
@@ -357,13 +234,12 @@ FORESEEN: list[int] = []
 
 @pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
 def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
-    """By one ask of the strategy, which may ask for more than the one that it derives from."""
+    """And the shorter, the less memory others leave."""
     lengths = []
-    for more in (1, 1_800_000, 1_950_000):
-        with featstore.open(dataset, memory="4MB") as g:
-            sampler = NeighborSampler(g, [10, 5], seed=1)
-            strategy, seeds = Foreseeing(cache=None, more=more), g.node_data["train_idx"]
-            with featstore.Loader(g, sampler, seeds, 20, labels=None, strategy=strategy) as loader:
+    for more in (1, 1_900_000, 2_100_000):
+        with featstore.open(dataset, memory="4MB") as g, g.budget.reserve("others", more):
+            sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
+            with featstore.Loader(g, sampler, seeds, 20, labels=None, strategy=Foreseeing(cache=None)) as loader:
                 lengths.append(loader.stats()["superbatch"]["batches"])
     assert lengths == FORESEEN
     assert lengths[0] > lengths[1] > lengths[2] > 1

@@ -76,13 +76,13 @@ def test_without_memory_it_looks_no_further() -> None:
 
 
 def test_without_memory_on_the_device_it_looks_no_further(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches wait on the device: two more must fit what torch may take there. Stand-ins for CUDA."""
+    """Batches wait on the device: four more must fit what torch may take there. Stand-ins for CUDA."""
     with featstore.open(dataset, memory="64MiB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         with featstore.Loader(g, sampler, torch.arange(0, N, 2), 40, features=["x"], labels=None, prefetch="auto") as loader:
             list(loader)
             stages = loader._stages
-            needed = 2 * stages.memory.batch_bytes(stages.memory.batch.n_rows)
+            needed = 4 * stages.memory.batch_bytes(stages.memory.batch.n_rows)
             assert stages.may_grow()
             monkeypatch.setattr(stages, "_setup", replace(stages._setup, device=torch.device("cuda", 1)))
             for free, reserved, allocated in ((needed, 500, 500), (0, needed + 500, 500), (needed - 200, 700, 500)):

@@ -171,7 +171,7 @@ def test_a_tier_beyond_this_machines_memory_is_packed(tmp_path: Path, capsys: py
     sampling = [*FANOUTS, "--batch-size", 500, "--memory", "12MB", "--cache", 0]
     run(capsys, "pack", tmp_path / "g", tmp_path / "p", *sampling, "--device-cache", "1.0")
     train = ["train", tmp_path / "p", "--hidden", 8, "--epochs", 1]
-    assert "device cache" in fails(capsys, *train, "--memory", "12MB")
+    assert "caches" in fails(capsys, *train, "--memory", "12MB")
     assert (
         run(capsys, *train, "--memory", "64MB")["stats"]["hits"]["device"]
         == run(capsys, *train, "--memory", "64MB")["stats"]["rows"]

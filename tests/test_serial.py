@@ -349,7 +349,7 @@ def test_leaving_while_the_next_superbatch_is_waited_for(g: featstore.OutOfCoreG
     loader = serial(g, prefetch=4)
     iterator = iter(loader)
     next(iterator)
-    run = loader._runner._holdings._use.epoch()  # type: ignore[attr-defined]
+    run: Any = next(iter(loader._iterators))._run
     while not run._inspector._reached:  # a batch of the next superbatch is asked for ahead, and cannot be had yet
         next(iterator)
     monkeypatch.setattr(threading.Thread, "join", joined)

@@ -208,7 +208,7 @@ def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.M
         with make_loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
             iterator = iter(loader)
             iterator.begin()  # type: ignore[attr-defined]
-            inspector = loader._runner._holdings._use.epoch()._inspector  # type: ignore[attr-defined]
+            inspector = next(iter(loader._iterators))._run._inspector  # type: ignore[attr-defined]
             next(iterator)
             assert reached.wait(60)
             waiting = threading.Thread(target=inspector.pause, daemon=True)

@@ -107,16 +107,17 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
     """Sample a batch of epoch 0; idle buffers go back to the system before and after."""
     pool = graph.pool
     pool.trim()
-    before = graph.budget.report().get(HOLDER, 0)
+    before = graph.budget.report()
     sampled = batches.epoch(0).sample(position)
-    drawn = graph.budget.report().get(HOLDER, 0) - before
+    after = graph.budget.report()
+    drawn = after.get(HOLDER, 0) - before.get(HOLDER, 0)
     held = sum(pooled_bytes(tensor.numel() * tensor.element_size()) for tensor in sampled.tensors)
     extra = sum(values.nbytes for block in sampled.blocks for values in block.edge_arrays.values())
     extra += 0 if sampled.history is None else sum(tensor.nbytes for tensor in sampled.history.tensors)
     stored = sum(len(block.src) + block.n_dst for block in sampled.blocks) + extra // 4
     pool.trim()
     n_edges = sum(len(block.src) for block in sampled.blocks)
-    scratch = graph.budget.report().get(SCRATCH, 0)
+    scratch = after.get(SCRATCH, 0) - before.get(SCRATCH, 0) or after.get(SCRATCH, 0)  # a sampler that was used has its own
     return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges, scratch), sampled
 
 
@@ -164,16 +165,23 @@ class _FirstEpoch(DerivedEpoch):
         return None if position else self._kept.take()
 
 
+def most_rows(graph: Any, batches: SampledBatches) -> int:
+    """Return the nodes of a batch at the most, by its seeds and fan-outs alone."""
+    n, rows = int(graph.num_nodes), batches.batch_size
+    if batches.most_rows is not None:
+        return batches.most_rows
+    for fanout in [-1] if batches.fanouts is None else batches.fanouts:
+        rows = n if fanout < 0 else min(n, rows * (1 + fanout))
+    return min(n, rows)
+
+
 def most_of(graph: Any, batches: SampledBatches) -> BatchSize:
-    """Return what a batch comes to at the most, by its seeds and fan-outs alone."""
-    n, rows, edges = int(graph.num_nodes), batches.most_rows, 0
-    if rows is not None:
+    """Return what a batch comes to at the most: a generous guess, for errors where there is no memory to sample one."""
+    rows, edges = most_rows(graph, batches), 0
+    if batches.most_rows is not None:
         edges = EDGES * rows
-    else:
-        rows, n_edges = min(batches.batch_size, n), int(graph.num_edges)
-        for fanout in [-1] if batches.fanouts is None else batches.fanouts:
-            drawn = n_edges if fanout < 0 else min(n_edges, rows * fanout)
-            rows, edges = min(n, rows + drawn), edges + drawn
+    for fanout in [-1] if batches.fanouts is None else batches.fanouts:
+        edges += int(graph.num_edges) if fanout < 0 else min(int(graph.num_edges), rows * fanout)
     held = 8 * rows + 16 * edges
     return BatchSize(rows, edges + rows, held, 2 * held, edges)
 
@@ -191,5 +199,5 @@ def _others(graph: Any, batches: SampledBatches) -> list[BatchSize]:
 
 def is_tight(graph: Any, batches: SampledBatches, row_bytes: int) -> bool:
     """Whether two batches may need more than half of what is left: then one is measured before anything begins."""
-    rows = most_of(graph, batches).n_rows
+    rows = most_rows(graph, batches)
     return bool(2 * rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)

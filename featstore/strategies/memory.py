@@ -27,7 +27,6 @@ __all__ = [
     "EDGE_PLANNER",
     "FRACTIONS",
     "PACKING",
-    "PACK_WINDOWS",
     "PLANNER",
     "SAMPLED_AHEAD",
     "WINDOWS",
@@ -37,13 +36,12 @@ __all__ = [
 
 # Holders, as the budget's report calls them.
 SAMPLED_AHEAD, PLANNER, EDGE_PLANNER = "epoch samples", "planner", "planner of edges"
-AHEAD, WINDOWS, PACK_WINDOWS, PACKING = "read ahead", "extents read ahead", "extents of a pack read ahead", "packing"
+AHEAD, WINDOWS, PACKING = "read ahead", "extents read ahead", "packing"
 
 # Of the memory that batches leave, at most; planners have superbatches that fit what they get, so they may have all of it.
 FRACTIONS = {
     SAMPLED_AHEAD: 1 / 4,  # what is drawn for many batches at once goes to disk beyond it
     WINDOWS: 1 / 12,
-    PACK_WINDOWS: 1 / 16,
     PACKING: 1 / 3,
     PLANNER: 1.0,
     AHEAD: 1 / 12,
@@ -281,9 +279,10 @@ class Memory:
         if not max(n_rows, self.batch.n_rows):
             self.batch = most_of(self._graph, self._sampling)
         n_rows = int(LARGEST * max(n_rows, self.batch.n_rows))
-        needed = self._needed(n_rows) + self._one_more + int(self._graph.topology_bytes())
+        needed = self._needed(n_rows) + self._one_more
         # What it names itself is for one allocation: what comes after it, and what is optional, is a part of what is added.
-        return BudgetError(before + error.reason, max(needed, (error.needed or 0) * 9 // 8))
+        needed = max(needed, (error.needed or 0) * 9 // 8) + int(self._graph.topology_bytes())
+        return BudgetError(before + error.reason, needed)
 
     def _refusal(self) -> BudgetError:
         parts = {

@@ -41,7 +41,7 @@ from featstore.strategies.caches import (
     room_for_caches,
 )
 from featstore.strategies.epochmemory import EpochMemory
-from featstore.strategies.memory import PACK_WINDOWS, Memory, ask
+from featstore.strategies.memory import WINDOWS, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
@@ -168,13 +168,18 @@ class Packed(Strategy):
     def _needs(setup: Setup, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """Return what running a layout holds."""
         n = 0 if setup.planning is None or setup.planning.layout is None else len(setup.features)
-        return {PACK_WINDOWS: (n * least_window(), n * MOST_WINDOW_BYTES)}
+        return {WINDOWS: (n * least_window(), n * MOST_WINDOW_BYTES)}
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
         make_room(setup.graph, setup.features, of_edges)
-        layouts = _Layouts(replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None)))
+        setup = replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None))
+        try:
+            layouts = _Layouts(setup)
+        except BudgetError as error:  # of telling its policy from others of its name: digest, scores, and what they are made of
+            scores = 3 * digest_bytes(get_policy(self.policy), setup.graph.num_nodes)
+            raise Memory(setup, caches=scores, plans=True).too_small(error) from None
         if self.cache is None and not isinstance(setup.graph, PackedGraph) and not find_layouts(layouts.pack):
             return replace(self, cache="auto").run(setup)
         setup, memory = self._ask(layouts, of_edges)
@@ -392,7 +397,7 @@ class PackedRunner(Runner):
         tier = DeviceTier(rows, shapes, setup.device, graph.pool, n_threads=setup.n_copying)
         self._tiers.append(tier)
         for name, store in stores.items():
-            source = layout.fill(name, Tier.DEVICE, self._memory[PACK_WINDOWS].n_bytes // len(stores))
+            source = layout.fill(name, Tier.DEVICE, self._memory[WINDOWS].n_bytes // len(stores))
             try:
                 tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, setup, source))
             finally:
@@ -440,7 +445,7 @@ class PackedRunner(Runner):
             undo.callback(self._memory.end, use)
             lease = self._caches.lease()
             undo.callback(self._caches.release)
-            window = self._memory.get(PACK_WINDOWS)
+            window = self._memory.get(WINDOWS)
             run = PackedEpoch(
                 self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._memory, use
             )
