@@ -200,7 +200,7 @@ class Loader:
         self._close_tier: Callable[[], object] = _nothing
         self._unbound_reads: Callable[[], object] = _nothing
         self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
-        self._close_batches = weakref.finalize(self, getattr(batches, "close", _nothing))
+        self._close_batches = weakref.finalize(self, batches.close)
         try:
             if by_stage.read is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
@@ -226,10 +226,10 @@ class Loader:
         found = self._strategy.batches(g, batch_size=batch_size, **options)
         if found is not None:
             if sampler is not None or seeds is not None:
-                getattr(found, "close", _nothing)()
+                found.close()
                 raise ValueError(f"strategy {name!r} runs the samples of a pack, and takes no sampler and no seeds")
             if history is not None:
-                getattr(found, "close", _nothing)()
+                found.close()
                 check_history(history, self._strategy, None)
             return found
         if isinstance(g, PackedGraph):
@@ -271,8 +271,7 @@ class Loader:
     def _reserve_order(self, setup: Setup) -> Setup:
         """Count the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
         g, labels = self._g, setup.labels
-        batches = setup.batches
-        n_bytes: int = getattr(getattr(batches, "batches", batches), "nbytes", 0)
+        n_bytes = setup.batches.nbytes
         try:
             for name in labels:
                 if (n := len(g.node_data[name])) != g.num_nodes:

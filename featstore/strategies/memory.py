@@ -18,7 +18,6 @@ from featstore.budget import Budget, MemoryReport
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
-from featstore.sampling.drawn import ahead_bytes, lists_of
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.sampling.macrolists import SHARE as LISTS_SHARE
 from featstore.sampling.scratch import SCRATCH
@@ -94,10 +93,10 @@ def ask(
     """
     setup, known = _measured(setup)
     given = [] if requests is None else [*requests(setup, known)]
-    least, useful = ahead_bytes(setup.batches)  # of a sampler that draws many batches at once
+    least, useful = setup.batches.ahead_bytes()  # of a sampler that draws many batches at once
     if useful:
         given.insert(0, Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE))
-    lists = lists_of(setup.batches)
+    lists = setup.batches.lists
     if lists is not None:
         given.append(Request(LISTS, 0, lists.useful_bytes, LISTS_SHARE, is_held=False))
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
@@ -115,7 +114,7 @@ def before_asking(setup: Setup, cache_bytes: int = 0, *, plans: bool = False) ->
     Where there is too little for the loop, ``memory.suffices`` is false, or ``setup.refused`` says why.
     """
     setup, known = _measured(setup)
-    memory, lists = Memory(setup, known, (), cache_bytes, plans=plans), lists_of(setup.batches)
+    memory, lists = Memory(setup, known, (), cache_bytes, plans=plans), setup.batches.lists
     if lists is not None:
         lists.use(min(lists.useful_bytes, memory.unused() // LISTS_SHARE))  # on loan
     return setup, memory
@@ -123,7 +122,7 @@ def before_asking(setup: Setup, cache_bytes: int = 0, *, plans: bool = False) ->
 
 def _measured(setup: Setup) -> tuple[Setup, BatchSize]:
     """Return a setup that knows how large batches are, or why not; and how large they are, or are expected to be."""
-    lists = lists_of(setup.batches)
+    lists = setup.batches.lists
     if lists is not None:
         lists.use(0)  # what they had is divided anew
     if setup.batch is not None:  # more was sampled since, by several threads
@@ -131,8 +130,7 @@ def _measured(setup: Setup) -> tuple[Setup, BatchSize]:
             idle.trim()
     elif setup.refused is None:
         try:
-            batch, batches = measure(setup.graph, setup.batches)
-            setup = replace(setup, batch=batch, batches=batches)
+            setup = replace(setup, batch=measure(setup.graph, setup.batches))
         except BudgetError as error:
             setup = replace(setup, refused=error)
     return setup, setup.batch or foresee(setup.graph, setup.batches)

@@ -25,7 +25,7 @@ from featstore.plan.cost import (
     random_read_s,
     random_reads,
 )
-from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, lists_of
+from featstore.sampling.drawn import EpochBatches
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
@@ -102,7 +102,7 @@ class OnDemand(Strategy):
         make_room(setup.graph, () if cache is None else own, of_edges)
         row_bytes = sum(setup.row_bytes.values())
         shares = cache is not None or bool(of_edges) or setup.divides is not None
-        shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
+        shares = shares or setup.batches.lists is not None or setup.batches.ahead_bytes() != (0, 0)
         if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
             setup, *caches = beside_caches(setup, cache, get_policy(self.policy), of_edges)
             setup, memory = ask(setup, self.requests, *caches)
@@ -130,7 +130,7 @@ class OnDemandRunner(Runner):
         if SAMPLED_AHEAD in self.memory.granted:
             setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
             self._holdings = Holdings(setup.graph.budget, self.memory)
-            self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
+            self._holdings.use(SAMPLED_AHEAD, setup.batches.keep_ahead)
         if cache is not None:
             check_instances(policy, len(setup.features))
         if setup.divides is not None:
@@ -164,9 +164,9 @@ class OnDemandRunner(Runner):
             self._remake()
         order = self.setup.batches.epoch(epoch)
         if self._holdings is None or self._holdings.is_running:  # what is held is that epoch's
-            return _OnDemandEpoch(self.setup, in_turn(order, start))
+            return _OnDemandEpoch(self.setup, order.in_turn(start))
         self._holdings.grow(SAMPLED_AHEAD)
-        run = _OnDemandEpoch(self.setup, in_turn(order, start, self._holdings.get(SAMPLED_AHEAD)), self._holdings)
+        run = _OnDemandEpoch(self.setup, order.in_turn(start, self._holdings.get(SAMPLED_AHEAD)), self._holdings)
         self._holdings.began(run)
         return run
 
@@ -200,7 +200,7 @@ def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool
 
 
 class _OnDemandEpoch(EpochRun):
-    def __init__(self, setup: Setup, order: InTurn, holdings: Holdings | None = None) -> None:
+    def __init__(self, setup: Setup, order: EpochBatches, holdings: Holdings | None = None) -> None:
         self._setup, self._order, self._holdings = setup, order, holdings
 
     @property
@@ -223,7 +223,7 @@ class _OnDemandEpoch(EpochRun):
 def stand_in(setup: Setup, epoch: int, start: int) -> EpochRun:
     """Return ``epoch`` from batch ``start`` on, read on demand: another one's plans have the features' caches."""
     setup.counts.add_beside()
-    return _OnDemandEpoch(setup, in_turn(setup.batches.epoch(epoch), start))
+    return _OnDemandEpoch(setup, setup.batches.epoch(epoch).in_turn(start))
 
 
 def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:

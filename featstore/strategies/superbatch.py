@@ -37,7 +37,6 @@ from featstore.plan.cost import (
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_SHARE
-from featstore.sampling.drawn import in_turn, keep_ahead
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here, runs_directory
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
@@ -236,7 +235,7 @@ class SuperbatchRunner(Runner):
         self._said = set[str]()
         self._holdings = Holdings(setup.graph.budget, memory)
         if SAMPLED_AHEAD in memory.granted:
-            self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
+            self._holdings.use(SAMPLED_AHEAD, setup.batches.keep_ahead)
         size, least = self._granted_length(setup, memory)
         self._planning = replace(setup.planning, superbatch=size)
         self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]), least)
@@ -433,7 +432,7 @@ class SuperbatchRunner(Runner):
             raise
         self._holdings.grow(EDGE_PLANNER)
         self._holdings.grow(SAMPLED_AHEAD)
-        order = in_turn(self.setup.batches.epoch(epoch), start, self._holdings.get(SAMPLED_AHEAD))
+        order = self.setup.batches.epoch(epoch).in_turn(start, self._holdings.get(SAMPLED_AHEAD))
         try:
             self._holdings.grow(AHEAD, self.memory.unused())  # where others were quicker, misses are read when they are needed
             run = SuperbatchEpoch(
