@@ -68,7 +68,7 @@ def sample_child(job: dict[str, Any]) -> dict[str, Any]:
     """
     import featstore
     from featstore.plan.samples import SampleWriter
-    from featstore.sampling.drawn import Drawn, in_turn
+    from featstore.sampling.drawn import Drawn
 
     open_graph = featstore.OutOfCoreGraph.open  # which imports torch: no part of what opening costs
     kind = featstore.EpochSampler if job["epochwide"] else featstore.NeighborSampler
@@ -86,7 +86,7 @@ def sample_child(job: dict[str, Any]) -> dict[str, Any]:
         digest, digests = hashlib.blake2b(digest_size=8), []
         to_file = job.get("writes", True)
         with (
-            closing(in_turn(order, 0, stop=n)) as batches,
+            closing(order.in_turn(0, stop=n)) as batches,
             SampleWriter(Path(job["folder"]) / "samples", g.num_nodes) if to_file else nullcontext() as writer,
             ThreadPoolExecutor(g.options.threads) as threads,
         ):

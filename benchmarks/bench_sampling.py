@@ -32,7 +32,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import CscTopology, huge_bytes
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import Drawn, in_turn
+from featstore.sampling.drawn import Drawn
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -180,7 +180,7 @@ def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload
     def in_windows(sampler: featstore.EpochSampler, batches: tuple[torch.Tensor, ...]) -> float:
         order = Drawn(sampler, featstore.RandomBatches(seeds, BATCH_SIZE, seed=3)).epoch(0)
         start = time.perf_counter()
-        with closing(in_turn(order, 0, stop=len(batches))) as drawn:
+        with closing(order.in_turn(0, stop=len(batches))) as drawn:
             n_nodes = sum(len(drawn.sample(number).input_ids) for number in range(len(batches)))
         return n_nodes / (time.perf_counter() - start)
 

@@ -71,9 +71,8 @@ from featstore.sampling.batches import (
     RandomBatches as RandomBatches,
 )
 from featstore.sampling.drawn import (
-    DerivedBatches as DerivedBatches,
+    EpochBatches as EpochBatches,
     SampledBatches as SampledBatches,
-    SampledEpoch as SampledEpoch,
 )
 from featstore.sampling.epochwide import EpochSampler as EpochSampler
 from featstore.sampling.labor import LaborSampler as LaborSampler

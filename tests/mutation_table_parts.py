@@ -49,8 +49,8 @@ PARTS: tuple[Mutation, ...] = (
         "one batch stands for all that differ",
         "partition batches",
         "featstore/strategies/batchsize.py",
-        "return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept",
-        "return size, kept",
+        "return size if batches.together == 1 else _upper(graph, batches, size)",
+        "return size",
         ("tests/test_partition_batches.py::test_several_batches_are_measured",),
     ),
     Mutation(

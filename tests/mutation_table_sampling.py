@@ -7,6 +7,31 @@ from tests.mutation import Mutation
 __all__ = ["SAMPLING"]
 
 SAMPLING: tuple[Mutation, ...] = (
+    # -- batches that are there already
+    Mutation(
+        "batches that are there already are used with a history",
+        "batches sampled once",
+        "featstore/sampling/drawn.py",
+        "        if self.times is None:\n            super().remember(memo)",
+        "        super().remember(memo)",
+        ("tests/test_drawn.py::test_with_a_history_no_batch_is_there_already",),
+    ),
+    Mutation(
+        "batches that are there already sampled again in turn",
+        "batches sampled once",
+        "featstore/sampling/drawn.py",
+        "        found = copy(self)\n        found._ahead",
+        "        found = EpochBatches(self._n, self._sample)\n        found._ahead",
+        ("tests/test_drawn.py::test_batches_that_are_there_are_not_sampled",),
+    ),
+    Mutation(
+        "batches of epoch 0 kept for later epochs",
+        "batches sampled once",
+        "featstore/sampling/drawn.py",
+        "            memo.forget()\n",
+        "            pass\n",
+        ("tests/test_drawn.py::test_a_memo_is_told_of_later_epochs_and_of_short_memory",),
+    ),
     # -- numbers of edges
     Mutation(
         "numbers of cached lists looked up as if they were stored ones",

@@ -132,14 +132,16 @@ def test_a_small_disk_bounds_the_profile(data: Path) -> None:
         part = Profile(setup, f"{g.path}.runs", whole.n_bytes * 4)
         assert 1 <= part.n_sampled < 8
         assert part.n_bytes <= whole.n_bytes * 4 // 8
-        order = setup.batches.epoch(0)
+        order = setup.batches.sampled(0)
         for index in range(10):
-            for profile in (whole, part):
-                found, expected = profile.epoch(0).sample(index), order.sample(index)
+            expected = order.sample(index)
+            there = [profile.batch(index) for profile in (whole, part)]
+            assert [found is not None for found in there] == [index < profile.n_sampled for profile in (whole, part)]
+            for found in (*filter(None, there), setup.batches.epoch(0).sample(index)):
                 assert (found.index, found.epoch) == (expected.index, expected.epoch)
                 assert torch.equal(found.input_ids, expected.input_ids)
                 assert all(torch.equal(a.src, b.src) for a, b in zip(found.blocks, expected.blocks, strict=True))
-        assert part.fanouts == sampler.fanouts
+        assert setup.batches.fanouts == sampler.fanouts
         for profile in (whole, part):
             profile.close()
             profile.close()

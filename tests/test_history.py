@@ -21,7 +21,7 @@ import torch
 import featstore
 import tests.pyg  # noqa: F401
 from featstore.sampling.drawn import Drawn
-from featstore.sampling.historical import PushTimes
+from featstore.sampling.historical import HistoryTurns, PushTimes
 from featstore.strategies.registry import find_strategy
 from tests.reference_history import PlainBatch, Replay
 from tests.whole_graph import skewed_graph
@@ -471,7 +471,7 @@ def test_batches_are_the_same_in_any_order_and_on_threads(g: featstore.OutOfCore
     replay, times = Replay(sampler, NODES, 3), PushTimes(3)
     times.nodes, times.pushed = NODES, np.full(len(NODES), -1)
     expected = [replay.batch(order.epoch(0).seeds(k), 0, k) for k in range(len(order))]
-    turns = Drawn(sampler, order, None, times).epoch(0).in_turn(0, None, len(order))
+    turns = HistoryTurns(Drawn(sampler, order).seeds_of(0), sampler, times, epoch=0, start=0)
     turns._decide(0)  # interrupted at its end, before it was noted
     sources, calls = sampler.sources, itertools.count()
 

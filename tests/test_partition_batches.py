@@ -277,10 +277,10 @@ def test_several_batches_are_measured(data: Any) -> None:
         drawn = featstore.Loader(g, sampler, batches)._runner.setup.batches
         sizes = [len(drawn.epoch(e).sample(k).input_ids) for e in range(4) for k in range(len(drawn))]
         assert max(sizes) > 1.3 * np.mean(sizes)
-        batch, kept = measure(g, drawn)
+        batch = measure(g, drawn)
         assert batch.n_rows * 17 // 16 >= max(sizes)
-        assert torch.equal(kept.epoch(0).sample(0).input_ids, drawn.epoch(0).sample(0).input_ids)
-        one, _ = measure(g, featstore.Loader(g, sampler, ids, 100)._runner.setup.batches)
+        assert torch.equal(drawn.epoch(0).sample(0).input_ids, drawn.sampled(0).sample(0).input_ids)
+        one = measure(g, featstore.Loader(g, sampler, ids, 100)._runner.setup.batches)
         assert one.n_rows == len(sampler.sample(featstore.RandomBatches(ids, 100).epoch(0).seeds(0), 0, 0).input_ids)
 
 

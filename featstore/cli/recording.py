@@ -12,7 +12,7 @@ from featstore.graph.progress import Bar
 from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, check_seeds
-from featstore.sampling.drawn import SampledEpoch
+from featstore.sampling.drawn import EpochBatches, SampledBatches
 from featstore.storage.rundir import DiskBudget
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["TracedBatches", "record_epoch", "seeds_of"]
 
 
-class TracedBatches:
-    """The batches of a trace, as far as strategies ask of them before a run (:class:`SampledBatches`): how many, and how large.
+class TracedBatches(SampledBatches):
+    """The batches of a trace, as far as strategies ask of them before a run: how many, and how large.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class TracedBatches:
         Seeds of one.
     """
 
-    fanouts, together = None, 1
+    together = 1
 
     def __init__(self, n_batches: int, n_rows: int, batch_size: int) -> None:
         self._n_batches, self.most_rows, self.batch_size = n_batches, n_rows, batch_size
@@ -44,12 +44,9 @@ class TracedBatches:
         """No two traces are told apart."""
         return ""
 
-    def epoch(self, epoch: int) -> SampledEpoch:
+    def sampled(self, epoch: int) -> EpochBatches:
         """A trace has no blocks."""
         raise NotImplementedError("a trace has the ids of batches, not their blocks")
-
-    def trim(self) -> None:
-        """Nothing is kept."""
 
 
 def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.Tensor:

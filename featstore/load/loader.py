@@ -201,7 +201,7 @@ class Loader:
         self._close_tier: Callable[[], object] = _nothing
         self._unbound_reads: Callable[[], object] = _nothing
         self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
-        self._close_batches = weakref.finalize(self, getattr(batches, "close", _nothing))
+        self._close_batches = weakref.finalize(self, batches.close)
         try:
             if by_stage.read is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
@@ -227,10 +227,10 @@ class Loader:
         found = self._strategy.batches(g, batch_size=batch_size, **options)
         if found is not None:
             if sampler is not None or seeds is not None:
-                getattr(found, "close", _nothing)()
+                found.close()
                 raise ValueError(f"strategy {name!r} runs the samples of a pack, and takes no sampler and no seeds")
             if history is not None:
-                getattr(found, "close", _nothing)()
+                found.close()
                 check_history(history, self._strategy, None)
             return found
         if isinstance(g, PackedGraph):
@@ -276,20 +276,19 @@ class Loader:
 
     def _reserve_order(self, setup: Setup) -> None:
         """Count the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
-        g, order = self._g, getattr(setup.batches, "batches", setup.batches)
+        g = self._g
         for name in setup.labels:
             if (n := len(g.node_data[name])) != g.num_nodes:
                 raise ValueError(f"labels: {name!r} has {n} entries for {g.num_nodes} nodes")
-        self._held.append(g.budget.reserve("loader order", getattr(order, "nbytes", 0)))
+        self._held.append(g.budget.reserve("loader order", setup.batches.nbytes))
         if self._history is not None and not self._history.is_open:
             self._history.make(g, setup.device)
 
     def _order_bytes(self, setup: Setup) -> int:
         """Return what that takes in all."""
-        n_bytes: int = getattr(getattr(setup.batches, "batches", setup.batches), "nbytes", 0)
         history: int = 0 if self._history is None else self._history.needed_bytes(self._g, setup.device)
         labels: int = sum(map(self._g.data_bytes, setup.labels))
-        return n_bytes + labels + history
+        return setup.batches.nbytes + labels + history
 
     def __repr__(self) -> str:
         if not hasattr(self, "_stages"):

@@ -27,7 +27,7 @@ from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, together_of
-from featstore.sampling.drawn import Drawn, in_turn
+from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.sampling.macrolists import SHARE, macro_lists
 from featstore.storage.builddir import BuildDirectory
@@ -258,7 +258,7 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
         if lists is not None:
             lists.use(min(lists.useful_bytes, g.budget.available // SHARE))
         for epoch in range(epochs):
-            with contextlib.closing(in_turn(drawn.epoch(epoch), 0)) as order:
+            with contextlib.closing(drawn.epoch(epoch).in_turn(0)) as order:
                 yield from in_order(order.sample, len(order), at_once, g.pool)
     finally:
         drawn.close()

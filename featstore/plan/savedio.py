@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches
-from featstore.sampling.drawn import Drawn, in_turn
+from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler
 
 __all__ = ["STEPS", "SavedIO", "Split", "best_split", "edges_drawn", "prefix_sums"]
@@ -145,7 +145,7 @@ def edges_drawn(sampler: Sampler, batches: Batches, n: int, epoch: int = 0) -> I
     """
     counts, drawn = np.zeros(n, np.int64), Drawn(checked_sampler(sampler, n), batches)
     order = drawn.epoch(epoch)
-    with closing(in_turn(order, 0)) as turns:
+    with closing(order.in_turn(0)) as turns:
         for index in range(len(order)):
             sampled = turns.sample(index)
             for block in sampled.blocks:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-__all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "HistoryRows", "SampledBatch", "Sampler"]
+__all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "CheckedSampler", "HistoryRows", "SampledBatch", "Sampler"]
 
 # What a block may have an entry an edge of, beside its edges, by the field's name, and of which dtypes. All who pass blocks on go
 # by this table. In files, position ``i`` is bit ``i``: new ones come last.
@@ -148,3 +149,20 @@ class Sampler(Protocol):
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch for distinct ``seeds`` (int64)."""
         ...
+
+
+class CheckedSampler(ABC):
+    """A sampler whose batches can be relied on: the library's own, or a wrapper that checks those of a :class:`Sampler`."""
+
+    @property
+    def fanouts(self) -> Sequence[int] | None:
+        """Neighbours that a node draws in each hop, the seeds' own first; None where that is not known."""
+        return None
+
+    @abstractmethod
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """See :class:`Sampler`."""
+
+    def trim(self) -> bool:
+        """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
+        return False

@@ -1,187 +1,126 @@
-"""Sampled batches: what a strategy runs, drawn by a sampler when asked for, or found where they were kept."""
+"""Sampled batches: what a strategy runs, drawn by a sampler when asked for, or there already."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from functools import partial
+
+import torch
 
 from featstore.budget import Reservation
-from featstore.sampling.batch import SampledBatch, Sampler
-from featstore.sampling.batches import Batches, EpochSeeds, together_of
-from featstore.sampling.historical import HistoryEpoch, PushTimes
+from featstore.graph.partlists import NearbyLists
+from featstore.sampling.batch import CheckedSampler, SampledBatch
+from featstore.sampling.batches import UNKNOWN_TOGETHER, Batches, together_of
+from featstore.sampling.epochwide import EpochSampler
+from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpushed
 from featstore.sampling.hops import HopSampler
+from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
+from featstore.sampling.turns import Turns, Windows
 
-if TYPE_CHECKING:
-    from featstore.sampling.macrolists import MacroLists
-
-__all__ = [
-    "DerivedBatches",
-    "DerivedEpoch",
-    "Drawn",
-    "DrawsInTurn",
-    "InTurn",
-    "SampledBatches",
-    "SampledEpoch",
-    "ahead_bytes",
-    "in_turn",
-    "keep_ahead",
-    "lists_of",
-    "windows_of",
-]
-
-T = TypeVar("T")
+__all__ = ["Drawn", "EpochBatches", "Memo", "SampledBatches"]
 
 
-class SampledEpoch(Protocol):
-    """The sampled batches of one epoch, by the position at which they run."""
+class Memo(ABC):
+    """Batches of epoch 0 that were sampled already, such as to judge the epoch by; see :meth:`SampledBatches.remember`."""
+
+    @abstractmethod
+    def batch(self, position: int) -> SampledBatch | None:
+        """Return the batch that runs as number ``position``, if it is there. Thread-safe."""
+
+    def trim(self) -> None:
+        """Give memory back: batches can be sampled again."""
+
+    def forget(self) -> None:
+        """Note that a later epoch begins."""
+
+
+class EpochBatches:
+    """The sampled batches of one epoch, by the position at which they run. Thread-safe.
+
+    Parameters
+    ----------
+    n : int
+        Batches.
+    sample : callable
+        ``sample(position)`` returns a batch, a pure function.
+    turns : callable, optional
+        ``turns(start, memory, stop)`` returns what samples the batches ``start … stop - 1`` for whoever takes them about in
+        order; by default they are sampled one by one. ``memory``: what it may hold, if that is bounded.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        sample: Callable[[int], SampledBatch],
+        turns: Callable[[int, Reservation | None, int], Turns | HistoryTurns] | None = None,
+    ) -> None:
+        self._n, self._sample, self._turns = n, sample, turns
+        self._ahead: Turns | HistoryTurns | None = None
+        self._memos: tuple[Memo, ...] = ()
 
     def __len__(self) -> int:
-        """Batches."""
-        ...
+        return self._n
 
     def sample(self, position: int) -> SampledBatch:
-        """Return the batch that runs as number ``position``; a pure function, thread-safe."""
-        ...
+        """Return the batch that runs as number ``position``.
 
+        Raises
+        ------
+        ClosedError, BudgetError, OSError, CorruptionError
+            As the sampler's ``sample``.
+        """
+        for memo in self._memos:
+            found = memo.batch(position)
+            if found is not None:
+                return found
+        return self._sample(position)
 
-class InTurn(SampledEpoch, Protocol):
-    """An epoch's batches for whoever takes them about in order, from one on; see :func:`in_turn`."""
+    def in_turn(self, start: int, memory: Reservation | None = None, *, stop: int | None = None) -> EpochBatches:
+        """Return the epoch for whoever takes its batches from ``start`` on about in order, so that many can be sampled at once.
+
+        Parameters
+        ----------
+        start : int
+        memory : Reservation, optional
+            What sampling ahead may hold, see :meth:`SampledBatches.ahead_bytes`.
+        stop : int, optional
+            Batches from here on will not be taken.
+        """
+        if self._turns is None:
+            return self
+        found = copy(self)
+        found._ahead = self._turns(start, memory, self._n if stop is None else stop)
+        found._sample = found._ahead.sample
+        return found
+
+    def remembering(self, memos: tuple[Memo, ...]) -> EpochBatches:
+        """Return the epoch with batches that are there already."""
+        found = copy(self)
+        found._memos = memos
+        return found
 
     @property
     def passes_s(self) -> float:
         """Seconds that passes over neighbour lists have taken so far, each for many batches."""
-        ...
+        return 0.0 if self._ahead is None else self._ahead.passes_s
 
     def stop(self) -> None:
         """Send away, with ClosedError, whoever waits for a batch; waits for nobody."""
-        ...
+        if self._ahead is not None:
+            self._ahead.stop()
 
     def close(self) -> None:
         """Let go of what was sampled ahead; may be called again."""
-        ...
+        if self._ahead is not None:
+            self._ahead.close()
 
 
-@runtime_checkable
-class DrawsInTurn(Protocol):
-    """A sampler that draws many batches at once, for whoever takes them about in order."""
-
-    def in_turn(
-        self,
-        seeds: Callable[[int], Any],
-        epoch: int,
-        start: int,
-        stop: int,
-        memory: Reservation | None = None,
-        coming: Any = None,
-    ) -> InTurn:
-        """Return the batches ``start … stop - 1`` of an epoch; ``seeds(index)`` returns a batch's seeds."""
-        ...
-
-    def coming(self, seeds_of: Callable[[int], Callable[[int], Any]]) -> Any:
-        """Return what draws ahead of the next epoch; its ``keep(n_bytes)`` holds no more than that."""
-        ...
-
-    def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
-        """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
-        ...
-
-
-def in_turn(order: SampledEpoch, start: int, memory: Reservation | None = None, *, stop: int | None = None) -> InTurn:
-    """Return the epoch for whoever takes its batches from ``start`` on about in order, so that many can be sampled at once.
-
-    Parameters
-    ----------
-    order : SampledEpoch
-        Where it has a method of this name, that is asked; otherwise batches are sampled one by one.
-    start : int
-    memory : Reservation, optional
-        What sampling ahead may hold, see :func:`ahead_bytes`.
-    stop : int, optional
-        Batches from here on will not be taken.
-    """
-    found = getattr(order, "in_turn", None)
-    epoch: InTurn = _OneByOne(order) if found is None else found(start, memory, len(order) if stop is None else stop)
-    return epoch
-
-
-class _OneByOne:
-    passes_s = 0.0
-
-    def __init__(self, order: SampledEpoch) -> None:
-        self._order = order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def sample(self, position: int) -> SampledBatch:
-        return self._order.sample(position)
-
-    def stop(self) -> None:
-        """Nobody waits."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class DerivedEpoch:
-    """An epoch of which some batches come from elsewhere: :meth:`found` says which.
-
-    Parameters
-    ----------
-    order : SampledEpoch
-    """
-
-    def __init__(self, order: SampledEpoch) -> None:
-        self._order = order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def found(self, position: int) -> SampledBatch | None:
-        """Return a batch that need not be sampled."""
-        return None
-
-    def sample(self, position: int) -> SampledBatch:
-        """See :class:`SampledEpoch`."""
-        found = None if self.decides else self.found(position)
-        return self._order.sample(position) if found is None else found
-
-    @property
-    def decides(self) -> bool:
-        """Whether batches in turn depend on those before them: then none that was found elsewhere is one of them."""
-        return getattr(self._order, "decides", False)
-
-    def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
-        """See :func:`in_turn`."""
-        order = in_turn(self._order, start, memory, stop=stop)
-        return order if self.decides else _DerivedInTurn(self, order)
-
-
-class _DerivedInTurn:
-    def __init__(self, epoch: DerivedEpoch, order: InTurn) -> None:
-        self._epoch, self._order = epoch, order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def sample(self, position: int) -> SampledBatch:
-        found = self._epoch.found(position)
-        return self._order.sample(position) if found is None else found
-
-    @property
-    def passes_s(self) -> float:
-        return self._order.passes_s
-
-    def stop(self) -> None:
-        self._order.stop()
-
-    def close(self) -> None:
-        self._order.close()
-
-
-class SampledBatches(Protocol):
-    """The sampled batches of every epoch; thread-safe.
+class SampledBatches(ABC):
+    """The sampled batches of every epoch; thread-safe. What is not overridden is so little as stands here.
 
     Attributes
     ----------
@@ -193,173 +132,132 @@ class SampledBatches(Protocol):
         Nodes of the largest batch, where all of them are known.
     together : int
         Consecutive batches that are alike; see :class:`~featstore.Batches`.
+    nbytes : int
+        Memory of the seeds, and of one epoch's order.
+    lists : MacroLists or None
+        The dynamic neighbour cache that batches are sampled with, which has no memory until it is given some.
     """
 
-    @property
-    def batch_size(self) -> int: ...
+    batch_size: int
+    fanouts: Sequence[int] | None = None
+    most_rows: int | None = None
+    together = UNKNOWN_TOGETHER
+    nbytes = 0
+    lists: MacroLists | None = None
+    _memos: tuple[Memo, ...] = ()
 
-    @property
-    def fanouts(self) -> Sequence[int] | None: ...
-
-    @property
-    def most_rows(self) -> int | None: ...
-
-    @property
-    def together(self) -> int: ...
-
+    @abstractmethod
     def __len__(self) -> int:
         """Batches of an epoch."""
-        ...
 
+    @abstractmethod
     def digest(self) -> str:
         """Return a text that differs for batches that differ, or run in another order."""
-        ...
 
-    def epoch(self, epoch: int) -> SampledEpoch:
-        """Return the batches of ``epoch``."""
-        ...
+    @abstractmethod
+    def sampled(self, epoch: int) -> EpochBatches:
+        """Return the batches of ``epoch``, each of which is sampled when it is asked for."""
+
+    def epoch(self, epoch: int) -> EpochBatches:
+        """Return the batches of ``epoch``, those that are there already among them."""
+        memos = self._memos
+        if not epoch:
+            return self.sampled(epoch).remembering(memos)
+        for memo in memos:
+            memo.forget()
+        return self.sampled(epoch)
+
+    def remember(self, memo: Memo) -> None:
+        """Let epoch 0 have batches that were sampled already, before those that were remembered earlier."""
+        self._memos = (memo, *self._memos)
+
+    def reordered(self, order: Callable[[EpochBatches], Callable[[int], int]], name: str) -> SampledBatches:
+        """Return these batches in another order; each keeps its ``index``.
+
+        Parameters
+        ----------
+        order : callable
+            Given an epoch, returns what says which of its batches runs at a position: a pure function, thread-safe.
+        name : str
+            Tells this order from others: a loader's state of one does not fit the other.
+        """
+        return _Reordered(self, order, name)
+
+    def ahead_bytes(self) -> tuple[int, int]:
+        """Return the least and the most useful bytes of sampling many batches at once; zeros where they come one by one."""
+        return 0, 0
+
+    def keep_ahead(self, n_bytes: int) -> None:
+        """Let what is sampled ahead of the next epoch hold no more than that; nothing of it is lost but time."""
+
+    def windows(self, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
+        """Return the windows in which a sampler draws an epoch in so many bytes of memory.
+
+        None where it draws batch by batch, or the user said how many at once. ``batch``: nodes and edges of one.
+        """
+        return None
 
     def trim(self) -> None:
         """Give back memory that sampling keeps between batches."""
-        ...
+        for memo in self._memos:
+            memo.trim()
+
+    def close(self) -> None:
+        """Give back what is held for as long as a loader lives; may be called again."""
 
 
-def keep_ahead(batches: SampledBatches, n_bytes: int) -> None:
-    """Let what is sampled ahead of the next epoch hold no more than that; nothing of it is lost but time."""
-    keep: Any = getattr(batches, "keep_ahead", None)
-    if keep is not None:
-        keep(n_bytes)
+class _Reordered(SampledBatches):
+    """See :meth:`SampledBatches.reordered`; batches are sampled one by one."""
 
-
-def ahead_bytes(batches: SampledBatches) -> tuple[int, int]:
-    """Return the least and the most useful bytes of sampling many batches at once; zeros where they are sampled one by one."""
-    found = getattr(batches, "ahead_bytes", None)
-    least, useful = (0, 0) if found is None else found()
-    return int(least), int(useful)
-
-
-def windows_of(batches: SampledBatches, n_bytes: int, batch: tuple[int, int]) -> Any:
-    """Return the :class:`~featstore.sampling.turns.Windows` in which a sampler draws an epoch in so many bytes of memory.
-
-    None where it draws batch by batch, or the user said how many at once. ``batch``: nodes and edges of one.
-    """
-    found: Any = getattr(batches, "windows", None)
-    return None if found is None else found(n_bytes, batch)
-
-
-def lists_of(batches: SampledBatches) -> MacroLists | None:
-    """Return the dynamic neighbour cache that batches are sampled with, which has no memory until it is given some."""
-    found: MacroLists | None = getattr(batches, "lists", None)
-    return found
-
-
-class DerivedBatches:
-    """Batches made of others: what is not overridden is theirs.
-
-    Parameters
-    ----------
-    batches : SampledBatches
-    """
-
-    def __init__(self, batches: SampledBatches) -> None:
-        self._batches = batches
+    def __init__(self, batches: SampledBatches, order: Callable[[EpochBatches], Callable[[int], int]], name: str) -> None:
+        self._batches, self._order, self._name = batches, order, name
+        self.batch_size, self.fanouts, self.most_rows = batches.batch_size, batches.fanouts, batches.most_rows
+        self.together, self.nbytes, self.lists = batches.together, batches.nbytes, batches.lists
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._batches!r})"
-
-    @property
-    def batch_size(self) -> int:
-        """See :class:`SampledBatches`."""
-        return self._batches.batch_size
-
-    @property
-    def fanouts(self) -> Sequence[int] | None:
-        """See :class:`SampledBatches`."""
-        return self._batches.fanouts
-
-    @property
-    def most_rows(self) -> int | None:
-        """See :class:`SampledBatches`."""
-        return self._batches.most_rows
-
-    @property
-    def together(self) -> int:
-        """See :class:`SampledBatches`."""
-        return together_of(self._batches)
-
-    @property
-    def lists(self) -> MacroLists | None:
-        """See :func:`lists_of`."""
-        return lists_of(self._batches)
+        return f"{self._batches!r} {self._name}"
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def digest(self) -> str:
-        """See :class:`SampledBatches`."""
-        return self._batches.digest()
+        return f"{self._batches.digest()} {self._name}"
 
-    def epoch(self, epoch: int) -> SampledEpoch:
-        """See :class:`SampledBatches`."""
-        return self._batches.epoch(epoch)
-
-    def ahead_bytes(self) -> tuple[int, int]:
-        """See :func:`ahead_bytes`."""
-        return ahead_bytes(self._batches)
-
-    def windows(self, n_bytes: int, batch: tuple[int, int]) -> Any:
-        """See :func:`windows_of`."""
-        return windows_of(self._batches, n_bytes, batch)
-
-    def keep_ahead(self, n_bytes: int) -> None:
-        """See :func:`keep_ahead`."""
-        keep_ahead(self._batches, n_bytes)
+    def sampled(self, epoch: int) -> EpochBatches:
+        found = self._batches.epoch(epoch)
+        number = self._order(found)
+        return EpochBatches(len(found), lambda position: found.sample(number(position)))
 
     def trim(self) -> None:
-        """See :class:`SampledBatches`."""
+        super().trim()
         self._batches.trim()
 
 
-class Drawn:
+class Drawn(SampledBatches):
     """Batches that a sampler draws when they are asked for.
 
     Parameters
     ----------
-    sampler : Sampler
+    sampler : CheckedSampler
     batches : Batches
     lists : MacroLists, optional
-        Lists of the macro-batches that are sampled; closed with this.
+        Lists of the macro-batches that are sampled, by a :class:`HopSampler`; closed with this.
     times : PushTimes, optional
-        When historical embeddings were pushed; the sampler is then one that :class:`HistoryEpoch` takes.
+        When historical embeddings were pushed; the sampler is then one that :class:`HistoryTurns` takes.
     """
 
-    most_rows = None
-
     def __init__(
-        self, sampler: Sampler, batches: Batches, lists: MacroLists | None = None, times: PushTimes | None = None
+        self, sampler: CheckedSampler, batches: Batches, lists: MacroLists | None = None, times: PushTimes | None = None
     ) -> None:
         self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
-        self._turns = sampler if isinstance(sampler, DrawsInTurn) else None
-        self._coming = None if self._turns is None else self._turns.coming(lambda epoch: batches.epoch(epoch).seeds)
+        self.batch_size, self.fanouts = batches.batch_size, sampler.fanouts
+        self.together, self.nbytes = together_of(batches), getattr(batches, "nbytes", 0)
+        self._hops = sampler if isinstance(sampler, HopSampler) else None
+        self._many = sampler if isinstance(sampler, EpochSampler) else None
+        self._coming = None if self._many is None else self._many.coming(lambda epoch: batches.epoch(epoch).seeds)
 
     def __repr__(self) -> str:
         return f"Drawn({self.sampler!r}, {self.batches!r})"
-
-    @property
-    def batch_size(self) -> int:
-        """See :class:`SampledBatches`."""
-        return self.batches.batch_size
-
-    @property
-    def fanouts(self) -> Sequence[int] | None:
-        """See :class:`SampledBatches`."""
-        fanouts: Any = getattr(self.sampler, "fanouts", None)
-        return fanouts if isinstance(fanouts, (list, tuple)) else None
-
-    @property
-    def together(self) -> int:
-        """See :class:`SampledBatches`."""
-        return together_of(self.batches)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -368,84 +266,80 @@ class Drawn:
         """See :class:`SampledBatches`."""
         return self.batches.digest()
 
-    def epoch(self, epoch: int) -> SampledEpoch:
+    def sampled(self, epoch: int) -> EpochBatches:
         """See :class:`SampledBatches`."""
-        found = self.whole(epoch)
-        if self.times is None or not isinstance(self.sampler, HopSampler):
-            return found
-        return HistoryEpoch(found, self.sampler, self.times)
+        times, hops = self.times, self._hops
+        if times is None or hops is None:
+            return self.whole(epoch)
+        seeds_of, n = self.seeds_of(epoch), len(self)
+        return EpochBatches(
+            n,
+            partial(unpushed, seeds_of, hops, times, epoch),
+            lambda start, memory, stop: HistoryTurns(seeds_of, hops, times, epoch, start),
+        )
 
-    def whole(self, epoch: int) -> _DrawnEpoch | _NearbyEpoch:
+    def whole(self, epoch: int) -> EpochBatches:
         """Return the batches of ``epoch`` as they are without a history."""
+        if self._many is not None:
+            return self._many_at_once(self._many, epoch)
+        seeds_of, sampler, hops = self.seeds_of(epoch), self.sampler, self._hops
+
+        def sample(position: int) -> SampledBatch:
+            with seeds_of(position) as (seeds, lists):
+                if lists is None or hops is None:
+                    return sampler.sample(seeds, epoch=epoch, index=position)
+                return hops.sample(seeds, epoch, position, lists)
+
+        return EpochBatches(len(self), sample)
+
+    def _many_at_once(self, sampler: EpochSampler, epoch: int) -> EpochBatches:
+        order, n = self.batches.epoch(epoch), len(self)
+
+        def turns(start: int, memory: Reservation | None, stop: int) -> Turns:
+            # Memory that is only there for this epoch is gone when the next one begins.
+            coming = self._coming if memory is not None and stop == n else None
+            return sampler.in_turn(order.seeds, epoch, start, stop, memory, coming)
+
+        return EpochBatches(n, lambda position: sampler.sample(order.seeds(position), epoch, position), turns)
+
+    def seeds_of(self, epoch: int) -> SeedsOf:
+        """Return what lends the seeds of each batch of ``epoch``, and the neighbour lists that are at hand for it."""
         order, lists = self.batches.epoch(epoch), self.lists
-        if lists is None or not isinstance(order, PartitionEpoch) or not isinstance(self.sampler, HopSampler):
-            return _DrawnEpoch(self.sampler, order, epoch, self._turns, self._coming)
+        if lists is None or not isinstance(order, PartitionEpoch):
+            return lambda position: nullcontext((order.seeds(position), None))
         lists.begin()
-        return _NearbyEpoch(self.sampler, order, epoch, lists)
+
+        @contextmanager
+        def lend(position: int) -> Iterator[tuple[torch.Tensor, NearbyLists | None]]:
+            with lists.of(epoch, order, position) as nearby:
+                yield order.seeds(position), nearby
+
+        return lend
+
+    def remember(self, memo: Memo) -> None:
+        """See :class:`SampledBatches`: with a history batches depend on those before them, and none is there already."""
+        if self.times is None:
+            super().remember(memo)
 
     def ahead_bytes(self) -> tuple[int, int]:
-        """See :func:`ahead_bytes`."""
-        return (0, 0) if self._turns is None else self._turns.memory_bytes(len(self.batches), self.batches.batch_size)
-
-    def windows(self, n_bytes: int, batch: tuple[int, int]) -> Any:
-        """See :func:`windows_of`."""
-        windows: Any = getattr(self._turns, "windows", None)
-        return None if windows is None else windows(len(self.batches), self.batches.batch_size, n_bytes, batch)
+        """See :class:`SampledBatches`."""
+        return (0, 0) if self._many is None else self._many.memory_bytes(len(self), self.batch_size)
 
     def keep_ahead(self, n_bytes: int) -> None:
-        """See :func:`keep_ahead`."""
+        """See :class:`SampledBatches`."""
         if self._coming is not None:
             self._coming.keep(n_bytes)
 
+    def windows(self, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
+        """See :class:`SampledBatches`."""
+        return None if self._many is None else self._many.windows(len(self), self.batch_size, n_bytes, batch)
+
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
-        trim = getattr(self.sampler, "trim", None)
-        if trim is not None:
-            trim()
+        super().trim()
+        self.sampler.trim()
 
     def close(self) -> None:
         """Give back the memory of lists; may be called again."""
         if self.lists is not None:
             self.lists.close()
-
-
-class _DrawnEpoch:
-    def __init__(self, sampler: Sampler, seeds: EpochSeeds, epoch: int, turns: DrawsInTurn | None, coming: Any) -> None:
-        self._sampler, self._seeds, self._epoch = sampler, seeds, epoch
-        self._turns, self._coming = turns, coming
-
-    def __len__(self) -> int:
-        return len(self._seeds)
-
-    def sample(self, position: int) -> SampledBatch:
-        return self._sampler.sample(self._seeds.seeds(position), epoch=self._epoch, index=position)
-
-    def draw(self, position: int, how: Callable[..., T]) -> T:
-        """Return ``how(seeds, epoch, index)`` of a batch."""
-        return how(self._seeds.seeds(position), self._epoch, position)
-
-    def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
-        """See :func:`in_turn`: a sampler may draw many batches at once."""
-        if self._turns is None:
-            return _OneByOne(self)
-        # Memory that is only there for this epoch is gone when the next one begins.
-        coming = self._coming if memory is not None and stop == len(self) else None
-        return self._turns.in_turn(self._seeds.seeds, self._epoch, start, stop, memory, coming)
-
-
-class _NearbyEpoch:
-    """An epoch whose batches find the lists of their macro-batch in memory."""
-
-    def __init__(self, sampler: HopSampler, order: PartitionEpoch, epoch: int, lists: MacroLists) -> None:
-        self._sampler, self._order, self._epoch, self._lists = sampler, order, epoch, lists
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def sample(self, position: int) -> SampledBatch:
-        return self.draw(position, self._sampler.sample)
-
-    def draw(self, position: int, how: Callable[..., T]) -> T:
-        """Return ``how(seeds, epoch, index, lists=…)`` of a batch."""
-        with self._lists.of(self._epoch, self._order, position) as nearby:
-            return how(self._order.seeds(position), self._epoch, position, lists=nearby)

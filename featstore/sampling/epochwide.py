@@ -12,7 +12,7 @@ import torch
 from featstore.budget import Reservation
 from featstore.config import Options, check_at_least, parse_size
 from featstore.sampling.access import parse_access
-from featstore.sampling.batch import SampledBatch
+from featstore.sampling.batch import CheckedSampler, SampledBatch
 from featstore.sampling.hops import Graph
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -37,7 +37,7 @@ class Dataset(Graph, Protocol):
         ...
 
 
-class EpochSampler:
+class EpochSampler(CheckedSampler):
     """Sample many batches at once, hop by hop, each hop in one pass over the neighbour lists.
 
     The batches are those of :class:`NeighborSampler`, or with ``draws="labor"`` those of :class:`LaborSampler`, with the same
@@ -138,7 +138,7 @@ class EpochSampler:
             self.hops = NeighborSampler(g, fanouts, replace, seed, redraw, edges)
         else:
             raise ValueError(f"draws is 'neighbor' or 'labor', not {draws!r}")
-        self.fanouts, self.edges = self.hops.fanouts, self.hops.edges
+        self.edges = self.hops.edges
         if isinstance(window, str):
             if window != "auto":
                 raise ValueError(f"window is a number of batches or 'auto', not {window!r}")
@@ -170,6 +170,11 @@ class EpochSampler:
     def graph(self) -> Graph:
         """The graph that the sampler draws from."""
         return self.hops.graph
+
+    @property
+    def fanouts(self) -> tuple[int, ...]:
+        """Neighbours that a node draws in each hop, the seeds' own first."""
+        return self.hops.fanouts
 
     @property
     def threads(self) -> int:
@@ -258,7 +263,7 @@ class EpochSampler:
         n, targets, edges = n_seeds, 0, 0
         for fanout in self.hops.drawn_fanouts:
             each = mean if fanout < 0 else fanout
-            most = n * each if getattr(self.hops, "replace", False) else min(n * each, n_edges)  # a node's list is taken once
+            most = n * each if self.hops.replace else min(n * each, n_edges)  # a node's list is taken once
             targets, n, edges = n, min(n_nodes, n + most), edges + most
         return targets, edges
 

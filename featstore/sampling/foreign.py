@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array
-from featstore.sampling.batch import EDGE_ARRAYS, Block, SampledBatch, Sampler
+from featstore.sampling.batch import EDGE_ARRAYS, Block, CheckedSampler, SampledBatch
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
@@ -197,14 +197,19 @@ def _check(nodes: torch.Tensor, n_seeds: int, blocks: tuple[Block, ...], num_nod
         raise PluginError(f"a sampler returned a batch of {n_seeds} seeds; its innermost block has {n} destinations")
 
 
-class _CheckedSampler:
+class _ForeignSampler(CheckedSampler):
     """Another's sampler, whose batches are brought into the library's form."""
 
     def __init__(self, sampler: Any, num_nodes: int) -> None:
         self._sampler, self.num_nodes = sampler, num_nodes
         self._method = getattr(sampler, "sample", None)
-        if hasattr(sampler, "fanouts"):  # from which the largest batch is reckoned
-            self.fanouts = sampler.fanouts
+        fanouts = getattr(sampler, "fanouts", None)  # from which the largest batch is reckoned
+        self._fanouts = fanouts if isinstance(fanouts, (list, tuple)) else None
+
+    @property
+    def fanouts(self) -> Sequence[int] | None:
+        """Neighbours that a node draws in each hop, where the sampler says them in the library's way."""
+        return self._fanouts
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch and check it."""
@@ -264,7 +269,7 @@ def _named(graph: Any) -> str:
     return str(getattr(graph, "path", "a graph"))
 
 
-def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> Sampler:
+def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedSampler:
     """Return a sampler whose batches are checked ones: the library's own as it is.
 
     Parameters
@@ -288,11 +293,9 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> Sampler:
     a dataset that was opened twice, and a copy of its directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
-    if type(sampler) in (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler) or isinstance(
-        sampler, _CheckedSampler
-    ):
-        own: Sampler = sampler
-        return own
+    own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
+    if isinstance(sampler, own) and type(sampler) in own:  # a class that is made from one of them may return anything
+        return sampler
     if has_own_seeds(sampler):
         raise TypeError(
             f"{type(sampler).__name__} has seeds and batches of its own, and cannot sample others: give its sampler, or give "
@@ -301,4 +304,4 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> Sampler:
     if not callable(getattr(sampler, "sample", sampler)):
         name = type(sampler).__name__
         raise TypeError(f"a sampler has sample(seeds, epoch=, index=), or is called with seeds; {name} does neither")
-    return _CheckedSampler(sampler, num_nodes)
+    return _ForeignSampler(sampler, num_nodes)

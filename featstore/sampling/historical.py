@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.budget import Reservation
 from featstore.errors import ClosedError
+from featstore.graph.partlists import NearbyLists
 from featstore.sampling.batch import HistoryRows, SampledBatch
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.scratch import EMPTY, Int64s
 
-__all__ = ["DECISIONS", "HistoryEpoch", "HistoryTurns", "PushTimes", "slots_of"]
+__all__ = ["DECISIONS", "HistoryTurns", "PushTimes", "SeedsOf", "slots_of", "unpushed"]
 
-T = TypeVar("T")
 Bools = npt.NDArray[np.bool_]
+# Of a batch of an epoch, by its position: lends its seeds, and the neighbour lists that are at hand for it.
+SeedsOf = Callable[[int], AbstractContextManager[tuple[torch.Tensor, NearbyLists | None]]]
 
 DECISIONS = "history decisions"  # holder
 NEVER = -1
@@ -63,48 +63,16 @@ def slots_of(nodes: Int64s, ids: Int64s) -> Int64s:
     return np.where(nodes[slots] == ids, slots, -1)
 
 
-class WholeEpoch(Protocol):
-    """An epoch of batches that know nothing of a history."""
-
-    def __len__(self) -> int:
-        """Batches."""
-        ...
-
-    def draw(self, position: int, how: Callable[..., T]) -> T:
-        """Return ``how(seeds, epoch, index)`` of a batch, perhaps with ``lists=``."""
-        ...
-
-
-class HistoryEpoch:
-    """The batches of an epoch, pruned where they are taken in turn.
+class HistoryTurns:
+    """The batches of an epoch from ``start`` on, pruned; each is one step of training, ``start`` the next one. Thread-safe.
 
     Parameters
     ----------
-    order : WholeEpoch
+    seeds_of : SeedsOf
     sampler : HopSampler
         Each node draws for itself, anew in every hop, in two hops at least.
     times : PushTimes
-    """
-
-    decides = True  # what a batch holds depends on those before it: see DerivedEpoch
-
-    def __init__(self, order: WholeEpoch, sampler: HopSampler, times: PushTimes) -> None:
-        self._order, self._sampler, self._times = order, sampler, times
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def sample(self, position: int) -> SampledBatch:
-        """Return the batch as it is if nothing was pushed yet: the largest that it can be."""
-        return _pruned(self._order, self._sampler, position, self._times.nodes, 0, lambda ids: np.zeros(len(ids), bool))
-
-    def in_turn(self, start: int, memory: Reservation | None, stop: int) -> HistoryTurns:
-        """See :func:`~featstore.sampling.drawn.in_turn`: the next step of training is that of batch ``start``."""
-        return HistoryTurns(self._order, self._sampler, self._times, start)
-
-
-class HistoryTurns:
-    """The batches of an epoch from ``start`` on, of which each is one step of training. Thread-safe.
+    epoch, start : int
 
     Notes
     -----
@@ -115,17 +83,14 @@ class HistoryTurns:
 
     passes_s = 0.0
 
-    def __init__(self, order: WholeEpoch, sampler: HopSampler, times: PushTimes, start: int) -> None:
-        self._order, self._sampler, self._times = order, sampler, times
+    def __init__(self, seeds_of: SeedsOf, sampler: HopSampler, times: PushTimes, epoch: int, start: int) -> None:
+        self._seeds_of, self._sampler, self._times, self._epoch = seeds_of, sampler, times, epoch
         self._nodes, self._pushed = times.nodes, times.pushed.copy()
         self._first_step = times.step - start  # of batch 0
         self._start = self._next = start
         self._bits: dict[int, npt.NDArray[np.uint8]] = {}
         self._lock = threading.RLock()
         self._held = sampler.graph.budget.reserve(DECISIONS, 0, owner=self)
-
-    def __len__(self) -> int:
-        return len(self._order)
 
     def sample(self, position: int) -> SampledBatch:
         """Return the batch that runs as number ``position``.
@@ -139,13 +104,12 @@ class HistoryTurns:
         """
         step = self._first_step + position
         if not len(self._nodes):  # no embedding is kept
-            return _pruned(self._order, self._sampler, position, self._nodes, step, lambda ids: np.zeros(len(ids), bool))
+            return self._pruned(position, step, _none)
         bits = self._decided(position)
+        return self._pruned(position, step, lambda ids: np.unpackbits(bits, count=len(ids)).view(np.bool_))
 
-        def is_pulled(ids: Int64s) -> Bools:
-            return np.unpackbits(bits, count=len(ids)).view(np.bool_)
-
-        return _pruned(self._order, self._sampler, position, self._nodes, step, is_pulled)
+    def _pruned(self, position: int, step: int, is_pulled: Callable[[Int64s], Bools]) -> SampledBatch:
+        return _pruned(self._seeds_of, self._sampler, self._epoch, position, self._nodes, step, is_pulled)
 
     def _decided(self, position: int) -> npt.NDArray[np.uint8]:
         """Return which sources of a batch's last block are pulled, as bits."""
@@ -160,7 +124,8 @@ class HistoryTurns:
 
     def _decide(self, position: int) -> None:
         """Decide on one batch; may be interrupted anywhere, and called again."""
-        ids, n_seeds = self._order.draw(position, self._sources)
+        with self._seeds_of(position) as (seeds, lists):
+            ids, n_seeds = self._sampler.sources(seeds, self._epoch, position, lists), len(seeds)
         step = self._first_step + position
         slots = slots_of(self._nodes, ids)
         is_candidate = slots >= 0
@@ -177,9 +142,6 @@ class HistoryTurns:
         self._bits[position] = bits
         self._pushed[slots[is_candidate & ~pulled]] = step
 
-    def _sources(self, seeds: torch.Tensor, *where: Any, **more: Any) -> tuple[Int64s, int]:
-        return self._sampler.sources(seeds, *where, **more), len(seeds)
-
     def stop(self) -> None:
         """Nobody waits."""
 
@@ -191,8 +153,23 @@ class HistoryTurns:
         self._held.release()
 
 
+def unpushed(seeds_of: SeedsOf, sampler: HopSampler, times: PushTimes, epoch: int, position: int) -> SampledBatch:
+    """Return a batch as it is if nothing was pushed yet: the largest that it can be. Parameters as of :class:`HistoryTurns`."""
+    return _pruned(seeds_of, sampler, epoch, position, times.nodes, 0, _none)
+
+
+def _none(ids: Int64s) -> Bools:
+    return np.zeros(len(ids), bool)
+
+
 def _pruned(
-    order: WholeEpoch, sampler: HopSampler, position: int, nodes: Int64s, step: int, is_pulled: Callable[[Int64s], Bools]
+    seeds_of: SeedsOf,
+    sampler: HopSampler,
+    epoch: int,
+    position: int,
+    nodes: Int64s,
+    step: int,
+    is_pulled: Callable[[Int64s], Bools],
 ) -> SampledBatch:
     """Sample a batch without expanding the sources that are pulled, and say where what it pulls and pushes lies."""
     pool = sampler.graph.pool
@@ -208,5 +185,6 @@ def _pruned(
                 rows.append(kept)
         return pulled
 
-    sampled = order.draw(position, partial(sampler.sample, prune=prune))
+    with seeds_of(position) as (seeds, lists):
+        sampled = sampler.sample(seeds, epoch, position, lists, prune)
     return replace(sampled, history=HistoryRows(step, *rows))

@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -23,7 +23,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology
-from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
 
@@ -74,7 +74,7 @@ class Graph(Protocol):
 Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the nodes that it adds are numbered
 
 
-class HopSampler(ABC):
+class HopSampler(CheckedSampler):
     """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
 
     Subclasses draw: see :meth:`_expand`, and :meth:`hop_key` where their draws have another key. What they return depends on the
@@ -353,6 +353,8 @@ class FanoutSampler(HopSampler):
         No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
     """
 
+    replace = False  # a node may draw a neighbour several times
+
     def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         try:
             hop_sizes = [check_integer("a fan-out", fanout) for fanout in fanouts]
@@ -376,7 +378,7 @@ class FanoutSampler(HopSampler):
 
         Needs the largest degree where a fan-out is large: a pass over the offsets, once.
         """
-        if getattr(self, "replace", False) or max(self.fanouts) <= LARGE_FANOUT:
+        if self.replace or max(self.fanouts) <= LARGE_FANOUT:
             return self.fanouts
         largest = self._g.topology.largest_degree
         return tuple(-1 if fanout >= largest else fanout for fanout in self.fanouts)

@@ -6,18 +6,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featstore.budget import Budget, Loan, Reservation
+from featstore.budget import Loan, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError
 from featstore.graph.partlists import NearbyLists, PartLists, Uint8s
 from featstore.graph.topology import huge_bytes
-from featstore.sampling.hops import HopSampler
+from featstore.sampling.hops import Graph, HopSampler
 from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
 from featstore.storage.layout import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["HOLDER", "SHARE", "MacroLists", "macro_lists"]
 
@@ -49,7 +52,7 @@ class MacroLists:
     do not fit, those of some of its parts are read. Samples do not depend on it. Thread-safe.
     """
 
-    def __init__(self, g: Any, lists: PartLists, batches: PartitionBatches) -> None:
+    def __init__(self, g: Graph, lists: PartLists, batches: PartitionBatches) -> None:
         self._g, self._lists = g, lists
         sizes = np.sort(lists.sizes(batches.part_numbers))[::-1]
         self._most_bytes = huge_bytes(int(sizes[: batches.macro].sum()) + lists.beside())
@@ -58,8 +61,7 @@ class MacroLists:
         self._room = 0  # bytes of each
         self._n_slots = 0
         self._reservation: Reservation = g.budget.reserve(HOLDER, 0)
-        budget: Budget = g.budget
-        self._loan: Loan = budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._reservation)
+        self._loan: Loan = g.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._reservation)
 
     @property
     def useful_bytes(self) -> int:
@@ -161,7 +163,7 @@ class MacroLists:
         self._reservation.release()
 
 
-def macro_lists(g: Any, sampler: object, batches: object) -> MacroLists | None:
+def macro_lists(g: OutOfCoreGraph, sampler: object, batches: object) -> MacroLists | None:
     """Return the dynamic neighbour cache for a loader; None unless its batches are of parts that are kept with their lists.
 
     Raises
@@ -172,7 +174,7 @@ def macro_lists(g: Any, sampler: object, batches: object) -> MacroLists | None:
     # An epoch-wide sampler is none of these: its passes over all lists take the place of a macro-batch's.
     if not (isinstance(sampler, HopSampler) and isinstance(batches, PartitionBatches) and len(batches)):
         return None
-    if cast(Any, sampler.graph) is not g or batches.kept is None:  # memory is that of one graph
+    if sampler.graph is not g or batches.kept is None:  # memory is that of one graph
         return None
     kept = g.parts().get(batches.kept[0])
     if kept is None or kept.generation != batches.kept[1] or not kept.has_lists or kept.is_stale:

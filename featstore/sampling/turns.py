@@ -42,7 +42,6 @@ class Drawer(Protocol):
     disk: int | None
     run_dir: str
     access: str
-    fanouts: tuple[int, ...]
 
     @property
     def graph(self) -> Graph: ...
@@ -243,9 +242,6 @@ class Turns:
             else:
                 found.close()
         finalize_here(self, _release, self._own)
-
-    def __len__(self) -> int:
-        return self._stop
 
     @property
     def passes_s(self) -> float:

@@ -415,7 +415,7 @@ class EpochWindow:
         n = sort_targets(records, self._wide, base, n_range, *arrays)
         nodes, starts = memory.nodes[:n], memory.starts[: n + 1]
         end = len(self._fanouts) if self._sampler.redraw else hop + 1
-        replace, n_batches = bool(getattr(self._sampler, "replace", False)), self._n
+        replace, n_batches = self._sampler.replace, self._n
         draws = Draws(
             self._drawn.workers[worker],
             self._keys,

@@ -7,7 +7,6 @@ import contextlib
 import numpy as np
 import numpy.typing as npt
 
-from featstore.sampling.drawn import in_turn
 from featstore.strategies.setup import Setup
 
 __all__ = ["AccessCounts"]
@@ -33,7 +32,7 @@ class AccessCounts:
             n, order = self._setup.graph.num_nodes, self._setup.batches.epoch(0)
             self._held.resize(8 * n)
             counts = np.zeros(n, np.int64)
-            with self._setup.watch.time("presample"), contextlib.closing(in_turn(order, 0)) as batches:
+            with self._setup.watch.time("presample"), contextlib.closing(order.in_turn(0)) as batches:
                 for index in range(len(order)):
                     counts[batches.sample(index).input_ids.numpy()] += 1
             self._counts = counts

@@ -271,8 +271,7 @@ def _profile_disk(setup: Setup) -> int:
 
 def _sampled(setup: Setup, profile: Profile | None, miss_share: float) -> Setup:
     """Return what a strategy is given once batches were sampled to choose it."""
-    setup = replace(setup, miss_share=miss_share)
-    return setup if profile is None else replace(setup, batches=profile, profile_bytes=profile.n_bytes)
+    return replace(setup, miss_share=miss_share, profile_bytes=0 if profile is None else profile.n_bytes)
 
 
 def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> Decision:

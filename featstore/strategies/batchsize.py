@@ -8,8 +8,7 @@ from typing import Any
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import together_of
-from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledBatches, SampledEpoch
+from featstore.sampling.drawn import Memo, SampledBatches
 from featstore.sampling.scratch import SCRATCH
 
 __all__ = ["REUSE", "ROW_BYTES", "BatchSize", "is_tight", "larger", "measure", "most_of", "pooled_bytes"]
@@ -73,8 +72,8 @@ class BatchSize:
         return BatchSize(by, *(part * by // n for part in parts))
 
 
-def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatches]:
-    """Sample the first batch, and return what it comes to, and batches that need not sample it again.
+def measure(graph: Any, batches: SampledBatches) -> BatchSize:
+    """Sample the first batch, which epoch 0 need not sample again, and return what it comes to.
 
     Where the rows of the largest batch are known, it is the largest. Where batches differ, because their seeds are neighbours,
     others of the epoch are sampled, too. The largest of them, and as much more as it is larger than their mean, stands for all.
@@ -85,14 +84,13 @@ def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatc
         There is no memory for it.
     """
     if not len(batches):
-        return BatchSize(0), batches
+        return BatchSize(0)
     size, sampled = _sample(graph, batches, 0)
     if batches.most_rows is not None:
-        return size.of(batches.most_rows), batches
-    # With a history the batch may be smaller in its turn.
-    kept = batches if sampled.history is not None else _FirstKept(batches, sampled, size.sample_bytes, graph)
+        return size.of(batches.most_rows)
+    batches.remember(_First(sampled, size.sample_bytes, graph))
     del sampled  # or it could not be given back where there is no memory for others
-    return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept
+    return size if batches.together == 1 else _upper(graph, batches, size)
 
 
 def _upper(graph: Any, batches: SampledBatches, first: BatchSize) -> BatchSize:
@@ -121,48 +119,33 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
     return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges, scratch), sampled
 
 
-class _FirstKept(DerivedBatches):
-    """Batches whose first one is there already: epoch 0 gets it once, unless the memory is needed before."""
+class _First(Memo):
+    """The first batch: epoch 0 gets it once, unless the memory is needed before."""
 
-    def __init__(self, batches: SampledBatches, first: SampledBatch, n_bytes: int, graph: Any) -> None:
-        super().__init__(batches)
-        self._first, self._pool, self._n_bytes = [first], graph.pool, n_bytes
+    def __init__(self, sampled: SampledBatch, n_bytes: int, graph: Any) -> None:
+        self._held, self._pool, self._n_bytes = [sampled], graph.pool, n_bytes
         self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=HOLDER)
 
     def _lent_bytes(self) -> int:
-        return self._n_bytes if self._first else 0
+        return self._n_bytes if self._held else 0
 
     def _give_back(self, n_bytes: int) -> int:
         lent = self._lent_bytes()
-        self._first.clear()
+        self._held.clear()
         self._pool.trim()
         return lent
 
-    def take(self) -> SampledBatch | None:
-        """Return the first batch, if it is still there."""
+    def batch(self, position: int) -> SampledBatch | None:
         try:
-            return self._first.pop()
+            return None if position else self._held.pop()
         except IndexError:
             return None
 
-    def epoch(self, epoch: int) -> SampledEpoch:
-        """See :class:`SampledBatches`."""
-        order = super().epoch(epoch)
-        return order if epoch or not self._first else _FirstEpoch(order, self)
-
     def trim(self) -> None:
-        """See :class:`SampledBatches`."""
-        self._first.clear()
-        super().trim()
+        self._held.clear()
 
-
-class _FirstEpoch(DerivedEpoch):
-    def __init__(self, order: SampledEpoch, kept: _FirstKept) -> None:
-        super().__init__(order)
-        self._kept = kept
-
-    def found(self, position: int) -> SampledBatch | None:
-        return None if position else self._kept.take()
+    def forget(self) -> None:
+        self._held.clear()
 
 
 def most_rows(graph: Any, batches: SampledBatches) -> int:

@@ -8,7 +8,6 @@ from featstore.cache.base import get_policy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError
 from featstore.plan.choice import observe
-from featstore.sampling.batches import together_of
 from featstore.strategies.caches import size_caches
 from featstore.strategies.memory import Memory
 from featstore.strategies.profile import Profile, least_batches
@@ -33,7 +32,7 @@ def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile
         return None, 1.0, ""
     profile = None
     try:
-        profile = Profile(setup, planning.run_dir, planning.disk, least_batches(together_of(setup.batches)))
+        profile = Profile(setup, planning.run_dir, planning.disk, least_batches(setup.batches.together))
         trace, n_batches = profile.trace(), len(setup.batches)
         seen = observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches)
         return profile, seen.miss_share, ""

@@ -17,7 +17,6 @@ from featstore.budget import Budget, MemoryReport
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
-from featstore.sampling.drawn import ahead_bytes, lists_of
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.strategies.batchsize import REUSE, BatchSize, larger, measure, most_of, pooled_bytes
 from featstore.strategies.setup import Setup
@@ -83,7 +82,7 @@ def ask(
     BudgetError
         There is no memory to sample a batch; names what suffices for two of the largest that there could be.
     """
-    lists = lists_of(setup.batches)
+    lists = setup.batches.lists
     if lists is not None:
         lists.use(0)  # what they had is divided anew
     if setup.batch is not None:  # more was sampled since, by several threads
@@ -91,11 +90,10 @@ def ask(
             idle.trim()
         return setup, Memory(setup, needs, caches, plans=plans)
     try:
-        batch, batches = measure(setup.graph, setup.batches)
+        setup = replace(setup, batch=measure(setup.graph, setup.batches))
     except BudgetError as error:
         most = replace(setup, batch=most_of(setup.graph, setup.batches))
         raise Memory(most, needs, caches, plans=plans).too_small(error) from None
-    setup = replace(setup, batch=batch, batches=batches)
     return setup, Memory(setup, needs, caches, plans=plans)
 
 
@@ -134,7 +132,7 @@ class Memory:
         self.batch = setup.batch or BatchSize(0)
         self.granted: dict[str, int] = {}
         self.needs = dict(needs(setup, self.batch) if needs is not None else {})
-        if (ahead := ahead_bytes(setup.batches)) != (0, 0):  # a sampler that draws many batches at once
+        if (ahead := setup.batches.ahead_bytes()) != (0, 0):  # a sampler that draws many batches at once
             self.needs = {SAMPLED_AHEAD: ahead, **self.needs}
         self.leasts = {holder: least for holder, (least, _) in self.needs.items()}
         self._fixed = self._fixed_now()  # from here on the loader's own parts come on top, as they are reserved
@@ -213,7 +211,7 @@ class Memory:
         BudgetError
             The batch that was measured would not fit beside another one like it.
         """
-        lists = lists_of(self._sampling)
+        lists = self._sampling.lists
         if not self.suffices:
             raise self._refusal()
         left = max(0, self.unused() - self._caches - sum(self.leasts.values()))

@@ -25,7 +25,7 @@ from featstore.plan.cost import (
     random_read_s,
     random_reads,
 )
-from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, lists_of
+from featstore.sampling.drawn import EpochBatches
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import Batch, EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
@@ -102,7 +102,7 @@ class OnDemand(Strategy):
         make_room(setup.graph, () if cache is None else own, of_edges)
         row_bytes = sum(setup.row_bytes.values())
         shares = cache is not None or bool(of_edges) or setup.divides is not None
-        shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
+        shares = shares or setup.batches.lists is not None or setup.batches.ahead_bytes() != (0, 0)
         if shares or is_tight(setup.graph, setup.batches, row_bytes):
             setup, caches = beside_caches(setup, cache, get_policy(self.policy), of_edges)
             setup, memory = ask(setup, caches=caches)
@@ -130,7 +130,7 @@ class OnDemandRunner(Runner):
         self._ahead: EpochMemory | None = None  # where many batches are drawn at once
         if SAMPLED_AHEAD in self.memory.granted:
             setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
-            self._ahead = EpochMemory(setup.graph.budget, self.memory.held, partial(keep_ahead, setup.batches, 0))
+            self._ahead = EpochMemory(setup.graph.budget, self.memory.held, partial(setup.batches.keep_ahead, 0))
         if cache is not None:
             check_instances(policy, len(setup.features))
         if setup.divides is not None:
@@ -164,9 +164,9 @@ class OnDemandRunner(Runner):
             self._remake()
         order = self.setup.batches.epoch(epoch)
         if self._ahead is None or self._ahead.is_running:  # what is held is that epoch's
-            return _OnDemandEpoch(self.setup, in_turn(order, start))
+            return _OnDemandEpoch(self.setup, order.in_turn(start))
         use = self._ahead.begin("batches drawn at once")
-        return _OnDemandEpoch(self.setup, in_turn(order, start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
+        return _OnDemandEpoch(self.setup, order.in_turn(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
 
     def _note(self, name: str) -> None:
         """Keep in mind which cache was made, and how large it is."""
@@ -198,7 +198,7 @@ def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool
 
 
 class _OnDemandEpoch(EpochRun):
-    def __init__(self, setup: Setup, order: InTurn, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, setup: Setup, order: EpochBatches, ended: Callable[[], None] = lambda: None) -> None:
         self._setup, self._order, self._ended = setup, order, ended
 
     @property
@@ -220,7 +220,7 @@ class _OnDemandEpoch(EpochRun):
 def stand_in(setup: Setup, epoch: int, start: int) -> EpochRun:
     """Return ``epoch`` from batch ``start`` on, read on demand: another one's plans have the features' caches."""
     setup.counts.add_beside()
-    return _OnDemandEpoch(setup, in_turn(setup.batches.epoch(epoch), start))
+    return _OnDemandEpoch(setup, setup.batches.epoch(epoch).in_turn(start))
 
 
 def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:

@@ -55,6 +55,7 @@ __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pa
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
 TABLES = "layout tables"  # holder
+MAKING_BYTES = 80  # a node: what scoring rows for a layout takes at the most, for an error
 
 
 def packed_length(length: int | str, n_batches: int) -> int:
@@ -177,9 +178,8 @@ class Packed(Strategy):
         setup = replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None))
         try:
             layouts = _Layouts(setup)
-        except BudgetError as error:  # of telling its policy from others of its name: digest, scores, and what they are made of
-            scores = 3 * digest_bytes(get_policy(self.policy), setup.graph.num_nodes)
-            raise Memory(setup, caches=scores, plans=True).too_small(error) from None
+        except BudgetError as error:  # of telling its policy from others of its name, by its scores
+            raise Memory(setup, caches=MAKING_BYTES * setup.graph.num_nodes, plans=True).too_small(error) from None
         if self.cache is None and not isinstance(setup.graph, PackedGraph) and not find_layouts(layouts.pack):
             return replace(self, cache="auto").run(setup)
         setup, memory = self._ask(layouts, of_edges)
@@ -225,7 +225,9 @@ class Packed(Strategy):
                 asked, memory = ask(asked, self._needs, caches, plans=True)
                 memory.divide()
             except BudgetError as error:
-                refused.append(error)
+                is_there = layout is None or os.path.exists(layouts.pack.file(layout.name))
+                making = 0 if is_there else setup.graph.budget.used + MAKING_BYTES * setup.graph.num_nodes
+                refused.append(BudgetError(error.reason, max(error.needed or 0, making)))
             else:
                 return asked, memory
         raise min(refused, key=lambda error: error.needed or 0)

@@ -13,7 +13,7 @@ from featstore.cache.table import FeatureCache
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import ExtentSource, RowSource
-from featstore.pack.batches import PackEpoch
+from featstore.pack.batches import PackBatches
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.storage.pagestream import least_window
@@ -53,9 +53,8 @@ class PackedEpoch(EpochRun):
         self._caches, self._window, self._memory, self._use = caches, window, memory, use
         self._lease = lease  # for as long as this epoch lives
         self._group = 1 if layout is None else layout.group
-        batches = setup.batches.epoch(epoch)
-        assert isinstance(batches, PackEpoch)
-        self._batches, self._order, self._base = batches, batches.order, batches.base
+        assert isinstance(setup.batches, PackBatches)
+        self._order, self._base = setup.batches.numbers(epoch)
         # Plans change a cache that others of the group filled: a run that begins within a group begins with the group.
         self._start = start
         self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
@@ -105,7 +104,7 @@ class PackedEpoch(EpochRun):
     def batch(self, position: int) -> Batch:
         index = int(self._order[position])
         with self._setup.watch.time("load"):
-            sampled = self._batches.sample(position)
+            sampled = self._pack.batch(self._base + index, self._setup.graph.pool)
             if self._layout is None:
                 return Batch(position, sampled, {})
             plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)

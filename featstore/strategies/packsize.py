@@ -27,7 +27,7 @@ from featstore.plan.choice import observe
 from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
 from featstore.plan.samples import sample_bytes
 from featstore.plan.trace import Trace
-from featstore.sampling.batches import Batches, as_batches, together_of
+from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.storage.writer import free_bytes
@@ -164,11 +164,12 @@ def estimate_pack(
     seed_batches = as_batches(seeds, batch_size, seed=seed)
     seed_batches.check(g.num_nodes)
     order = seed_batches.epoch(0)
-    checked = Drawn(checked_sampler(sampler, g.num_nodes), seed_batches).epoch(0)
+    drawn = Drawn(checked_sampler(sampler, g.num_nodes), seed_batches)
+    checked = drawn.epoch(0)
     batches: list[npt.NDArray[Any]] = []
     n_bytes = n_seeds = 0
     with g.budget.reserve("cost model", 0) as held:
-        for index in range(profile_batches(len(order), together_of(seed_batches))):
+        for index in range(profile_batches(len(order), drawn.together)):
             try:
                 sampled = checked.sample(index)
                 held.resize(held.n_bytes + 8 * len(sampled.input_ids))

@@ -12,7 +12,7 @@ from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledEpoch, in_turn
+from featstore.sampling.drawn import Memo
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.setup import Setup
 
@@ -38,8 +38,8 @@ def profile_batches(n_batches: int, together: int = 1) -> int:
     return min(n_batches, max(least_batches(together), min(MOST_BATCHES, n_batches // EPOCH_SHARE)))
 
 
-class Profile(DerivedBatches):
-    """Sampled batches whose first ones, of epoch 0, are in a run file already; the others are sampled when they are asked for.
+class Profile(Memo):
+    """The first batches of epoch 0, sampled to judge it by, in a run file: the epoch of these batches has them from there.
 
     Parameters
     ----------
@@ -74,9 +74,9 @@ class Profile(DerivedBatches):
     """
 
     def __init__(self, setup: Setup, run_dir: str, disk: int | None, most: int | None = None) -> None:
-        super().__init__(setup.batches)
+        batches = setup.batches
         self._pool, self._n_nodes = setup.graph.pool, setup.graph.num_nodes
-        order = self._batches.epoch(0)
+        order = batches.epoch(0)
         self._runs = RunDirectory(run_dir)
         # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
         self._lock = threading.RLock()
@@ -86,20 +86,20 @@ class Profile(DerivedBatches):
         accounts = DiskBudget(None if disk is None else disk // DISK_SHARE)
         try:
             begin = time.perf_counter()
-            most = min(len(order), most or profile_batches(len(order), self.together))
+            most = min(len(order), most or profile_batches(len(order), batches.together))
             with (
-                contextlib.closing(in_turn(order, 0, stop=most)) as turns,
+                contextlib.closing(order.in_turn(0, stop=most)) as turns,
                 SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer,
             ):
-                batches, needed, count = in_order(turns.sample, most, setup.threads, self._pool), TAIL_BYTES, 0
-                for sampled in batches:  # counted by hand: enumerate() would keep one while the next is made
+                ordered, needed, count = in_order(turns.sample, most, setup.threads, self._pool), TAIL_BYTES, 0
+                for sampled in ordered:  # counted by hand: enumerate() would keep one while the next is made
                     needed += sample_bytes(sampled, self._n_nodes)
                     if count and accounts.total is not None and needed > accounts.total:
                         break  # each is asked for its own bytes: batches may differ in size
                     writer.add(sampled)
                     count += 1  # noqa: SIM113 - see above
                     del sampled  # or the next would have to fit beside it
-                batches.close()
+                ordered.close()
                 self._file = writer.finish_samples()
                 self.passes_s = turns.passes_s
             self.sample_s = time.perf_counter() - begin
@@ -110,21 +110,15 @@ class Profile(DerivedBatches):
         self.n_bytes = accounts.used
         self._finalizer = finalize_here(self, _forget, self._file, self._runs)
         self.n_sampled = len(self._file)
-
-    def epoch(self, epoch: int) -> SampledEpoch:
-        """Return the batches of ``epoch``, those that were sampled among them."""
-        if epoch > 0:
-            self._forget()
-            return self._batches.epoch(epoch)
-        return _ProfiledEpoch(self, self._batches.epoch(0))
+        batches.remember(self)
 
     def trace(self) -> Trace:
         """Return the rows of its batches; until it is closed."""
         assert self._file is not None
         return Trace.reading(self._file.ids, self._file.lengths, self._n_nodes)
 
-    def sampled(self, position: int) -> SampledBatch | None:
-        """Return the batch that was sampled, if it was and is still kept."""
+    def batch(self, position: int) -> SampledBatch | None:
+        """See :class:`Memo`."""
         if position >= self.n_sampled:
             return None
         with self._reading() as file:
@@ -144,7 +138,7 @@ class Profile(DerivedBatches):
                 self._n_reading -= readers
                 self._changed.notify_all()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Remove the file, when nobody reads it: a later epoch has begun. Its batches would be sampled again."""
         with self._lock:
             if self._file is not None and not self._n_reading:
@@ -157,15 +151,6 @@ class Profile(DerivedBatches):
             self._changed.wait_for(lambda: not self._n_reading)
             self._file = None
         self._finalizer()
-
-
-class _ProfiledEpoch(DerivedEpoch):
-    def __init__(self, profile: Profile, order: SampledEpoch) -> None:
-        super().__init__(order)
-        self._profile = profile
-
-    def found(self, position: int) -> SampledBatch | None:
-        return self._profile.sampled(position)
 
 
 def _forget(file: SampleFile, runs: RunDirectory) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +28,7 @@ from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Drawn
+from featstore.sampling.historical import SeedsOf
 from featstore.sampling.hops import HopSampler
 from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Setup
@@ -156,11 +156,11 @@ def profile(drawn: Drawn, graph: Any, staleness: int, part: RowSample | None = N
         From sampling.
     """
     assert isinstance(drawn.sampler, HopSampler)
-    counted, order = SavedIO(graph.num_nodes, staleness), drawn.whole(0)
+    counted, seeds_of = SavedIO(graph.num_nodes, staleness), drawn.seeds_of(0)
     seconds, kept = 0.0, list[npt.NDArray[Any]]()
-    for position in range(len(order)):
+    for position in range(len(drawn)):
         begin = time.perf_counter()
-        sampled, is_outside = order.draw(position, partial(_sampled, drawn.sampler, graph))
+        sampled, is_outside = _sampled(drawn.sampler, graph, seeds_of, position)
         seconds += time.perf_counter() - begin
         counted.add(sampled, is_outside)
         if part is not None:
@@ -174,12 +174,11 @@ def profile(drawn: Drawn, graph: Any, staleness: int, part: RowSample | None = N
     return counted, seconds, Trace.reading(kept.__getitem__, lengths, part.n)
 
 
-def _sampled(
-    sampler: HopSampler, graph: Any, seeds: Any, epoch: int, index: int, lists: NearbyLists | None = None
-) -> tuple[SampledBatch, Outside]:
-    """Return a batch, and what says which nodes' lists were not in memory as it was sampled."""
-    sampled = sampler.sample(seeds, epoch, index, lists)
-    outside = _outside(graph, sampled.input_ids.numpy(), lists)  # now: lists go with the next macro-batch
+def _sampled(sampler: HopSampler, graph: Any, seeds_of: SeedsOf, position: int) -> tuple[SampledBatch, Outside]:
+    """Return a batch of epoch 0, and what says which nodes' lists were not in memory as it was sampled."""
+    with seeds_of(position) as (seeds, lists):
+        sampled = sampler.sample(seeds, 0, position, lists)
+        outside = _outside(graph, sampled.input_ids.numpy(), lists)  # now: lists go with the next macro-batch
     return sampled, lambda ids: outside
 
 

@@ -108,7 +108,7 @@ class Streamed(Superbatch):
         """See :class:`~featstore.Strategy`."""
         planning = self.planning(setup)
         setup, profile, why = replace(setup, planning=planning), None, ""
-        if self.length == "auto" and not isinstance(setup.batches, Profile):
+        if self.length == "auto" and not setup.profile_bytes:
             of_edges = planned_edge_bytes(setup)
             make_room(setup.graph, setup.features, of_edges)
             caches = beside_caches(setup, self.cache, planning.policy, of_edges)[1]
@@ -117,7 +117,7 @@ class Streamed(Superbatch):
                 profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
             if profile is not None:
                 left = None if planning.disk is None else planning.disk - profile.n_bytes
-                setup = replace(setup, batches=profile, planning=replace(planning, disk=left, miss_share=miss_share))
+                setup = replace(setup, planning=replace(planning, disk=left, miss_share=miss_share))
         try:
             runner = run_planned(self, setup)
         except BaseException:

@@ -38,7 +38,6 @@ from featstore.plan.cost import (
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_SHARE
-from featstore.sampling.drawn import in_turn, keep_ahead
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here, runs_directory
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
@@ -234,7 +233,7 @@ class SuperbatchRunner(Runner):
         self._said = set[str]()
         size, least = self._granted_length(setup, memory)
         self._planning = replace(setup.planning, superbatch=size)
-        self._drops: list[Callable[[], None]] = [partial(keep_ahead, setup.batches, 0), partial(_drop_plans, policy)]
+        self._drops: list[Callable[[], None]] = [partial(setup.batches.keep_ahead, 0), partial(_drop_plans, policy)]
         held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
         self._memory = EpochMemory(setup.graph.budget, held, partial(_drop, self._drops))
         self._switch: CacheSwitch | None = None
@@ -437,7 +436,7 @@ class SuperbatchRunner(Runner):
             undo.callback(caches.release)
             edge_lease = self._edge_caches.lease()
             undo.callback(self._edge_caches.release)
-            order = in_turn(self.setup.batches.epoch(epoch), start, self._memory.get(SAMPLED_AHEAD))
+            order = self.setup.batches.epoch(epoch).in_turn(start, self._memory.get(SAMPLED_AHEAD))
             undo.callback(order.close)
             run = SuperbatchEpoch(
                 self.setup,

@@ -18,7 +18,7 @@ from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.superbatches import SuperbatchInspector
-from featstore.sampling.drawn import InTurn
+from featstore.sampling.drawn import EpochBatches
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
@@ -55,7 +55,7 @@ class SuperbatchEpoch(EpochRun):
         self,
         setup: Setup,
         planning: Planning,
-        order: InTurn,
+        order: EpochBatches,
         start: int,
         *,
         threads: int,

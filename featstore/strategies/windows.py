@@ -6,7 +6,6 @@ import warnings
 from typing import Any
 
 from featstore.errors import PerformanceWarning
-from featstore.sampling.drawn import windows_of
 from featstore.strategies.length import at_least
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
 from featstore.strategies.setup import Setup
@@ -19,7 +18,7 @@ MANY = 4  # windows of an epoch: each passes over the neighbour lists in every h
 def describe_windows(setup: Setup, memory: Memory) -> dict[str, Any]:
     """Return ``windows`` for the loader's statistics, empty where none are chosen; warn where an epoch has many."""
     granted, batch = memory.granted.get(SAMPLED_AHEAD), memory.batch
-    found = None if granted is None else windows_of(setup.batches, granted, (batch.n_rows, batch.n_edges))
+    found = None if granted is None else setup.batches.windows(granted, (batch.n_rows, batch.n_edges))
     if granted is None or found is None:
         return {}
     advice = None

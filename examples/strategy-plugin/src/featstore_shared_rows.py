@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,9 @@ class SharedRows(featstore.OnDemand):
         """See :class:`featstore.Strategy`."""
         ids = setup.graph.budget.reserve(IDS, 0)
         try:
-            reordered = Reordered(setup.batches, self.length, ids)
-            return ReorderedRunner(super().run(replace(setup, batches=reordered)), ids)
+            order = partial(SharedRowsOrder, length=self.length, ids=ids, lock=threading.Lock())
+            batches = setup.batches.reordered(order, f"by shared rows of {self.length}")
+            return ReorderedRunner(super().run(replace(setup, batches=batches)), ids)
         except BaseException:
             ids.release()
             raise
@@ -70,60 +72,39 @@ class ReorderedRunner(featstore.Runner):
         self._release()
 
 
-class Reordered(featstore.DerivedBatches):
-    """Batches in another order: windows one after the other, each from its first batch on to what shares most rows.
+class SharedRowsOrder:
+    """Order of an epoch: windows one after the other, each from its first batch on to what shares most rows.
 
     Parameters
     ----------
-    batches : SampledBatches
+    sampled : EpochBatches
     length : int
         Batches a window.
     ids : Reservation
         Memory of the ids of one window; grows where batches are larger than was thought.
+    lock : Lock
+        Of all epochs: the memory is that of one window.
     """
 
-    def __init__(self, batches: featstore.SampledBatches, length: int, ids: Any) -> None:
-        super().__init__(batches)
-        self._length, self._ids = length, ids
-        self._lock = threading.Lock()  # of all epochs: the memory is that of one window
-
-    def digest(self) -> str:
-        """Return a text that tells this order from others: a state of one does not fit the other."""
-        return f"{super().digest()} by shared rows of {self._length}"
-
-    def epoch(self, epoch: int) -> featstore.SampledEpoch:
-        """Return the batches of ``epoch``."""
-        return ReorderedEpoch(super().epoch(epoch), self)
-
-    def order(self, sampled: featstore.SampledEpoch, first: int) -> list[int]:
-        """Return the positions of the window that begins with ``first``, in the order in which they run."""
-        with self._lock:
-            ids: list[npt.NDArray[np.int64]] = []
-            for position in range(first, min(first + self._length, len(sampled))):
-                ids.append(np.sort(sampled.sample(position).input_ids.numpy()))  # sort copies; the sample itself is let go of
-                self._ids.resize(max(self._ids.n_bytes, sum(each.nbytes for each in ids)))
-            return [first + k for k in by_shared_rows(ids)]
-
-
-class ReorderedEpoch:
-    """One epoch; a window is ordered when the first of its batches is asked for, a pure function of its samples."""
-
-    def __init__(self, sampled: featstore.SampledEpoch, batches: Reordered) -> None:
-        self._sampled, self._batches, self._length = sampled, batches, batches._length
+    def __init__(self, sampled: featstore.EpochBatches, length: int, ids: Any, lock: threading.Lock) -> None:
+        self._sampled, self._length, self._ids, self._lock = sampled, length, ids, lock
         self._orders: dict[int, list[int]] = {}
-        self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._sampled)
-
-    def sample(self, position: int) -> featstore.SampledBatch:
-        """Return the batch that runs as number ``position``; sampled again, since a window's samples may not fit the memory."""
+    def __call__(self, position: int) -> int:
+        """Return the number of the batch that runs at ``position``: a pure function of its window's samples."""
         first = position - position % self._length
         with self._lock:
             if first not in self._orders:
-                self._orders[first] = self._batches.order(self._sampled, first)
-            index = self._orders[first][position - first]
-        return self._sampled.sample(index)
+                self._orders[first] = self._order(first)
+            return self._orders[first][position - first]
+
+    def _order(self, first: int) -> list[int]:
+        """Order the window that begins with ``first``; its batches are sampled again to be delivered, to save memory."""
+        ids: list[npt.NDArray[np.int64]] = []
+        for position in range(first, min(first + self._length, len(self._sampled))):
+            ids.append(np.sort(self._sampled.sample(position).input_ids.numpy()))  # sort copies; the sample itself is let go of
+            self._ids.resize(max(self._ids.n_bytes, sum(each.nbytes for each in ids)))
+        return [first + k for k in by_shared_rows(ids)]
 
 
 def by_shared_rows(ids: Sequence[npt.NDArray[np.int64]]) -> list[int]:
