@@ -314,7 +314,8 @@ class BufferPool:
     ) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
         """Return a tensor of ``shape`` as :meth:`tensor` does, and its bytes, shape (n, row_bytes)."""
         kind, is_other = _kind(dtype)
-        memory = self.array((n, row_bytes), np.uint8)
+        n_bytes = n * row_bytes
+        memory = np.ndarray((n, row_bytes), np.uint8, self.lease(n_bytes) if n_bytes >= SMALL_BYTES else None)
         return _tensor_of(np.ndarray(shape, kind, memory), dtype, is_other), memory
 
     def close(self) -> None:

@@ -81,7 +81,6 @@ class FeatureStore(Dataset[torch.Tensor]):
         self._gather = Gather(source, pool, n_threads)
         self._reopen = reopen
         self._is_closed = False
-        self._n_takes = 0
         self._start()
 
     def _start(self) -> None:
@@ -218,7 +217,7 @@ class FeatureStore(Dataset[torch.Tensor]):
             ids = ids.copy()  # asking whether out may be written to, and filling it, changes them
         if not is_writable(out.data_ptr(), out.nbytes):
             raise ValueError("out must be writable, not a read-only mapping")
-        self._fill(ids, as_bytes(out, self.row_bytes), coalesce_gap)
+        self._gather.rows(ids, as_bytes(out, self.row_bytes), gap_bytes=coalesce_gap)
         return out
 
     def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -295,7 +294,6 @@ class FeatureStore(Dataset[torch.Tensor]):
             return np.asarray(resolve_rows(mine, self.shape, self.first_row)[0])
 
         out, memory = self._pool.rows(plan.n_rows, self.row_bytes, (plan.n_rows, *self._row_shape), self.dtype)
-        self._n_takes += plan.n_rows > 0
         self._gather.planned(plan, rows_of, memory, tally, tiers, threads)
         return out
 
@@ -310,19 +308,8 @@ class FeatureStore(Dataset[torch.Tensor]):
         """Return rows in pooled memory, shape (*lead, *row_shape): a single one without ``lead``."""
         shape = self._row_shape if lead is None else (*lead, *self._row_shape)
         out, memory = self._pool.rows(len(rows), self.row_bytes, shape, self.dtype)
-        self._fill(rows, memory, gap_bytes, tally, threads)
+        self._gather.rows(rows, memory, tally, gap_bytes, threads)
         return out
-
-    def _fill(
-        self,
-        rows: npt.NDArray[np.int64] | range,
-        out: npt.NDArray[np.uint8],
-        gap_bytes: int | None = None,
-        tally: Tally | None = None,
-        threads: int | None = None,
-    ) -> None:
-        self._n_takes += len(rows) > 0
-        self._gather.rows(rows, out, tally, gap_bytes, threads)
 
     # -- torch ------------------------------------------------------------------------------------------------------------------
 
@@ -376,7 +363,7 @@ class FeatureStore(Dataset[torch.Tensor]):
             "backend": self._reader.backend,
             "reason": self._reader.reason,
             "mode": self.source.mode,
-            "takes": self._n_takes,
+            "takes": self._gather.n_takes,
             "rows_loaded": counts.rows,
             "reads": counts.reads,
             "bytes_requested": counts.bytes_requested,

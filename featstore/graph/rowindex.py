@@ -139,5 +139,5 @@ def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int6
         return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)
     if kind not in "iu":
         raise TypeError(f"rows are indexed by integers or a boolean mask, not {ids.dtype}")
-    rows = _check_rows(ids.reshape(-1), n, first)
+    rows = _check_rows(ids if ids.ndim == 1 else ids.reshape(-1), n, first)
     return rows, (ids.shape or None)
