@@ -106,9 +106,8 @@ class Gather:
             tiers, given = self._tiers, None
             room: Any = np.empty
             cache, sources = tiers if threads is None else self._copied_by(tiers, threads)
-            part: Any = rows[done : done + at_once]
+            part: Any = rows[done:] if cache is None else rows[done : done + at_once]
             if cache is None:
-                part = rows[done:]
                 given = BatchPlan(len(part), (Part(Tier.BASE, part),))
             else:
                 if len(part) > FEWEST_ROWS_AT_ONCE:

@@ -90,7 +90,7 @@ class SlotTable:
             return
         distinct = np.empty(len(slots), np.int32)
         n = _core.distinct_slots(slots, self._bitmap, distinct)
-        distinct.flags.writeable = False
+        distinct.setflags(write=False)
         try:
             self.policy.hit(distinct[:n])
         except BaseException as error:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import wrap_ids
-from featstore.gather.arrays import as_array, id_array
+from featstore.gather.arrays import id_array
 
 __all__ = ["resolve_rows"]
 
@@ -24,7 +24,8 @@ _INDICES = frozenset(getattr(torch, name) for name in _NAMES if hasattr(torch, n
 def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, torch.Tensor):
         if index.dtype in _INDICES:
-            return as_array("rows", index)
+            array: npt.NDArray[Any] = index.numpy(force=True)
+            return array
         if index.dtype != torch.uint8:
             raise TypeError(f"rows are indexed by integers or a boolean mask, not {index.dtype}")
     if isinstance(index, (list, tuple)) and len(index) == 0:
