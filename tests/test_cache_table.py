@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from featstore.budget import Budget
 from featstore.cache import table
 from featstore.cache.base import Int64s, PolicyContext, StaticPolicy, get_policy
+from featstore.cache.gate import Gate
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, ClosedError, PluginError
@@ -236,6 +238,30 @@ def test_apply_waits_for_readers() -> None:
         assert (gather(cache, data, plan) == data[[0]]).all()
     other.join()
     assert (batch(cache, data, np.array([1])) == data[[1]]).all()
+
+
+@pytest.mark.parametrize("has_entered", [False, True])
+def test_ctrl_c_while_slots_are_pinned_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch, has_entered: bool) -> None:
+    """It strikes before a gather has come in, or when it has and the call has not returned; with and without an outer one."""
+    data = store(10, 4)
+    cache = make(2, data, "lru")
+    enter = Gate.enter
+
+    def interrupted(self: Gate) -> None:
+        if has_entered:
+            enter(self)
+        raise KeyboardInterrupt
+
+    for outer in (nullcontext, cache.pinned):
+        with outer():
+            before = cache._gate._n_readers
+            monkeypatch.setattr(Gate, "enter", interrupted)
+            with pytest.raises(KeyboardInterrupt), cache.pinned():
+                pass
+            monkeypatch.undo()
+            assert cache._gate._n_readers == before
+            assert cache._gate.is_mine == bool(before)
+    assert (batch(cache, data, np.array([1, 2])) == data[[1, 2]]).all()  # waits for nobody
 
 
 def test_apply_checks_the_output() -> None:

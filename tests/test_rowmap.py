@@ -121,3 +121,18 @@ def test_check_hits_against_numpy(kind: type, held: type) -> None:
                 assert _core.check_hits(rows, slots, table) == (wrong[0] if wrong else -1)
     with pytest.raises(ValueError, match="length"):
         _core.check_hits(np.zeros(2, kind), np.zeros(1, np.int32), np.zeros(1, held))
+
+
+def test_divided_rows_fit_their_outputs() -> None:
+    rows = np.arange(4)
+
+    def divide(n_slots: int, n_hits: int, n_positions: int, n_missed: int) -> None:
+        slots = np.array([3, -1, 7, -1], np.int32)[:n_slots].copy()
+        _core.divide(rows, slots, *(np.zeros(k, np.int64) for k in (n_hits, n_positions, n_missed)))
+
+    divide(4, 3, 3, 3)
+    with pytest.raises(ValueError, match="differ in length"):
+        divide(3, 3, 3, 3)
+    for short in ((2, 3, 3), (3, 2, 3), (3, 3, 2), (0, 0, 0)):
+        with pytest.raises(ValueError, match="an output is too short"):
+            divide(4, *short)

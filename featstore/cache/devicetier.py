@@ -100,7 +100,7 @@ class DeviceTier:
         ids : int64 array, shape (k,)
             Distinct.
         array : callable
-            ``array(n, dtype)`` makes the arrays of the result, 28 bytes a row at most; its exceptions propagate.
+            ``array(n, dtype)`` makes the arrays of the result, 20 bytes a row at most; its exceptions propagate.
 
         Notes
         -----

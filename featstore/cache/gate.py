@@ -9,6 +9,13 @@ from contextlib import contextmanager
 __all__ = ["Gate"]
 
 
+class _Mine(threading.local):
+    """What a thread does inside: how often it has entered as a reader and not left, and whether it writes."""
+
+    depth = 0
+    is_writing = False
+
+
 class Gate:
     """Many readers, or one writer. A thread may enter again as a reader; waiting writers go first."""
 
@@ -18,36 +25,38 @@ class Gate:
         self._n_readers = 0
         self._n_writers_waiting = 0
         self._is_writing = False
-        self._mine = threading.local()
+        self.mine = _Mine()
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread is inside :meth:`read` or :meth:`write`."""
-        return bool(getattr(self._mine, "depth", 0) or getattr(self._mine, "is_writing", False))
+        """Whether this thread is between :meth:`enter` and :meth:`leave`, or inside :meth:`write`."""
+        return self.mine.depth > 0 or self.mine.is_writing
 
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Context manager of a reader; waits while somebody writes or waits to write."""
-        depth = getattr(self._mine, "depth", 0)
-        entered = 0
-        try:
-            with self._lock:
-                if not depth:
-                    self._changed.wait_for(lambda: not (self._is_writing or self._n_writers_waiting))
-                self._n_readers += 1
-                entered = 1
-                self._mine.depth = depth + 1
-            yield
-        finally:
-            with self._lock:
-                self._mine.depth = depth
-                self._n_readers -= entered
+    def enter(self) -> None:
+        """Come in as a reader; waits while somebody writes or waits to write."""
+        mine = self.mine
+        depth = mine.depth
+        with self._lock:
+            while not depth and (self._is_writing or self._n_writers_waiting):
+                self._changed.wait()
+            self._n_readers += 1
+            mine.depth = depth + 1  # Ctrl-C does not come between two assignments
+
+    def leave(self, depth: int) -> None:
+        """Be at ``depth`` again, as before an :meth:`enter`, whether or not that has come in."""
+        mine = self.mine
+        if mine.depth == depth:
+            return
+        with self._lock:
+            self._n_readers -= mine.depth - depth
+            mine.depth = depth
+            if self._n_writers_waiting and not self._n_readers:
                 self._changed.notify_all()
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """Context manager of the writer; waits until nobody reads or writes. RuntimeError inside :meth:`read`."""
-        if getattr(self._mine, "depth", 0):
+        """Context manager of the writer; waits until nobody reads or writes. RuntimeError for a reader."""
+        if self.mine.depth:
             raise RuntimeError("apply() inside pinned() would wait for itself; leave pinned() first")
         entered = False
         try:
@@ -55,12 +64,12 @@ class Gate:
                 self._n_writers_waiting += 1
                 try:
                     self._changed.wait_for(lambda: not (self._is_writing or self._n_readers))
-                    self._is_writing = entered = self._mine.is_writing = True
+                    self._is_writing = entered = self.mine.is_writing = True
                 finally:
                     self._n_writers_waiting -= 1
             yield
         finally:
             with self._lock:
                 if entered:
-                    self._is_writing = self._mine.is_writing = False
+                    self._is_writing = self.mine.is_writing = False
                 self._changed.notify_all()

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.base import OnlinePolicy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, carve
 from featstore.gather.copythreads import CopyThreads
 from featstore.gather.executor import Tally, execute
-from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.gather.sources import MemorySource, RowSource
 
 __all__ = ["Gather"]
@@ -24,13 +23,13 @@ __all__ = ["Gather"]
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 
-# A gather through a cache is planned in parts, so that the plan's arrays (28 bytes a row) stay small beside the rows.
+# A gather through a cache is planned in parts, so that the plan's arrays (20 bytes a row) stay small beside the rows.
 MOST_ROWS_AT_ONCE = 1 << 21  # as many as the reader sorts at once: a page is read once a part
 # The plan of so few is ordinary memory, which is never refused: a gather ends, however short the budget is.
 FEWEST_ROWS_AT_ONCE = 512
 _MEMORY = frozenset({Tier.HOST})
 _OTHERS = frozenset(Tier) - _MEMORY
-_NOTHING = Part(Tier.BASE, np.empty(0, np.int64))
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class Gather:
@@ -43,6 +42,11 @@ class Gather:
     pool : BufferPool
     n_threads : int
         Threads that copy.
+
+    Attributes
+    ----------
+    n_takes : int
+        Gathers of at least one row.
     """
 
     def __init__(self, source: RowSource, pool: BufferPool, n_threads: int) -> None:
@@ -50,6 +54,7 @@ class Gather:
         self._pool = pool
         self._n_threads = n_threads
         self._beside_extents = CopyThreads(n_threads)
+        self.n_takes = 0
         self.use_cache(None)
 
     @property
@@ -92,18 +97,36 @@ class Gather:
         IndexError, CorruptionError, OSError, BudgetError, ClosedError, PluginError
             ``out`` is then undefined.
         """
-        if not len(rows):
+        n, done, at_once = len(rows), 0, MOST_ROWS_AT_ONCE
+        if not n:
             self.source.check_open()
             return
-        while True:
-            tiers = self._tiers
+        self.n_takes += 1
+        while done < n:
+            tiers, given = self._tiers, None
+            room: Any = np.empty
+            cache, sources = tiers if threads is None else self._copied_by(tiers, threads)
+            part: Any = rows[done:] if cache is None else rows[done : done + at_once]
+            if cache is None:
+                given = BatchPlan(len(part), (Part(Tier.BASE, part),))
+            else:
+                if len(part) > FEWEST_ROWS_AT_ONCE:
+                    try:
+                        # Before anything has changed: what was gathered can then be admitted, too.
+                        room = carve(self._pool.array(cache.scratch_bytes(len(part)), np.uint8))
+                    except BudgetError:
+                        self._pool.trim()
+                        at_once = max(len(part) // 2, FEWEST_ROWS_AT_ONCE)
+                        continue
+                if isinstance(part, range):
+                    part = np.arange(part.start, part.stop, dtype=np.int64)
             try:
-                self._rows(self._copied_by(tiers, threads), rows, out, tally, gap_bytes)
-                return
+                self._run(cache, sources, given, partial(np.asarray, part), out[done : done + len(part)], tally, gap_bytes, room)
             except ClosedError:
                 if tiers is self._tiers:
                     raise
-                # That cache was replaced meanwhile: again by the new one.
+                continue  # That cache was replaced meanwhile: again by the new one.
+            done += len(part)
 
     @staticmethod
     def _copied_by(
@@ -114,41 +137,6 @@ class Gather:
         if cache is None or threads is None:
             return tiers
         return cache, {**sources, Tier.HOST: MemorySource(cache.array, threads)}
-
-    def _rows(
-        self,
-        tiers: tuple[FeatureCache | None, dict[Tier, RowSource]],
-        rows: Int64s | range,
-        out: Uint8s,
-        tally: Tally | None,
-        gap_bytes: int | None,
-    ) -> None:
-        cache, sources = tiers
-        if cache is None:
-            plan = BatchPlan(len(rows), (Part(Tier.BASE, rows),))
-            execute(plan, sources, out, _OTHERS, tally, gap_bytes)
-            if tally is not None:
-                tally.count_plan(plan)
-            return
-        done, at_once = 0, MOST_ROWS_AT_ONCE
-        while done < len(rows):
-            part = rows[done : done + at_once]
-            room: Any = np.empty
-            if len(part) > FEWEST_ROWS_AT_ONCE:
-                try:
-                    # Before anything has changed: what was gathered can then be admitted, too.
-                    room = carve(self._pool.array(cache.scratch_bytes(len(part)), np.uint8))
-                except BudgetError:
-                    self._pool.trim()
-                    at_once = max(len(part) // 2, FEWEST_ROWS_AT_ONCE)
-                    continue
-            ids = np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
-            if isinstance(cache.policy, OnlinePolicy):
-                # What is read is what is admitted, though the caller changes his array meanwhile: others use the cache.
-                given, ids = ids, room(len(ids), np.int64)
-                np.copyto(ids, given)
-            self._run(cache, sources, None, partial(np.asarray, ids), out[done : done + len(ids)], tally, gap_bytes, room)
-            done += len(ids)
 
     def planned(
         self,
@@ -178,6 +166,7 @@ class Gather:
             ``out`` is then undefined; the cache is as before the call, and so are tiers that are read in order, if it is a
             BudgetError: the call may be repeated.
         """
+        self.n_takes += plan.n_rows > 0
         cache, sources = self._copied_by(self._tiers, threads)
         if tiers:
             sources = {**sources, **tiers}
@@ -204,26 +193,37 @@ class Gather:
         """Run the plan that was given, or one made by the cache, whose arrays ``room`` makes."""
         if cache is None:
             assert given is not None
-            plan = given
+            plan, filled = given, 0
         else:
             # Slots may change hands as soon as they are not pinned: hits are copied before any admission.
-            with cache.pinned():
+            depth = cache.pins()
+            try:
+                cache.pin()
                 plan = cache.plan(rows(), room) if given is None else cache.surviving(given, rows)
-                execute(plan, sources, out, _MEMORY, tally)
-        execute(plan, sources, out, _OTHERS, tally, gap_bytes)
-        # Without a plan and an online policy the cache stays as it is.
-        if cache is not None and (given is not None or isinstance(cache.policy, OnlinePolicy)):
+                filled = execute(plan, sources, out, _MEMORY, tally)
+            finally:
+                cache.unpin(depth)
+        if filled < plan.n_rows:
+            execute(plan, sources, out, _OTHERS, tally, gap_bytes)
+        if cache is not None and (given is not None or filled < plan.n_rows or cache.has_failed):
             begin = time.perf_counter()
             if given is None:
-                missed = next((part for part in plan.parts if part.tier == Tier.BASE), _NOTHING)
-                changes = cache.admit(np.asarray(missed.addresses, np.int64), missed.positions, room)
+                changes = _admitted(cache, plan, room)
             else:
                 cache.count(plan)
                 changes = plan.changes
-            cache.apply(changes, out)
-            if tally is not None and changes is not None:
-                tally.update_s += time.perf_counter() - begin
+            if changes is not None:
+                cache.apply(changes, out)
+                if tally is not None:
+                    tally.update_s += time.perf_counter() - begin
         if tally is not None:
             tally.count_plan(plan)
             if given is not None and given is not plan:
                 tally.hits_lost += given.count(Tier.HOST) - plan.count(Tier.HOST)
+
+
+def _admitted(cache: FeatureCache, plan: BatchPlan, room: Any) -> Changeset | None:
+    """Return what an online policy admits of the rows that a plan misses."""
+    missed = plan.parts[-1]
+    rows = np.asarray(missed.addresses, np.int64) if missed.tier == Tier.BASE else _NO_ROWS
+    return cache.admit(rows, missed.positions if len(rows) else None, room) if cache.is_online else None

@@ -69,21 +69,27 @@ class RowMap:
             raise IndexError(f"row {rows[position]} at position {position} is out of range for {len(self)} rows")
         return code
 
+    def find(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int32s, int]:
+        """Return the slot of every row, int32 [k], -1 where it is absent, and how many have one; one pass without the GIL.
+
+        Rows are in any order, repeats allowed; IndexError where one is out of range, which names the first. ``array(n, dtype)``
+        makes the array.
+        """
+        slots = array(len(rows), np.int32)
+        n_hits = _core.lookup(rows, self.slot_of_row, slots)
+        if n_hits < 0:
+            self._check(n_hits, rows)
+        return slots, n_hits
+
     def lookup(self, rows: Int64s) -> Int32s:
-        """Return the slot of every row, int32 [k], -1 where it is absent; IndexError where one is out of range."""
-        slots = np.empty(len(rows), np.int32)
-        self._check(_core.lookup(rows, self.slot_of_row, slots), rows)
-        return slots
+        """Return the slots alone, see :meth:`find`."""
+        return self.find(rows)[0]
 
-    def split(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int64s, Int32s, Int64s, Int64s]:
-        """Split a batch into hits and misses, in one pass that releases the GIL.
-
-        Parameters
-        ----------
-        rows : int64 array, shape (k,)
-            Any order, repeats allowed.
-        array : callable
-            ``array(n, dtype)`` makes the arrays of the result.
+    @staticmethod
+    def divide(
+        rows: Int64s, slots: Int32s, n_hits: int, array: Callable[..., npt.NDArray[Any]] = np.empty
+    ) -> tuple[Int64s, Int32s, Int64s, Int64s]:
+        """Divide a batch into hits and misses, by the slots that :meth:`find` found; they are overwritten.
 
         Returns
         -------
@@ -95,24 +101,15 @@ class RowMap:
             Positions of the others, ascending.
         missed : int64 array, shape (k - h,)
             Their rows.
-
-        Raises
-        ------
-        IndexError
-            A row is out of range; names the first.
         """
-        k = len(rows)
-        hit_positions, hit_slots, miss_positions = array(k, np.int64), array(k, np.int32), array(k, np.int64)
-        n_hits = self._check(_core.split(rows, self.slot_of_row, hit_positions, hit_slots, miss_positions), rows)
-        miss_positions = miss_positions[: k - n_hits]
-        if not n_hits:
-            missed = rows
-        elif n_hits == k:
-            missed = miss_positions  # none
-        else:
-            missed = array(k - n_hits, np.int64)
-            np.take(rows, miss_positions, out=missed, mode="clip")  # they are in range; "raise" would copy once more
-        return hit_positions[:n_hits], hit_slots[:n_hits], miss_positions, missed
+        n = len(rows) - n_hits
+        hit_positions, miss_positions, missed = array(n_hits + 1, np.int64), array(n + 1, np.int64), array(n + 1, np.int64)
+        _core.divide(rows, slots, hit_positions, miss_positions, missed)
+        return hit_positions[:n_hits], slots[:n_hits], miss_positions[:n], missed[:n]
+
+    def split(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int64s, Int32s, Int64s, Int64s]:
+        """Return a batch's hits and misses, as :meth:`find` and :meth:`divide` do."""
+        return self.divide(rows, *self.find(rows, array), array)
 
     def assign(self, rows: Int64s, slots: Int32s) -> None:
         """Record that ``slots`` hold ``rows``."""

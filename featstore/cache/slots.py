@@ -79,17 +79,22 @@ class SlotTable:
         self.policy.start(self.capacity, self._context)
         self._is_broken = False
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the next :meth:`admit` raises what the policy did in :meth:`touch`."""
+        return self._fault is not None
+
     def touch(self, slots: Int32s) -> None:
         """Tell the policy of a batch's hits (repeats allowed); its error, if any, is raised by the next :meth:`admit`."""
         if self._is_broken or not len(slots):
             return
         distinct = np.empty(len(slots), np.int32)
         n = _core.distinct_slots(slots, self._bitmap, distinct)
+        distinct.setflags(write=False)
         try:
-            with self._guard("hit"):
-                self.policy.hit(read_only(distinct[:n]))
-        except (PluginError, MemoryError) as error:
-            self._fault = error
+            self.policy.hit(distinct[:n])
+        except BaseException as error:
+            self._fault = self._after(error, "hit")
 
     def admit(self, rows: Int64s, positions: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Changeset | None:
         """Choose which of a batch's missed rows come in, and into which slots.
@@ -209,15 +214,26 @@ class SlotTable:
         try:
             yield
         except BaseException as error:
-            self._is_broken = True
-            if new_rows is not None:
-                self._rows.release(new_rows)
-            # Where it cannot even start, the table stays empty; the first error is the one to show.
-            with suppress(Exception):
-                self.reset()
-            if not isinstance(error, Exception) or isinstance(error, (PluginError, MemoryError)):
+            fault = self._after(error, hook, new_rows)
+            if fault is error:
                 raise
-            raise PluginError(f"policy {self.policy.name!r}: {hook} raised {type(error).__name__}: {error}") from error
+            raise fault from error
+
+    def _after(self, error: BaseException, hook: str, new_rows: Int64s | None = None) -> PluginError | MemoryError:
+        """Empty the table after a hook's ``error``; return what to raise, naming the policy. An interrupt is raised here."""
+        self._is_broken = True
+        if new_rows is not None:
+            self._rows.release(new_rows)
+        # Where it cannot even start, the table stays empty; the first error is the one to show.
+        with suppress(Exception):
+            self.reset()
+        if isinstance(error, (PluginError, MemoryError)):
+            return error
+        if not isinstance(error, Exception):
+            raise error
+        fault = PluginError(f"policy {self.policy.name!r}: {hook} raised {type(error).__name__}: {error}")
+        fault.__cause__ = error
+        return fault
 
     def _check(self) -> None:
         """Assert every invariant; O(n)."""

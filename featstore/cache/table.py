@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,35 @@ from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 __all__ = ["FILL_BYTES", "LOAN_COST", "FeatureCache", "RowMap"]
 
 Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
 Read = Callable[..., Any]
 
-PLAN_BYTES = 28  # a row, of what plan() makes
+PLAN_BYTES = 20  # a row, of what plan() makes
 FILL_BYTES = 64 << 20  # of one read of fill()
 LOAN_COST = 100  # the ledger takes caches back after whatever costs less to do without
 GIVEN_BACK_SHARE = 16  # a cache gives back at least one part of so many at a time: giving back passes over its row map
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
+
+
+def _look_up(
+    row_map: RowMap, rows: Int64s, array: Callable[..., npt.NDArray[Any]], copied: bool = False
+) -> tuple[tuple[Part, ...], Int32s]:
+    """Return the parts of a plan, and the hits' slots.
+
+    Missed rows are ``copied`` where they are admitted later: what is read is what is admitted, though the caller changes ``rows``
+    meanwhile.
+    """
+    slots, n_hits = row_map.find(rows, array)
+    if n_hits == len(rows):
+        return (Part(Tier.HOST, slots),), slots
+    if n_hits:
+        positions, slots, miss_positions, missed = row_map.divide(rows, slots, n_hits, array)
+        return (Part(Tier.HOST, slots, positions), Part(Tier.BASE, missed, miss_positions)), slots
+    if copied:
+        rows, given = array(len(rows), np.int64), rows
+        rows[:] = given
+    return (Part(Tier.BASE, rows),), slots[:0]
 
 
 class FeatureCache:
@@ -73,11 +94,11 @@ class FeatureCache:
 
     Notes
     -----
-    One batch is ``plan`` → gather → ``admit`` → ``apply``; call ``admit`` after every gather, even where nothing was missed: it
-    also raises what the policy did wrong in ``plan``. Thread-safe: the map and the policy change under one lock. Slots are only
-    overwritten by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several threads use one cache,
-    each plans and copies its hits inside ``pinned()``, and reads its misses outside. A static cache never changes after ``fill``
-    and needs neither.
+    One batch is ``plan`` → gather → ``admit`` → ``apply``; call ``admit`` after every gather that missed rows, and where
+    ``has_failed``: it also raises what the policy did wrong in ``plan``. Thread-safe: the map and the policy change under one
+    lock. Slots are only overwritten by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several
+    threads use one cache, or after a fork, each plans and copies its hits inside ``pinned()``, and reads its misses outside. A
+    static cache never changes after ``fill``.
 
     A forked child keeps a static cache; it empties an online one, whose state may have been in motion at the fork.
 
@@ -109,6 +130,8 @@ class FeatureCache:
         self.row_bytes = row_bytes
         self.n = n
         self.policy = policy
+        self.is_online = isinstance(policy, OnlinePolicy)
+        self._is_static = isinstance(policy, StaticPolicy)
         self.context = PolicyContext(n, row_bytes) if context is None else context
         self.budget = budget
         self._name = name
@@ -200,20 +223,39 @@ class FeatureCache:
                 counts.update(admitted=self._slots.n_admitted, evicted=self._slots.n_evicted)
             return {**counts, "capacity": self.capacity, "cached": self.n_cached}
 
-    def pinned(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
         """Keep the slots' bytes as they are inside the ``with`` block, where a batch is planned and its hits copied.
 
         Keep it short: ``apply`` waits for it.
         """
-        self._enter()
-        never_changes = isinstance(self.policy, StaticPolicy) and self._loan is None
-        return nullcontext() if never_changes else self._gate.read()
+        depth = self.pins()
+        try:
+            self.pin()
+            yield
+        finally:
+            self.unpin(depth)
+
+    def pins(self) -> int:
+        """Return how often this thread has pinned the slots: what :meth:`unpin` is to go back to."""
+        if self._is_closed or self._pid != os.getpid():
+            self._enter()
+        return self._gate.mine.depth
+
+    def pin(self) -> None:
+        """Begin what :meth:`pinned` does: inside a ``try`` whose ``finally`` calls :meth:`unpin`."""
+        if self._loan is not None or not self._is_static:  # else slots never change
+            self._gate.enter()
+
+    def unpin(self, depth: int) -> None:
+        """End what :meth:`pin` began, or was about to begin."""
+        self._gate.leave(depth)
 
     def plan(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return where each row of a batch is: hits in the host tier, misses in the base file; tell the policy of the hits.
 
         ``rows`` (int64 [k]) are in ``[0, n)``, in any order, repeats allowed: each counts as a request. ``array(n, dtype)`` makes
-        the plan's arrays, 28 bytes a row at most; what it raises passes through, before the policy or a count has changed.
+        the plan's arrays, 20 bytes a row at most; what it raises passes through, before the policy or a count has changed.
 
         Raises
         ------
@@ -223,31 +265,35 @@ class FeatureCache:
             The cache was closed.
         """
         row_map, slots = self.map, self._slots  # these stay if another thread closes
-        self._enter()
+        if self._is_closed:
+            self._check_open()
         k = len(rows)
         if not self.capacity or not k:
             with self._lock:
+                self._check_open()
                 self._counts["misses"] += k
             return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
         if slots is None:
-            hit_positions, hit_slots, miss_positions, missed = row_map.split(rows, array)
+            parts, hits = _look_up(row_map, rows, array)
         with self._lock:
             self._check_open()
             if self._slots is not None:
-                hit_positions, hit_slots, miss_positions, missed = self.map.split(rows, array)
-                self._slots.touch(hit_slots)
-            self._counts["hits"] += len(hit_slots)
-            self._counts["misses"] += len(miss_positions)
-        if not len(miss_positions):
-            return BatchPlan(k, (Part(Tier.HOST, hit_slots),))
-        if not len(hit_positions):
-            return BatchPlan(k, (Part(Tier.BASE, rows),))
-        return BatchPlan(k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, missed, miss_positions)))
+                parts, hits = _look_up(self.map, rows, array, copied=True)
+                self._slots.touch(hits)
+            self._counts["hits"] += len(hits)
+            self._counts["misses"] += k - len(hits)
+        return BatchPlan(k, parts)
 
     def scratch_bytes(self, n_rows: int) -> int:
-        """Return the bytes of the arrays that a gather of ``n_rows`` makes, of :meth:`plan` and :meth:`admit` and of its ids."""
-        per_row = PLAN_BYTES + (8 if isinstance(self.policy, OnlinePolicy) else 0) + (0 if self._slots is None else CLAIM_BYTES)
+        """Return the bytes of the arrays that a gather of ``n_rows`` makes, of :meth:`plan` and :meth:`admit`."""
+        per_row = PLAN_BYTES + (0 if self._slots is None else CLAIM_BYTES)
         return per_row * n_rows + 128  # each array begins at a multiple of 8
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether :meth:`admit` has an error of the policy to raise, though nothing may have been missed."""
+        slots = self._slots
+        return slots is not None and slots.has_failed
 
     def admit(
         self, rows: Int64s, positions: Int64s | None = None, array: Callable[..., npt.NDArray[Any]] = np.empty

@@ -22,9 +22,12 @@ def as_array(what: str, given: Any) -> npt.NDArray[Any]:
         Rows differ in length.
     """
     if isinstance(given, torch.Tensor):
-        return np.asarray(given.numpy(force=True))
+        array: npt.NDArray[Any] = given.numpy(force=True)
+        return array
+    if type(given) is np.ndarray:
+        return given
     rows = given if isinstance(given, (list, tuple)) and given and isinstance(given[0], np.ndarray) else (given,)
-    n_masked = sum(int(np.ma.getmaskarray(each).sum()) for each in rows if isinstance(each, np.ma.MaskedArray))
+    n_masked = sum([int(np.ma.getmaskarray(each).sum()) for each in rows if isinstance(each, np.ma.MaskedArray)])
     if n_masked:
         raise TypeError(
             f"{what}: {n_masked} values of a masked array are masked, and masks are not kept; say what stands for them: "

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,28 @@ def as_bytes(rows: torch.Tensor, row_bytes: int) -> npt.NDArray[np.uint8]:
     return np.asarray(flat.view(torch.uint8).numpy()).reshape(-1, row_bytes)
 
 
+@cache
+def _kind(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
+    """Return what torch makes of which it makes ``dtype``; for one that NumPy lacks, integers as wide, and True."""
+    none = torch.empty(0, dtype=dtype, device="cpu")
+    try:
+        return none.numpy().dtype, False
+    except TypeError:
+        return np.dtype(f"i{dtype.itemsize}"), True
+
+
+def _tensor_of(array: npt.NDArray[Any], dtype: torch.dtype, is_other: bool) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.view(dtype) if is_other else tensor
+
+
 def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised contiguous CPU tensor in ordinary memory.
 
     Raises MemoryError where there is none; of torch's own allocator it would be a RuntimeError.
     """
-    n_bytes = math.prod(shape) * dtype.itemsize
-    if not n_bytes:
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    return torch.frombuffer(np.empty(n_bytes, np.uint8), dtype=dtype).reshape(tuple(shape))
+    kind, is_other = _kind(dtype)
+    return _tensor_of(np.empty(shape, kind), dtype, is_other)
 
 
 @contextmanager
@@ -279,12 +293,10 @@ class BufferPool:
 
     def array(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return an uninitialised C-contiguous array in pooled memory."""
-        kind = np.dtype(dtype)
-        shape = (shape,) if isinstance(shape, int) else shape
-        n_bytes = math.prod(shape) * kind.itemsize
+        n_bytes = (shape if isinstance(shape, int) else math.prod(shape)) * np.dtype(dtype).itemsize
         if n_bytes < SMALL_BYTES:
-            return np.empty(shape, kind)
-        return np.frombuffer(self.lease(n_bytes), kind).reshape(shape)
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, self.lease(n_bytes))
 
     def tensor(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised contiguous CPU tensor in pooled memory.
@@ -294,11 +306,17 @@ class BufferPool:
         BudgetError
             The budget does not allow it; nothing is held.
         """
-        shape = (shape,) if isinstance(shape, int) else shape
-        n_bytes = math.prod(shape) * dtype.itemsize
-        if n_bytes < SMALL_BYTES:
-            return empty_tensor(shape, dtype)
-        return torch.frombuffer(self.lease(n_bytes), dtype=dtype).reshape(shape)
+        kind, is_other = _kind(dtype)
+        return _tensor_of(self.array(shape, kind), dtype, is_other)
+
+    def rows(
+        self, n: int, row_bytes: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
+        """Return a tensor of ``shape`` as :meth:`tensor` does, and its bytes, shape (n, row_bytes)."""
+        kind, is_other = _kind(dtype)
+        n_bytes = n * row_bytes
+        memory = np.ndarray((n, row_bytes), np.uint8, self.lease(n_bytes) if n_bytes >= SMALL_BYTES else None)
+        return _tensor_of(np.ndarray(shape, kind, memory), dtype, is_other), memory
 
     def close(self) -> None:
         """Give idle blocks back; blocks in use follow their tensors, and leave the budget now."""

@@ -59,7 +59,7 @@ def execute(
     tiers: frozenset[Tier],
     tally: Tally | None = None,
     gap_bytes: int | None = None,
-) -> None:
+) -> int:
     """Fill ``out`` with the rows that the plan's parts name.
 
     Parameters
@@ -74,6 +74,11 @@ def execute(
     gap_bytes : int, optional
         See :meth:`RowSource.gather`.
 
+    Returns
+    -------
+    int
+        Rows that were filled.
+
     Raises
     ------
     CorruptionError, OSError
@@ -81,10 +86,15 @@ def execute(
     ClosedError
         A tier of the plan is gone.
     """
-    parts = [part for part in plan.parts if part.tier in tiers and len(part.addresses)]
+    filled, parts = 0, plan.parts
     for part in sorted(parts, key=_order) if len(parts) > 1 else parts:
+        n = len(part.addresses)
+        if part.tier not in tiers or not n:
+            continue
         if part.tier not in sources:  # the plan was made while there was one
             raise ClosedError(f"the {part.tier.name.lower()} tier was closed")
         cost = sources[part.tier].gather(part.addresses, out, part.positions, gap_bytes)
         if tally is not None:
             tally.read.add(cost)
+        filled += n
+    return filled

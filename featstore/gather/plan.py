@@ -29,7 +29,7 @@ class Tier(enum.IntEnum):
     AHEAD = 5  # rows of BASE that were read already, and count as such: their addresses are 0, 1, 2 …
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # plans are not changed once made; frozen, each of these would take three times as long to make
 class Part:
     """The rows of a batch that one tier holds.
 
@@ -106,7 +106,7 @@ class DeviceRows:
     others: Int64s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchPlan:
     """Tier and address of every row that the host assembles; the parts' positions partition ``range(n_rows)``.
 

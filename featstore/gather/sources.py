@@ -24,6 +24,8 @@ __all__ = ["AbsentRows", "ExtentSource", "MemorySource", "RowSource"]
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 
+_NOTHING = ReadStats()
+
 
 class RowSource(Protocol):
     """Rows of one width, as bytes, by address. Thread-safe, unless it is read in order.
@@ -118,14 +120,15 @@ class MemorySource:
         self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
     ) -> ReadStats:
         """See :class:`RowSource`. Bound by memory bandwidth."""
-        self.check_open()
+        if self._is_closed:
+            self.check_open()
         if isinstance(addresses, range):
             if addresses and not 0 <= addresses[0] <= addresses[-1] < len(self.array):
                 raise IndexError(f"rows {addresses} of {len(self.array)}")
             copy_rows(self.array[addresses.start : addresses.stop], None, out, positions, self.n_threads)
         else:
             copy_rows(self.array, addresses, out, positions, self.n_threads)
-        return ReadStats()
+        return _NOTHING
 
     def check_open(self) -> None:
         """See :class:`RowSource`."""

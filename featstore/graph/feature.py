@@ -69,6 +69,7 @@ class FeatureStore(Dataset[torch.Tensor]):
     ) -> None:
         self.name = name
         self.shape = torch.Size(shape)
+        self._row_shape = tuple(self.shape[1:])
         self.dtype = dtype
         self.ndim = len(self.shape)
         self.nbytes = self.shape.numel() * dtype.itemsize
@@ -80,7 +81,6 @@ class FeatureStore(Dataset[torch.Tensor]):
         self._gather = Gather(source, pool, n_threads)
         self._reopen = reopen
         self._is_closed = False
-        self._n_takes = 0
         self._start()
 
     def _start(self) -> None:
@@ -165,11 +165,7 @@ class FeatureStore(Dataset[torch.Tensor]):
             See :meth:`take`.
         """
         rows, lead = resolve_rows(index, self.shape, self.first_row)
-        out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
-        self._fill(rows, out)
-        if lead is None:
-            return out[0]
-        return out if len(lead) == 1 else out.reshape(*lead, *self.shape[1:])
+        return self._read(rows, lead)
 
     @uncompiled
     def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
@@ -211,18 +207,17 @@ class FeatureStore(Dataset[torch.Tensor]):
         ids, lead = resolve_rows(rows, self.shape, self.first_row)
         if lead is None:
             raise TypeError("take() wants an array of rows; use store[i] for one")
-        shape = (*lead, *self.shape[1:])
+        shape = (*lead, *self._row_shape)
         if coalesce_gap is not None:
             coalesce_gap = check_at_least("coalesce_gap", coalesce_gap, 0)
         if out is None:
-            out = self._pool.tensor(shape, self.dtype)
-        else:
-            self._check_out(out, shape)
-            if isinstance(ids, np.ndarray) and _overlap(ids, out):
-                ids = ids.copy()  # asking whether out may be written to, and filling it, changes them
-            if not is_writable(out.data_ptr(), out.nbytes):
-                raise ValueError("out must be writable, not a read-only mapping")
-        self._fill(ids, out, coalesce_gap)
+            return self._read(ids, lead, coalesce_gap)
+        self._check_out(out, shape)
+        if isinstance(ids, np.ndarray) and _overlap(ids, out):
+            ids = ids.copy()  # asking whether out may be written to, and filling it, changes them
+        if not is_writable(out.data_ptr(), out.nbytes):
+            raise ValueError("out must be writable, not a read-only mapping")
+        self._gather.rows(ids, as_bytes(out, self.row_bytes), gap_bytes=coalesce_gap)
         return out
 
     def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -250,18 +245,13 @@ class FeatureStore(Dataset[torch.Tensor]):
         if self._pid != os.getpid():
             self._start()
 
-        def run() -> torch.Tensor:
-            out = self._pool.tensor((*lead, *self.shape[1:]), self.dtype)
-            self._fill(ids, out)
-            return out
-
         with self._lock:
             if self._is_closed:
                 raise ClosedError(f"{self.source.path} is closed")
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(2, thread_name_prefix="featstore-take")
                 weakref.finalize(self, self._workers.shutdown, wait=False)
-            return self._workers.submit(run)
+            return self._workers.submit(self._read, ids, lead)
 
     @uncompiled
     def gather(
@@ -297,30 +287,29 @@ class FeatureStore(Dataset[torch.Tensor]):
             As :meth:`take`. After a BudgetError the same call may be repeated.
         """
         if plan is None:
-            rows, _ = resolve_rows(ids, self.shape, self.first_row)
-            out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
-            self._fill(rows, out, tally=tally, threads=threads)
-            return out
+            return self._read(*resolve_rows(ids, self.shape, self.first_row), tally=tally, threads=threads)
 
         def rows_of() -> npt.NDArray[np.int64]:
             mine = ids if plan.device is None else ids[torch.from_numpy(plan.device.others)]
             return np.asarray(resolve_rows(mine, self.shape, self.first_row)[0])
 
-        out = self._pool.tensor((plan.n_rows, *self.shape[1:]), self.dtype)
-        self._n_takes += plan.n_rows > 0
-        self._gather.planned(plan, rows_of, as_bytes(out, self.row_bytes), tally, tiers, threads)
+        out, memory = self._pool.rows(plan.n_rows, self.row_bytes, (plan.n_rows, *self._row_shape), self.dtype)
+        self._gather.planned(plan, rows_of, memory, tally, tiers, threads)
         return out
 
-    def _fill(
+    def _read(
         self,
         rows: npt.NDArray[np.int64] | range,
-        out: torch.Tensor,
+        lead: tuple[int, ...] | None,
         gap_bytes: int | None = None,
         tally: Tally | None = None,
         threads: int | None = None,
-    ) -> None:
-        self._n_takes += len(rows) > 0
-        self._gather.rows(rows, as_bytes(out, self.row_bytes), tally, gap_bytes, threads)
+    ) -> torch.Tensor:
+        """Return rows in pooled memory, shape (*lead, *row_shape): a single one without ``lead``."""
+        shape = self._row_shape if lead is None else (*lead, *self._row_shape)
+        out, memory = self._pool.rows(len(rows), self.row_bytes, shape, self.dtype)
+        self._gather.rows(rows, memory, tally, gap_bytes, threads)
+        return out
 
     # -- torch ------------------------------------------------------------------------------------------------------------------
 
@@ -374,7 +363,7 @@ class FeatureStore(Dataset[torch.Tensor]):
             "backend": self._reader.backend,
             "reason": self._reader.reason,
             "mode": self.source.mode,
-            "takes": self._n_takes,
+            "takes": self._gather.n_takes,
             "rows_loaded": counts.rows,
             "reads": counts.reads,
             "bytes_requested": counts.bytes_requested,

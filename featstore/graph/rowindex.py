@@ -17,12 +17,17 @@ __all__ = ["resolve_rows"]
 
 Int64s = npt.NDArray[np.int64]
 
+_NAMES = ("bool", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")  # torch 2.2 lacks the last three
+_INDICES = frozenset(getattr(torch, name) for name in _NAMES if hasattr(torch, name))
+
 
 def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, torch.Tensor):
-        if index.is_floating_point() or index.is_complex():
+        if index.dtype in _INDICES:
+            array: npt.NDArray[Any] = index.numpy(force=True)
+            return array
+        if index.dtype != torch.uint8:
             raise TypeError(f"rows are indexed by integers or a boolean mask, not {index.dtype}")
-        return id_array("rows", index)
     if isinstance(index, (list, tuple)) and len(index) == 0:
         return np.empty(0, np.int64)
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
@@ -112,27 +117,28 @@ def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int6
     n = shape[0]
     if isinstance(index, tuple) or index is Ellipsis:
         index = _of_rows(index if isinstance(index, tuple) else (), shape)
-    if isinstance(index, slice):
-        span = _span(index, n, first)
-        if span.step == 1:
-            return span, (len(span),)
-        return np.arange(span.start, span.stop, span.step, dtype=np.int64), (len(span),)
-    if not isinstance(index, (list, np.ndarray, torch.Tensor, bool, np.bool_)):
+    if not isinstance(index, (list, np.ndarray, torch.Tensor)):
+        if isinstance(index, slice):
+            span = _span(index, n, first)
+            if span.step == 1:
+                return span, (len(span),)
+            return np.arange(span.start, span.stop, span.step, dtype=np.int64), (len(span),)
         try:
-            number = operator.index(index)
+            number = None if isinstance(index, (bool, np.bool_)) else operator.index(index)
         except TypeError:
-            pass
-        else:
+            number = None
+        if number is not None:
             row = number + n if number < 0 else number - first
             if not 0 <= row < n:
                 raise _out_of_range(number, 0, n, first)
             return range(row, row + 1), None
     ids = _as_array(index)
-    if ids.dtype.kind == "b":
+    kind = ids.dtype.kind
+    if kind == "b":
         if ids.shape != (n,):
             raise IndexError(f"a boolean mask must have shape ({n},), not {ids.shape}")
         return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)
-    if ids.dtype.kind not in "iu":
+    if kind not in "iu":
         raise TypeError(f"rows are indexed by integers or a boolean mask, not {ids.dtype}")
-    rows = _check_rows(ids.reshape(-1), n, first)
-    return rows, (ids.shape if ids.ndim else None)
+    rows = _check_rows(ids if ids.ndim == 1 else ids.reshape(-1), n, first)
+    return rows, (ids.shape or None)

@@ -62,6 +62,7 @@ class Reader:
         self._files: Living[RowFile] = Living()
         self.share = SHARE
         self._bounds: dict[int, int] = {}
+        self._n_bound: int | None = None  # the least of them
         self._closed = False
         self._may_measure = True
         self._start()
@@ -139,6 +140,7 @@ class Reader:
         self._leave_parent()
         with self._lock:
             self._bounds[key] = n_threads
+            self._n_bound = min(self._bounds.values())
             while self._idle and len(self._held) > self._most_queues:
                 self._drop(self._idle.pop(0))
             self._changed.notify_all()
@@ -147,11 +149,8 @@ class Reader:
         """Take back a :meth:`bound`; may be called again."""
         with self._lock:
             self._bounds.pop(key, None)
+            self._n_bound = min(self._bounds.values(), default=None)
             self._changed.notify_all()
-
-    @property
-    def _n_bound(self) -> int | None:
-        return min(list(self._bounds.values()), default=None)
 
     @property
     def _most_queues(self) -> int:
@@ -233,6 +232,7 @@ class Reader:
             held = list(self._held.values())
             self._start()
             self._bounds.clear()  # of the parent's loaders
+            self._n_bound = None
             for reservation in held:
                 reservation.release()
 

@@ -306,7 +306,28 @@ class RowFile:
         finally:
             with self._lock:
                 self._users -= users
-                self._changed.notify_all()
+                if self._is_closing:
+                    self._changed.notify_all()
+
+    def _run(self, n_rows: int, read: Callable[[], tuple[int, int]]) -> ReadStats:
+        """Keep the file open while ``read()`` reads rows, as :meth:`in_use` does, and count the reads and bytes it returns."""
+        self._leave_parent()
+        users, cost = 0, None
+        try:
+            with self._lock:
+                self.check_open()
+                self._users += 1
+                users = 1
+            reads, n_bytes = read()
+            cost = ReadStats(n_rows, reads, n_rows * self.row_bytes, n_bytes)
+            return cost
+        finally:
+            with self._lock:
+                self._users -= users
+                if cost is not None:
+                    self.stats.add(cost)
+                if self._is_closing:
+                    self._changed.notify_all()
 
     def count(self, rows: int, reads: int, n_bytes: int) -> ReadStats:
         """Add to ``stats`` what a read of rows, or a stream of pages, cost."""
@@ -341,13 +362,13 @@ class RowFile:
         return out
 
     def _read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> ReadStats:
-        with self.in_use():
-            if self._paged is None:
-                with self._reader.engine() as engine:
-                    reads, n_bytes = engine.read(self._file, first, n, out)
-            else:
-                reads, n_bytes = self._paged.read(first, n, out)
-            return self.count(n, reads, n_bytes)
+        def read() -> tuple[int, int]:
+            if self._paged is not None:
+                return self._paged.read(first, n, out)
+            with self._reader.engine() as engine:
+                return engine.read(self._file, first, n, out)
+
+        return self._run(n, read)
 
     def gather(
         self,
@@ -386,15 +407,16 @@ class RowFile:
             if rows.start < 0:
                 raise IndexError(f"row {rows.start} of a run is out of range for {self.n_rows} rows")
             return self._read(rows.start, len(rows), out[: len(rows)])
-        rows = np.asarray(rows, np.int64)
-        with self.in_use():
-            gap = self._reader.gap_for(self._file, len(rows)) if gap_bytes is None else gap_bytes
-            if self._paged is None:
-                with self._reader.engine(len(rows)) as engine:
-                    reads, n_bytes = engine.gather(self._file, rows, out, positions, gap)
-            else:
-                reads, n_bytes = self._paged.gather(rows, out, positions, gap)
-            return self.count(len(rows), reads, n_bytes)
+        ids = np.asarray(rows, np.int64)
+
+        def read() -> tuple[int, int]:
+            gap = self._reader.gap_for(self._file, len(ids)) if gap_bytes is None else gap_bytes
+            if self._paged is not None:
+                return self._paged.gather(ids, out, positions, gap)
+            with self._reader.engine(len(ids)) as engine:
+                return engine.gather(self._file, ids, out, positions, gap)
+
+        return self._run(len(ids), read)
 
     def read_pages(self, numbers: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Read scattered pages, whole: what is wanted of rows that are much smaller, to keep it.

@@ -32,50 +32,10 @@ ctypedef fused held_t:  # what a table of rows by slot is made of
     int64_t
 
 
-cdef int64_t _split(const int64_t *rows, int64_t n, const int32_t *slot_of_row, uint64_t n_rows,
-                    int64_t *hit_positions, int32_t *hit_slots, int64_t *miss_positions) noexcept nogil:
-    """Return the number of hits, or -1 - the position of the first id out of range."""
-    cdef int64_t i, n_hits = 0, n_misses = 0
-    cdef int32_t slot
-    cdef bint is_hit
-    for i in range(n):
-        if i + AHEAD < n:
-            featstore_prefetch_entry(slot_of_row, <uint64_t>rows[i + AHEAD])
-        if <uint64_t>rows[i] >= n_rows:
-            return -1 - i
-        slot = slot_of_row[rows[i]]
-        # Both outputs are written and one counter advances: hits and misses mix at random, a branch would be mispredicted.
-        is_hit = slot >= 0
-        hit_positions[n_hits] = i
-        hit_slots[n_hits] = slot
-        miss_positions[n_misses] = i
-        n_hits += is_hit
-        n_misses += not is_hit
-    return n_hits
-
-
-def split(const int64_t[::1] rows not None, const int32_t[::1] slot_of_row not None, int64_t[::1] hit_positions not None,
-          int32_t[::1] hit_slots not None, int64_t[::1] miss_positions not None):
-    """Split a batch into hits and misses; the outputs have room for ``len(rows)``. Return the number of hits.
-
-    Where an id is out of range, return -1 - its position instead; the outputs are then undefined.
-    """
-    cdef int64_t n = rows.shape[0], n_hits
-    if min(hit_positions.shape[0], hit_slots.shape[0], miss_positions.shape[0]) < n:
-        raise ValueError("an output is too short")
-    if n == 0:
-        return 0
-    if slot_of_row.shape[0] == 0:
-        return -1
-    with nogil:
-        n_hits = _split(&rows[0], n, &slot_of_row[0], <uint64_t>slot_of_row.shape[0], &hit_positions[0], &hit_slots[0],
-                        &miss_positions[0])
-    return n_hits
-
-
 def lookup(const int64_t[::1] rows not None, const int32_t[::1] slot_of_row not None, int32_t[::1] slots not None):
-    """Write the slot of every row, -1 where absent; return 0, or -1 - the position of the first id out of range."""
-    cdef int64_t i, n = rows.shape[0], bad = 0
+    """Write the slot of every row, -1 where absent; return how many have one, or -1 - the position of the first id out of range.
+    """
+    cdef int64_t i, value, n = rows.shape[0], n_hits = 0
     cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
     cdef int32_t slot
     if slots.shape[0] < n:
@@ -91,12 +51,44 @@ def lookup(const int64_t[::1] rows not None, const int32_t[::1] slot_of_row not 
         for i in range(n):
             if i + AHEAD < n:
                 featstore_prefetch_entry(table, <uint64_t>row[i + AHEAD])
-            if <uint64_t>row[i] >= n_rows:
-                bad = -1 - i
+            value = row[i]
+            if <uint64_t>value >= n_rows:
+                n_hits = -1 - i
                 break
-            slot = table[row[i]]
+            slot = table[value]
             out[i] = slot if slot >= 0 else -1
-    return bad
+            n_hits += slot >= 0
+    return n_hits
+
+
+def divide(const int64_t[::1] rows not None, int32_t[::1] slots not None, int64_t[::1] hit_positions not None,
+           int64_t[::1] miss_positions not None, int64_t[::1] missed not None):
+    """Divide looked-up rows into hits, whose slots move to the front of ``slots``, and misses.
+
+    Outputs have one entry more than they need, for what is written in vain: hits and misses mix at random, and a branch would be
+    mispredicted.
+    """
+    cdef int64_t i, n = rows.shape[0], n_hits = 0, n_misses = 0
+    cdef int32_t slot
+    cdef bint is_hit
+    if slots.shape[0] != n:
+        raise ValueError("rows and slots differ in length")
+    with nogil:
+        for i in range(n):
+            n_hits += slots[i] >= 0
+    if hit_positions.shape[0] <= n_hits or min(miss_positions.shape[0], missed.shape[0]) <= n - n_hits:
+        raise ValueError("an output is too short")
+    with nogil:
+        n_hits = 0
+        for i in range(n):
+            slot = slots[i]
+            is_hit = slot >= 0
+            slots[n_hits] = slot
+            hit_positions[n_hits] = i
+            miss_positions[n_misses] = i
+            missed[n_misses] = rows[i]
+            n_hits += is_hit
+            n_misses += not is_hit
 
 
 def assign(const int64_t[::1] rows not None, const int32_t[::1] values not None, int32_t[::1] slot_of_row not None):

@@ -32,7 +32,7 @@ cdef class Index:
         if rows is None:
             return
         self.n = len(rows)
-        if rows.dtype == "int32":
+        if rows.itemsize == 4:
             self.narrow = rows
             if self.n:
                 self.p32 = &self.narrow[0]
