@@ -154,7 +154,7 @@ def test_damage_is_raised_in_the_loop(
         raise featstore.CorruptionError("bad page", "x", 4096)
 
     with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device": device}) as made:
-        monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", fails)
+        monkeypatch.setattr("featstore.strategies.domain.Domain.read", fails)
         with pytest.raises(featstore.CorruptionError, match="bad page"):
             for number, _ in enumerate(made):
                 if number == 1:
@@ -169,7 +169,7 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, device: st
     """And nothing more is read from the moment on at which the tier is given up."""
     reading, n_reads = threading.Event(), []
 
-    def slowly(setup: Any, store: Any, rows: Any, out: Any) -> None:
+    def slowly(domain: Any, name: str, rows: Any, out: Any) -> None:
         n_reads.append(len(rows))
         reading.set()
         for _ in range(60_000):
@@ -178,7 +178,7 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, device: st
             threading.Event().wait(0.001)
         raise AssertionError("the loader is not closed")
 
-    monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", slowly)
+    monkeypatch.setattr("featstore.strategies.domain.Domain.read", slowly)
     with featstore.open(dataset, memory="16MiB") as g:
         made = loader(g, {"device": device})
         tier = made._runner.setup.on_device

@@ -19,7 +19,8 @@ import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.lru import LRU
 from featstore.strategies import auto
-from featstore.strategies.caches import make_room
+from featstore.strategies.counters import ReadCounts
+from featstore.strategies.domain import Domain
 from tests.kernel_counts import kernel_bytes
 from tests.sampled import covering
 from tests.test_edge_features import FORMS, SAMPLERS, E, N, check, make
@@ -371,7 +372,9 @@ def test_whatever_the_memory(wide: Path, strategy: str, kib: int, tmp_path: Path
 
 def test_room_is_made_but_for_caches_in_use(graph: featstore.OutOfCoreGraph) -> None:
     """A cache of edges that is in use stays, those of nodes leave; and where nothing is named nothing is asked of the graph."""
-    make_room(object())
+    Domain(object(), 0, {}, ReadCounts()).drop_caches()
+    edges = Domain(graph, graph.num_edges, {"w": graph.edge_features["w"]}, ReadCounts())
+    nodes = Domain(graph, N, {"x": graph.features["x"]}, ReadCounts())
     strategy = featstore.Superbatch(length=3, edge_cache=0.5)
     options = {"edge_features": ["w"], "features": (), "labels": None, "strategy": strategy}
     with featstore.Loader(graph, SAMPLERS["neighbor"](graph), torch.arange(N), 70, **options) as loader:
@@ -379,10 +382,12 @@ def test_room_is_made_but_for_caches_in_use(graph: featstore.OutOfCoreGraph) -> 
         used = graph.edge_features["w"].cache
         epoch = iter(loader)
         next(epoch)
-        make_room(graph, ["x"], ["w"])
+        nodes.drop_caches()
+        edges.drop_caches()
         assert graph.features["x"].cache is None or not graph.features["x"].cache.capacity
         assert graph.edge_features["w"].cache is used
         assert used.capacity
-    make_room(graph, ["x"], ["w"])
+    nodes.drop_caches()
+    edges.drop_caches()
     assert graph.features["x"].cache is None or not graph.features["x"].cache.capacity
     assert graph.edge_features["w"].cache is None or not graph.edge_features["w"].cache.capacity

@@ -164,7 +164,7 @@ def test_the_next_policy_works(graph: Any, pack: Any, way: str) -> None:
 
 def test_a_batch_of_no_rows_may_evict(graph: Any) -> None:
     """A device may hold all rows of a batch, whose plan then changes a cache that it does not read."""
-    graph.cache_for_planner("x", 4)
+    graph.cache_for_planner(graph.features["x"], 4)
     store = graph.features["x"]
     rows, none = np.array([7, 9]), np.empty(0, np.int64)
     here = np.arange(2)

@@ -156,36 +156,34 @@ class Opened(ABC):
 
     def cache_for_planner(
         self,
-        name: str,
+        store: FeatureStore,
         capacity: int,
         budget: Budget | None = None,
         *,
         on_loan: bool = False,
-        of_edges: bool = False,
         policy: OnlinePolicy | None = None,
     ) -> None:
         """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
 
         Parameters
         ----------
-        name : str
+        store : FeatureStore
+            One of this graph, of nodes or of edges.
         capacity : int
         budget : Budget, optional
             Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
         on_loan : bool
             The budget may take its memory back.
-        of_edges : bool
-            The feature is one of edges.
         policy : OnlinePolicy, optional
             It decides what is cached, in place of plans.
 
         Raises
         ------
-        BudgetError, KeyError
+        BudgetError, BusyError
             As :meth:`~featstore.OutOfCoreGraph.cache`.
         """
-        store = (self.edge_features if of_edges else self.features)[name]
-        holder = f"cache of {'edge feature ' * of_edges}{name!r}"
+        is_of_edges = self._edge_stores.get(store.name) is store
+        holder = f"cache of {'edge feature ' * is_of_edges}{store.name!r}"
         budget = self.budget if budget is None else budget
         with self.locked():
             self._drop_cache(store)

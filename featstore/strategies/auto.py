@@ -25,7 +25,6 @@ from featstore.sampling.drawn import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.caches import edge_cache_bytes, make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
@@ -85,8 +84,10 @@ class Auto(Strategy):
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache = setup.pack, self.cache
-        of_edges = edge_cache_bytes(setup, self.edge_cache, None)
-        make_room(setup.graph, setup.features, of_edges)
+        of_edges = setup.edges.sizes(self.edge_cache, None)
+        setup.nodes.drop_caches()
+        if of_edges:
+            setup.edges.drop_caches()
         setup, memory = ask(setup, caches=sum(of_edges.values()))
         planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
         if not memory.suffices:  # what is taken then says what does

@@ -9,7 +9,6 @@ from featstore.cache.base import StaticPolicy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.select import top_rows
 from featstore.strategies.accesscounts import AccessCounts
-from featstore.strategies.caches import read_rows
 from featstore.strategies.setup import Setup
 
 __all__ = ["DEVICE_POLICY", "FILL_BYTES", "make_tier"]
@@ -33,9 +32,9 @@ def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int, go_on: Callable[[
     shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
     tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.num_nodes, setup.n_copying)
     try:
-        for name, store in stores.items():
+        for name in stores:
             step = max(1, FILL_BYTES // max(1, setup.row_bytes[name]))
-            if not tier.fill(name, step, partial(read_rows, setup, store), go_on):
+            if not tier.fill(name, step, partial(setup.nodes.read, name), go_on):
                 tier.close()
                 return None
     except BaseException:

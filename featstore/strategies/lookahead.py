@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 
 from featstore.cache.base import get_policy
-from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError
 from featstore.plan.choice import observe
 from featstore.strategies.caches import size_caches
@@ -18,9 +17,8 @@ __all__ = ["look_ahead", "rows_in_memory"]
 
 def rows_in_memory(setup: Setup, memory: Memory, size: int | float | str | None) -> int:
     """Return how many rows of each feature a loader's cache of ``size`` would hold."""
-    n, row_bytes = setup.graph.num_nodes, setup.row_bytes
     sizes, _ = size_caches(setup, memory, size, get_policy("belady"))
-    return min((FeatureCache.capacity_for(n_bytes, row_bytes[name], n, None) for name, n_bytes in sizes.items()), default=0)
+    return setup.nodes.capacity(sizes)
 
 
 def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile | None, float, str]:

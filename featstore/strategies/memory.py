@@ -124,7 +124,7 @@ class Memory:
     ) -> None:
         self._budget: Budget = setup.graph.budget
         self._graph, self._sampling = setup.graph, setup.batches
-        self._row_bytes, self._edge_row_bytes = setup.row_bytes, setup.edge_row_bytes
+        self._row_bytes, self._edge_row_bytes = setup.nodes.row_bytes, setup.edges.row_bytes
         self._plans_edges = setup.planning is not None and bool(setup.planning.edge_capacity)
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
         self._has_tier, self._device_on_host = setup.on_device is not None, setup.device.type == "cpu"

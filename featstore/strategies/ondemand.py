@@ -32,9 +32,7 @@ from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import (
     beside_caches,
     check_instances,
-    is_claimed,
     make_online_edge_caches,
-    make_room,
     online_edge_bytes,
     size_caches,
 )
@@ -99,11 +97,13 @@ class OnDemand(Strategy):
         if cache == "auto" and not own:
             cache = None
         # These caches come in the place of those that are there.
-        make_room(setup.graph, () if cache is None else own, of_edges)
-        row_bytes = sum(setup.row_bytes.values())
+        if cache is not None:
+            replace(setup, features=tuple(own)).nodes.drop_caches()
+        if of_edges:
+            setup.edges.drop_caches()
         shares = cache is not None or bool(of_edges) or setup.divides is not None
         shares = shares or setup.batches.lists is not None or setup.batches.ahead_bytes() != (0, 0)
-        if shares or is_tight(setup.graph, setup.batches, row_bytes):
+        if shares or is_tight(setup.graph, setup.batches, setup.nodes.width):
             setup, caches = beside_caches(setup, cache, get_policy(self.policy), of_edges)
             setup, memory = ask(setup, caches=caches)
             memory.divide()
@@ -148,7 +148,7 @@ class OnDemandRunner(Runner):
         beside = {} if tier is None or not isinstance(get_policy(policy), StaticPolicy) else {"without": tier.map}
         with self.setup.watch.time("cache"), AccessCounts(self.setup) as counts:
             for name, n_bytes in sizes.items():
-                if is_claimed(graph, name):
+                if self.setup.nodes.is_claimed(name):
                     self._is_owed = True
                     continue
                 try:

@@ -17,7 +17,6 @@ from featstore.budget import Reservation
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
-from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, BusyError, OptionError
 from featstore.gather.plan import Tier
@@ -36,7 +35,6 @@ from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import (
     LeasedCaches,
     make_online_edge_caches,
-    make_room,
     online_edge_bytes,
     room_for_caches,
 )
@@ -97,7 +95,7 @@ def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> 
         for each in find_layouts(pack)
         if sorted(each.features) == sorted(setup.features) and each.device_rows == n_device
     ]
-    least = {rows: sum(_cache_bytes(setup, rows).values()) for rows in {1, *there}}
+    least = {rows: sum(setup.nodes.bytes_of(rows).values()) for rows in {1, *there}}
     fitting = [rows for rows in there if least[rows] <= max(0, spare)]
     if fitting:
         rows = max(fitting)
@@ -174,7 +172,9 @@ class Packed(Strategy):
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
-        make_room(setup.graph, setup.features, of_edges)
+        setup.nodes.drop_caches()
+        if of_edges:
+            setup.edges.drop_caches()
         setup = replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None))
         try:
             layouts = _Layouts(setup)
@@ -218,8 +218,8 @@ class Packed(Strategy):
             asked = replace(setup, planning=replace(layouts.planning, layout=layout))
             caches = sum(of_edges.values())
             if layout is not None:
-                on_host = layout.device_rows * sum(setup.row_bytes.values()) if setup.device.type == "cpu" else 0
-                caches += sum(_cache_bytes(setup, layout.capacity).values()) + _tables_bytes(layout) + on_host
+                on_host = layout.device_rows * setup.nodes.width if setup.device.type == "cpu" else 0
+                caches += sum(setup.nodes.bytes_of(layout.capacity).values()) + _tables_bytes(layout) + on_host
                 asked = replace(asked, on_device=OnDevice() if layout.device_rows else None)  # filled from the layout
             try:
                 asked, memory = ask(asked, self._needs, caches, plans=True)
@@ -231,12 +231,6 @@ class Packed(Strategy):
             else:
                 return asked, memory
         raise min(refused, key=lambda error: error.needed or 0)
-
-
-def _cache_bytes(setup: Setup, rows: int) -> dict[str, int]:
-    """Return the bytes of caches of so many rows."""
-    n = setup.graph.num_nodes
-    return {name: FeatureCache.least_bytes(rows, width, n, None) for name, width in setup.row_bytes.items()}
 
 
 def _tables_bytes(layout: LayoutOptions) -> int:
@@ -312,10 +306,9 @@ class _Layouts:
 
     def wanted(self, size: int | float | str) -> LayoutOptions:
         """Return the layout for a cache of ``size``, by default of no rows: the one that is there, or one that is to be made."""
-        setup, n, widths, capacity = self.setup, self.pack.num_nodes, self.setup.row_bytes, 0
+        setup, capacity = self.setup, 0
         if size != "auto":  # a cache that follows plans, in any case
-            sizes = cache_bytes(size, n, widths, get_policy("belady"), setup.graph.budget, 1 << 62)
-            capacity = min(FeatureCache.capacity_for(sizes[name], widths[name], n, None) for name in widths)
+            capacity = setup.nodes.capacity(setup.nodes.sizes(size, get_policy("belady")))
         options = LayoutOptions(
             setup.features, self._policy.name, capacity, self._superbatch, setup.device_rows or 0, self._digest or ""
         )
@@ -361,7 +354,7 @@ class PackedRunner(Runner):
         super().__init__(setup, memory)
         self._pack, self._made = layouts.pack, made
         self._layout: Layout | None = None
-        self._caches = LeasedCaches(setup.graph, setup.features)
+        self._caches = LeasedCaches(setup.nodes)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._tiers: list[DeviceTier] = []  # one, where the device holds rows
         self._memory = EpochMemory(setup.graph.budget, memory.held, _nothing)

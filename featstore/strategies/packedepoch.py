@@ -18,7 +18,7 @@ from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import Batch, EpochRun
-from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
+from featstore.strategies.caches import CacheLease, LeasedCaches
 from featstore.strategies.epochmemory import EpochMemory, Use
 from featstore.strategies.setup import Setup
 
@@ -83,7 +83,7 @@ class PackedEpoch(EpochRun):
         if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
             if cache.is_lent:  # it may have fewer rows than the layout, whose extents are read whole
-                cache.preload(rows, partial(read_rows, self._setup, store))
+                cache.preload(rows, partial(self._setup.nodes.read, name))
             else:
                 source = layout.fill(name, Tier.HOST, window_bytes)
                 try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,14 +17,9 @@ from featstore.pack.offline import Pack
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, ReadCounts, Stopwatch
+from featstore.strategies.domain import Domain
 
-__all__ = ["Divides", "OnDevice", "Planning", "Setup", "row_bytes"]
-
-
-def row_bytes(store: Any) -> int:
-    """Return the bytes of a feature's row."""
-    width: int = store.dtype.itemsize * math.prod(store.shape[1:])
-    return width
+__all__ = ["Divides", "OnDevice", "Planning", "Setup"]
 
 
 class Divides(Protocol):
@@ -197,14 +191,20 @@ class Setup:
         return None if self.on_device is None else self.on_device.tier
 
     @property
-    def row_bytes(self) -> dict[str, int]:
-        """Bytes of each feature's row."""
-        return {name: row_bytes(self.graph.features[name]) for name in self.features}
+    def nodes(self) -> Domain:
+        """The nodes and the features that are gathered of them."""
+        return Domain(self.graph, self.graph.num_nodes, {name: self.graph.features[name] for name in self.features}, self.reads)
 
     @property
-    def edge_row_bytes(self) -> dict[str, int]:
-        """Bytes of each edge feature's row."""
-        return {name: row_bytes(self.graph.edge_features[name]) for name in self.edge_features}
+    def edges(self) -> Domain:
+        """The edges and the features that are gathered of them."""
+        stores = {name: self.graph.edge_features[name] for name in self.edge_features}
+        return Domain(self.graph, self.graph.num_edges if stores else 0, stores, self.edge_reads)
+
+    @property
+    def row_bytes(self) -> dict[str, int]:
+        """Bytes of each node feature's row."""
+        return self.nodes.row_bytes
 
     @property
     def budget(self) -> Budget:

@@ -39,7 +39,7 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
 from featstore.strategies.batchsize import BatchSize, larger
-from featstore.strategies.caches import beside_caches, make_room
+from featstore.strategies.caches import beside_caches
 from featstore.strategies.length import SEVERAL, Passes, at_least, least_size, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
@@ -110,7 +110,9 @@ class Streamed(Superbatch):
         setup, profile, why = replace(setup, planning=planning), None, ""
         if self.length == "auto" and not setup.profile_bytes:
             of_edges = planned_edge_bytes(setup)
-            make_room(setup.graph, setup.features, of_edges)
+            setup.nodes.drop_caches()
+            if of_edges:
+                setup.edges.drop_caches()
             caches = beside_caches(setup, self.cache, planning.policy, of_edges)[1]
             setup, memory = ask(setup, self.runner().needs, caches, plans=True)
             if memory.suffices:  # else it is refused
@@ -215,12 +217,12 @@ class StreamedRunner(SuperbatchRunner):
     def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
         assert setup.planning is not None
         # Extents of two superbatches lie on disk at once, samples of four.
-        return int(n_accesses * sum(setup.row_bytes.values()) * setup.planning.miss_share) // 2
+        return int(n_accesses * setup.nodes.width * setup.planning.miss_share) // 2
 
     @classmethod
     def _passes(cls, setup: Setup, n_accesses: int) -> Passes | None:
         assert setup.planning is not None
-        width = sum(setup.row_bytes.values())
+        width = setup.nodes.width
         return passes_over(setup.graph.num_nodes * width, width, len(setup.batches), n_accesses, setup.planning.miss_share)
 
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:

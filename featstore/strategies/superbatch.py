@@ -45,9 +45,6 @@ from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import (
     LeasedCaches,
     beside_caches,
-    edge_cache_bytes,
-    edge_capacities,
-    make_room,
     size_caches,
 )
 from featstore.strategies.epochmemory import EpochMemory
@@ -166,12 +163,12 @@ class Superbatch(Strategy):
         policy = get_policy(self.policy)
         planned = FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
         planning = plan_ahead(setup, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
-        sizes = edge_cache_bytes(setup, self.edge_cache, None)
+        sizes = setup.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning
         of_edges = get_policy(self.policy)
         assert isinstance(of_edges, PlannedPolicy)
-        return replace(planning, edge_policy=of_edges, edge_capacity=min(edge_capacities(setup, sizes, None).values()))
+        return replace(planning, edge_policy=of_edges, edge_capacity=setup.edges.capacity(sizes))
 
 
 def plan_ahead(
@@ -185,7 +182,7 @@ def plan_ahead(
 ) -> Planning:
     """Return what a strategy that looks ahead may use; arguments as of :class:`Superbatch`."""
     graph = setup.graph
-    n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * sum(setup.row_bytes.values()))
+    n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * setup.nodes.width)
     left = None if n_bytes is None else n_bytes - setup.profile_bytes
     return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, setup.miss_share)
 
@@ -194,15 +191,16 @@ def planned_edge_bytes(setup: Setup) -> dict[str, int]:
     """Return the bytes of each edge feature's cache that is to be planned."""
     if setup.planning is None or not setup.planning.edge_capacity:
         return {}
-    n, rows = int(setup.graph.num_edges), setup.planning.edge_capacity
-    return {name: FeatureCache.least_bytes(rows, width, n, None) for name, width in setup.edge_row_bytes.items()}
+    return setup.edges.bytes_of(setup.planning.edge_capacity)
 
 
 def run_planned(strategy: Superbatch, setup: Setup) -> SuperbatchRunner:
     """Make a runner and its caches, in the place of the caches that the features have."""
     assert setup.planning is not None
     sizes = planned_edge_bytes(setup)
-    make_room(setup.graph, setup.features, sizes)
+    setup.nodes.drop_caches()
+    if sizes:
+        setup.edges.drop_caches()
     runner = strategy.runner()(*strategy.asked(setup))
     try:
         runner.make_edge_caches(sizes)  # before the others, which may take what is left
@@ -237,8 +235,9 @@ class SuperbatchRunner(Runner):
         held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
         self._memory = EpochMemory(setup.graph.budget, held, partial(_drop, self._drops))
         self._switch: CacheSwitch | None = None
-        self._caches = LeasedCaches(setup.graph, setup.features)
-        self._edge_caches = LeasedCaches(setup.graph, [], of_edges=True)
+        self._caches = LeasedCaches(setup.nodes)
+        # Of none, unless they are planned: others read edges through the caches that there are.
+        self._edge_caches = LeasedCaches(replace(setup, edge_features=()).edges)
         self._fixed: Int64s | None = None  # rows that stay, the best first
         self._n_fixed, self._beside = 0, setup.tier
         self._filled: dict[str, FeatureCache] = {}  # caches that have them
@@ -350,9 +349,9 @@ class SuperbatchRunner(Runner):
         if not sizes:
             return
         setup = self.setup
-        self._edge_caches = LeasedCaches(setup.graph, setup.edge_features, of_edges=True)
+        self._edge_caches = LeasedCaches(setup.edges)
         with setup.watch.time("cache"):
-            self._edge_caches.make(edge_capacities(setup, sizes, None))
+            self._edge_caches.make(dict.fromkeys(sizes, setup.edges.capacity(sizes)))
 
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
@@ -365,9 +364,8 @@ class SuperbatchRunner(Runner):
                 self._make_caches(sizes, on_loan=size == "auto" or setup.lends_caches)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
-        setup, graph, n = self.setup, self.setup.graph, self.setup.graph.num_nodes
-        widths = setup.row_bytes
-        capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
+        graph, nodes = self.setup.graph, self.setup.nodes
+        capacities = {name: nodes.capacity({name: n_bytes}) for name, n_bytes in sizes.items()}
         if isinstance(self._planning.policy, FixedRows):
             self._n_fixed = min(capacities.values())
             self._choose(self._planning.policy, self._n_fixed)
@@ -377,13 +375,13 @@ class SuperbatchRunner(Runner):
         if self._planning.overlap:
             self._caches.make(capacities, room)
             return
-        n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
-        self._switch = CacheSwitch(setup.graph, capacities, n_bytes, setup.reads, self.memory.left_while_sampling, room)
+        n_bytes = sum(nodes.bytes_of(capacity)[name] for name, capacity in capacities.items())
+        self._switch = CacheSwitch(nodes, capacities, n_bytes, self.memory.left_while_sampling, room)
         self._on_death.append(finalize_here(self, self._switch.close))
 
     def _choose(self, policy: FixedRows, capacity: int) -> None:
         """Choose the rows that stay, before the caches take the memory that this needs."""
-        graph, width = self.setup.graph, sum(self.setup.row_bytes.values())
+        graph, width = self.setup.graph, self.setup.nodes.width
         with AccessCounts(self.setup) as counts, graph.policy_inputs(width, counts) as inputs:
             tier = self._beside = self.setup.tier
             self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
@@ -490,7 +488,7 @@ def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, leas
     assert planning is not None
     capacity = planning.capacity
     if capacity is None:
-        most = graph.budget.total // max(1, sum(setup.row_bytes.values()))
+        most = graph.budget.total // max(1, setup.nodes.width)
         capacity = 0 if least or not setup.features else min(graph.num_nodes, most)
     n, n_batches = graph.num_nodes, len(setup.batches)
     needed = planner_bytes(planning, n, n_batches, n_accesses, size, spilled=spilled, capacity=capacity)

@@ -21,7 +21,7 @@ from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import EpochBatches
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
-from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
+from featstore.strategies.caches import CacheLease, LeasedCaches
 from featstore.strategies.epochmemory import EpochMemory, Use
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
 from featstore.strategies.setup import Planning, Setup
@@ -160,7 +160,7 @@ class SuperbatchEpoch(EpochRun):
             if cache is not None and (residents is None or filled.get(name) is not cache):
                 cache.clear()
                 if residents is not None:
-                    cache.preload(residents, partial(read_rows, self._setup, store))
+                    cache.preload(residents, partial(self._setup.nodes.read, name))
                     filled[name] = cache
 
     @property

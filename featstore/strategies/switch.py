@@ -20,12 +20,11 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
-from featstore.strategies.caches import CacheLease, check_free, is_claimed
-from featstore.strategies.counters import ReadCounts
+from featstore.strategies.caches import CacheLease
+from featstore.strategies.domain import Domain
 
 if TYPE_CHECKING:
-    from featstore.graph.dataset import OutOfCoreGraph
-    from featstore.graph.feature import FeatureStore
+    pass
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
 
@@ -101,13 +100,11 @@ class CacheSwitch:
 
     Parameters
     ----------
-    graph : OutOfCoreGraph
+    nodes : Domain
     capacities : mapping of str to int
         Rows of each feature's cache.
     n_bytes : int
         The share: what those caches take.
-    reads : ReadCounts
-        Gets the rows that are loaded ahead.
     while_sampling : callable () -> int
         Bytes beside the share that the neighbour cache may have, as nothing is gathered.
     room : callable () -> int, optional
@@ -131,21 +128,20 @@ class CacheSwitch:
 
     def __init__(
         self,
-        graph: OutOfCoreGraph,
+        nodes: Domain,
         capacities: Mapping[str, int],
         n_bytes: int,
-        reads: ReadCounts,
         while_sampling: Callable[[], int],
         room: Callable[[], int] | None = None,
     ) -> None:
-        self._graph = graph
+        graph: OutOfCoreGraph = nodes.graph
+        self._graph, self._nodes = graph, nodes
         self._capacities, self._wanted = dict(capacities), dict(capacities)
         self._most_bytes = n_bytes
         self._while_sampling, self._room = while_sampling, room
         self._features_bytes = n_bytes
-        self._reads = reads
         # An epoch under way may have caches: the share is then taken when they are free, with the first lease.
-        free = [name for name in capacities if not is_claimed(graph, name)]
+        free = [name for name in capacities if not nodes.is_claimed(name)]
         self._reservation = graph.budget.reserve(FEATURES, n_bytes if len(free) == len(capacities) else 0)
         self.share = Budget(self._reservation.n_bytes, "superbatch caches")
         self._neighbors: NeighborCache | None = None
@@ -186,7 +182,7 @@ class CacheSwitch:
             held = self._lent_bytes()
             if self._is_leased and held:
                 for name in self._capacities:
-                    cache = self._graph.features[name].cache
+                    cache = self._nodes.stores[name].cache
                     if cache is not None and cache.budget is self.share:
                         cache.give_back(-(-n_bytes // len(self._capacities)))
                 self._resize(self.share.used)
@@ -206,7 +202,7 @@ class CacheSwitch:
         """Take the features' caches for an epoch, as :meth:`~featstore.strategies.caches.LeasedCaches.lease` does."""
         lease = CacheLease()
         with self._graph.locked(), self._taking:
-            check_free(self._graph, self._capacities)
+            self._nodes.check_free()
             self._lease = weakref.ref(lease)
             for name in self._capacities:
                 self._use(name, 0)
@@ -223,11 +219,10 @@ class CacheSwitch:
         """
         self._lends_again()
         self._resize(0)
-        n = self._graph.num_nodes
-        widths = {name: self._graph.features[name].row_bytes for name in self._wanted}
-        rows = rows_within(min(self._most_bytes, room()), n, list(widths.values()))
+        nodes = self._nodes
+        rows = rows_within(min(self._most_bytes, room()), nodes.n, list(nodes.row_bytes.values()))
         self._capacities = {name: min(capacity, rows) for name, capacity in self._wanted.items()}
-        self._resize(sum(FeatureCache.least_bytes(rows, widths[name], n, None) for name, rows in self._capacities.items()))
+        self._resize(sum(nodes.bytes_of(rows)[name] for name, rows in self._capacities.items()))
 
     def _resize(self, n_bytes: int) -> None:
         self._reservation.resize(n_bytes)
@@ -238,7 +233,7 @@ class CacheSwitch:
         self._lends_again()
         self._lease = None
         for name in self._capacities:
-            cache = self._graph.features[name].cache
+            cache = self._nodes.stores[name].cache
             if cache is not None and cache.budget is self.share:
                 cache.release()
 
@@ -258,14 +253,12 @@ class CacheSwitch:
         self._runs = self._planner = None
 
     def _use(self, name: str, capacity: int) -> FeatureCache:
-        store = self._graph.features[name]
+        store = self._nodes.stores[name]
         with self._graph.locked():
             old = store.cache
             if old is not None and old.budget is self.share:
                 old.release()
-            self._graph.cache_for_planner(name, capacity, self.share)
-            cache: FeatureCache | None = store.cache
-            assert cache is not None
+            cache = self._nodes.make_cache(name, capacity, self.share)
             lease = None if self._lease is None else self._lease()
             if lease is not None:
                 cache.lease(lease)
@@ -319,8 +312,7 @@ class CacheSwitch:
         self._drop_neighbors()
         with self._taking:
             self._resize(min(self._features_bytes, self.share.total))
-        widths = [self._graph.features[name].row_bytes for name in self._capacities]
-        rows_left = rows_within(self.share.total, self._graph.num_nodes, widths)
+        rows_left = rows_within(self.share.total, self._nodes.n, list(self._nodes.row_bytes.values()))
         caches = []
         with self._taking:
             self._lends_again()
@@ -330,11 +322,10 @@ class CacheSwitch:
                 cache.is_cut = rows_left < capacity  # plans are made for what the share was when the epoch began
                 caches.append(cache)
         for name, cache in zip(self._capacities, caches, strict=True):
-            store = self._graph.features[name]
 
-            def read(some: Int64s, out: npt.NDArray[np.uint8], store: FeatureStore = store) -> None:
+            def read(some: Int64s, out: npt.NDArray[np.uint8], name: str = name) -> None:
                 check()
-                self._reads.add(store.source.gather(some, out))
+                self._nodes.read(name, some, out)
 
             cache.preload(rows, read)
 
@@ -348,7 +339,7 @@ class CacheSwitch:
 
     def _drop_features(self) -> None:
         for name in self._capacities:
-            store = self._graph.features[name]
+            store = self._nodes.stores[name]
             cache = store.cache
             if cache is not None and cache.budget is self.share:
                 cache.release()

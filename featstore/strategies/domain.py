@@ -1,0 +1,125 @@
+"""A domain: one range of ids with the features that a loader gathers of it, and their caches. Nodes are one, edges another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Budget
+from featstore.cache.base import OnlinePolicy, Policy
+from featstore.cache.sizes import cache_bytes
+from featstore.cache.table import FeatureCache
+from featstore.errors import BusyError
+from featstore.graph.feature import FeatureStore
+from featstore.strategies.counters import ReadCounts
+
+__all__ = ["Domain"]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One range of ids, and what a loader gathers of it.
+
+    Parameters
+    ----------
+    graph : OutOfCoreGraph or PackedGraph
+        Whose lock is held while caches are made.
+    n : int
+        Ids: rows of each feature.
+    stores : mapping of str to FeatureStore
+        The features that are gathered, by name.
+    reads : ReadCounts
+        Gets what is read of them.
+    """
+
+    graph: Any
+    n: int
+    stores: Mapping[str, FeatureStore]
+    reads: ReadCounts
+
+    @property
+    def row_bytes(self) -> dict[str, int]:
+        """Bytes of each feature's row."""
+        return {name: store.row_bytes for name, store in self.stores.items()}
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row of all features together."""
+        return sum(self.row_bytes.values())
+
+    def read(self, name: str, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Read rows from the feature's own file, and count it."""
+        self.reads.add(self.stores[name].source.gather(rows, out))
+
+    # -- sizes
+
+    def sizes(self, size: int | float | str | None, policy: Policy | None) -> dict[str, int]:
+        """Return the bytes of each feature's cache, for ``size`` bytes in all or a share of the rows: the same rows for each.
+
+        None where nothing is to be cached. ``policy`` manages them; None: they follow plans. Whether they fit is not asked here.
+
+        Raises
+        ------
+        ValueError, BudgetError
+            Not a size; not room for one row.
+        """
+        if size is None or not self.n or not self.stores:
+            return {}
+        return cache_bytes(size, self.n, self.row_bytes, policy, self.graph.budget, 1 << 62)
+
+    def capacity(self, sizes: Mapping[str, int], policy: Policy | None = None) -> int:
+        """Return how many rows every cache of these sizes has room for."""
+        widths, n = self.row_bytes, self.n
+        return min((FeatureCache.capacity_for(size, widths[name], n, policy) for name, size in sizes.items()), default=0)
+
+    def bytes_of(self, rows: int) -> dict[str, int]:
+        """Return the bytes of each feature's cache of so many rows that follows plans."""
+        return {name: FeatureCache.least_bytes(rows, width, self.n, None) for name, width in self.row_bytes.items()}
+
+    # -- caches
+
+    def is_claimed(self, name: str) -> bool:
+        """Return whether a feature's cache follows the plans of an epoch under way: others read through it, and leave it."""
+        cache = self.stores[name].cache
+        return cache is not None and bool(cache.in_use)
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Bytes of the caches that an epoch under way has: others are made when it is over, in their place."""
+        caches = (store.cache for store in self.stores.values())
+        return sum(int(cache.nbytes) for cache in caches if cache is not None and cache.in_use)
+
+    def check_free(self) -> None:
+        """Raise BusyError where a feature's cache follows the plans of an epoch under way."""
+        for name in self.stores:
+            if self.is_claimed(name):
+                raise BusyError(
+                    f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch: end or drop its "
+                    "loop first, or open the graph again for this loader"
+                )
+
+    def make_cache(
+        self, name: str, capacity: int, budget: Budget | None = None, *, on_loan: bool = False, policy: OnlinePolicy | None = None
+    ) -> FeatureCache:
+        """Give a feature an empty cache in place of any earlier; see :meth:`~featstore.OutOfCoreGraph.cache_for_planner`."""
+        self.graph.cache_for_planner(self.stores[name], capacity, budget, on_loan=on_loan, policy=policy)
+        cache = self.stores[name].cache
+        assert isinstance(cache, FeatureCache)
+        return cache
+
+    def drop_caches(self) -> None:
+        """Give back the caches that features have, and buffers of batches that nobody has, before others are made.
+
+        Not those that follow the plans of an epoch under way. Does nothing where there are no features.
+        """
+        if not self.stores:
+            return
+        with self.graph.locked():
+            for name, store in self.stores.items():
+                if store.cache is not None and not self.is_claimed(name):
+                    self.make_cache(name, 0)
+        self.graph.pool.trim()
