@@ -24,6 +24,7 @@ from featstore.strategies.caches import CacheLease
 from featstore.strategies.domain import Domain
 
 if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
     pass
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
