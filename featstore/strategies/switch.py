@@ -25,7 +25,6 @@ from featstore.strategies.domain import Domain
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
-    pass
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
 
