@@ -1,7 +1,8 @@
 """Superbatches (Ginex): sample many batches ahead, plan the cache over them, and keep looking one superbatch further.
 
-A background thread samples superbatch ``k + 1`` before it plans ``k``, so that next uses in ``k + 1`` count and the cache
-survives from one to the next; both happen while the batches of ``k - 1`` and ``k`` are gathered and trained on.
+A background thread samples superbatches. Another one plans and packs ``k`` once ``k + 1`` is sampled, so that next uses in
+``k + 1`` count and the cache survives from one to the next. Meanwhile ``k + 2`` is sampled, and the batches of ``k - 1`` are
+gathered and trained on.
 
 With a :class:`Switch` it is the paper's schedule instead: the same thread waits until superbatch ``k - 1`` has run, takes the
 feature cache's memory for the neighbour cache, samples ``k + 1`` while another one plans ``k`` alone, and gives the memory back,
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -42,6 +44,8 @@ from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionWriter
 
 __all__ = ["SuperbatchInspector"]
+
+AT_ONCE = 4  # superbatches whose run files lie on disk
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
@@ -273,14 +277,16 @@ class SuperbatchInspector:
 
     def _inspect(self) -> None:
         sampled: dict[int, SampledSuperbatch] = {}
-        try:
-            with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-sample") as workers:
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-sample") as workers:
+            sampler = threading.Thread(target=self._sample_ahead, args=(sampled, workers), name="featstore-ahead", daemon=True)
+            try:
+                if self._switch is None:
+                    sampler.start()
                 for k in range(self._n):
                     self._wait_for(k)
-                    for ahead in (k, k + 1) if self._switch is None else (k,):
-                        if ahead < self._n and ahead not in sampled:
-                            sampled[ahead] = self._sample_superbatch(ahead, workers)
-                    superbatch = sampled.pop(k)
+                    if self._switch is not None and k not in sampled:
+                        sampled[k] = self._sample_superbatch(k, workers)
+                    superbatch = self._take(k, sampled)
                     try:
                         if self._switch is None:
                             self._plan_and_pack(k, superbatch, sampled.get(k + 1))
@@ -293,15 +299,49 @@ class SuperbatchInspector:
                     with self._lock:
                         self._ready[k] = superbatch
                         self._changed.notify_all()
-        except _Stopped:
-            pass
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                if sampler.ident is not None:
+                    sampler.join()
+                for left in sampled.values():
+                    left.remove()
+
+    def _fail(self, error: BaseException) -> None:
+        """Say why no superbatch comes any more, unless it was said before."""
+        with self._lock:
+            if not isinstance(error, _Stopped):
+                self._error = self._error or error
+            self._changed.notify_all()
+
+    def _sample_ahead(self, sampled: dict[int, SampledSuperbatch], workers: ThreadPoolExecutor) -> None:
+        """Sample one superbatch after the other, beside planning and packing, while at most four lie on disk."""
+        try:
+            for k in range(self._n):
+                with self._lock:
+                    self._changed.wait_for(partial(self._may_sample, k))
+                    self._check()
+                    if self._error is not None:
+                        return
+                superbatch = self._sample_superbatch(k, workers)
+                with self._lock:
+                    sampled[k] = superbatch
+                    self._changed.notify_all()
         except BaseException as error:
-            with self._lock:
-                self._error = error
-                self._changed.notify_all()
-        finally:
-            for left in sampled.values():
-                left.remove()
+            self._fail(error)
+
+    def _may_sample(self, k: int) -> bool:
+        return k - self._current < AT_ONCE or self._error is not None or self._closed
+
+    def _take(self, k: int, sampled: dict[int, SampledSuperbatch]) -> SampledSuperbatch:
+        """Return superbatch ``k`` once it is sampled, and, if it is planned with look-ahead, the next one, too."""
+        last = min(k + (self._switch is None), self._n - 1)
+        with self._lock:
+            self._changed.wait_for(lambda: last in sampled or self._error or self._closed)
+            self._check()
+            if last not in sampled:
+                raise _Stopped
+            return sampled.pop(k)
 
     def _wait_for(self, k: int) -> None:
         """Wait until superbatch ``k`` may be sampled: no more than two lie ahead, or, with a switch, all before it have run."""
