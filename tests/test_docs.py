@@ -202,6 +202,17 @@ def test_sections_of_ginex_are_cited_by_what_they_hold() -> None:
     assert cited == expected
 
 
+def test_nothing_installs_featstore_by_name() -> None:
+    """On PyPI the name is another package's: text names a clone (``pip install '.[pyg]'``), or what is missing itself."""
+    sources = [path for top in ("featstore", "src_cython", "benchmarks", "examples") for path in (ROOT / top).rglob("*")]
+    texts = [*LINKED, ROOT / "Makefile", *(path for path in sources if path.suffix in (".py", ".pyi", ".pyx", ".pxd"))]
+    by_name = re.compile(r"pip install(?: -\S+)* ['\"]?featstore\b|featstore\[[a-z]+\]")
+    found = {path.relative_to(ROOT).as_posix(): by_name.findall(path.read_text()) for path in texts}
+    assert not {path: each for path, each in found.items() if each}
+    for text in ("pip install 'featstore[pyg]'", "pip install -U featstore", "the extra featstore[gpu]"):
+        assert by_name.search(text)
+
+
 def test_readme_starts_with_two_commands() -> None:
     first = re.search(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert first is not None
