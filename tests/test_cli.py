@@ -146,6 +146,16 @@ def test_train(small, capsys):
     assert captured.err == ""
 
 
+def test_numbers_below_zero_need_no_equals_sign(small, capsys):
+    """Two hops of all neighbours."""
+    options = ["--epochs", "1", "--batch-size", "50", "--hidden", "8", "--memory", "64MiB", "--json"]
+    losses = []
+    for fanouts in (["--fanouts", "-1,-1"], ["--fanouts=-1,-1"], ["--fanouts", "1000,1000"]):
+        assert main(["train", str(small.path), *options, *fanouts]) == 0
+        losses.append(result(capsys)["losses"])
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_train_by_layers(small, tmp_path, capsys):
     """Other batches, of fewer nodes; the same losses under every strategy; what goes with the sampler alone is refused."""
     options = ["--epochs", "1", "--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB"]

@@ -13,7 +13,7 @@ import torch
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cli.packs import is_pack
 from featstore.cli.recording import seeds_of
-from featstore.config import parse_disk, parse_size
+from featstore.config import parse_disk, parse_memory, parse_size, user_path
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
@@ -37,6 +37,7 @@ __all__ = [
     "Given",
     "add_making",
     "add_opening",
+    "add_path",
     "add_sampling",
     "add_strategy_options",
     "cache_neighbors",
@@ -46,6 +47,7 @@ __all__ = [
     "make_batches",
     "make_labor",
     "make_sampler",
+    "memory_size",
     "n_layers",
     "open_graph",
     "opening",
@@ -72,12 +74,7 @@ def typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-def size(text: str) -> int:
-    """Parse bytes: a number, or one with a unit."""
-    try:
-        return parse_size(int(text) if text.isdigit() else text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+size, memory_size = typed(parse_size), typed(parse_memory)
 
 
 disk_size = typed(DISK.parse)
@@ -115,9 +112,19 @@ class Given(argparse.Action):
         namespace.given = {*getattr(namespace, "given", ()), self.dest}
 
 
+def add_path(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *names: str, **options: Any) -> None:
+    """Add an argument that is a path, whose ``~`` is a home directory, also where the shell leaves it (``--save=~/model``)."""
+    parser.add_argument(*names, type=user_path, **options)
+
+
 def add_opening(parser: argparse.ArgumentParser) -> None:
     """Add what :func:`open_graph` wants to know."""
-    parser.add_argument("--memory", type=size, metavar="SIZE", help="budget, such as 4GiB (default: half of what is available)")
+    parser.add_argument(
+        "--memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="budget: bytes (4GiB), or a share of the machine's memory (5%%); default: half of what is available",
+    )
     parser.add_argument("--backend", choices=["auto", "buffered", "io_uring", "pread"], default="auto", help="how files are read")
     parser.add_argument("--verify", choices=["always", "open", "off"], help="when checksums are checked (default: always)")
     parser.add_argument("--threads", type=positive, help="threads (default: all processors)")

@@ -15,6 +15,7 @@ from featstore.cli.arguments import (
     BATCHES,
     Given,
     add_opening,
+    add_path,
     add_sampling,
     disk_size,
     feature_of,
@@ -46,7 +47,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore pack``."""
-    parser.add_argument("pack", metavar="PACK", help="directory of the pack")
+    add_path(parser, "pack", metavar="PACK", help="directory of the pack")
     add_opening(parser)
     add_sampling(parser, max_batches=False)
     parser.add_argument("--edges", action="store_true", help="number the edges, for train --edge-features with this pack")

@@ -17,6 +17,7 @@ from featstore.cache.base import available_policies, get_policy
 from featstore.cli.arguments import (
     Given,
     add_opening,
+    add_path,
     add_sampling,
     cache_neighbors,
     disk_size,
@@ -96,9 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
     parser.set_defaults(sampling=add_sampling(sampling))
     sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
-    sampling.add_argument("--save-trace", metavar="FILE", help="keep the recorded trace")
+    add_path(sampling, "--save-trace", metavar="FILE", help="keep the recorded trace")
     sampling.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of trace and run files, or 0.5x the feature")
-    parser.add_argument("--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
+    add_path(parser, "--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
     parser.add_argument(
         "--sizes",
         action=Given,
@@ -107,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_SIZES.replace('%', '%%')})",
     )
     parser.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
-    parser.add_argument("--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
+    add_path(parser, "--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
     add_history_arguments(parser)
 
 

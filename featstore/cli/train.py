@@ -20,6 +20,7 @@ from featstore.cli.arguments import (
     BUILT_IN,
     Given,
     add_opening,
+    add_path,
     add_sampling,
     add_strategy_options,
     make_batches,
@@ -89,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     )
     parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
-    parser.add_argument("--save", metavar="FILE", help="write the trained model there, for featstore infer")
+    add_path(parser, "--save", metavar="FILE", help="write the trained model there, for featstore infer")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
     parser.add_argument(

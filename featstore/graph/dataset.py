@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featstore.config import Options
+from featstore.config import Options, user_path
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.graph import build
@@ -71,7 +71,7 @@ class OutOfCoreGraph(StoredEdges):
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
-        path = os.path.abspath(os.fspath(path))
+        path = os.path.abspath(user_path(path))
         with open_files(path) as opened:  # before a thread or a ring is made for it
             check_memory(path, list(opened.catalog.files.values()), options)
             super().__init__(path, options)
@@ -347,7 +347,7 @@ class OutOfCoreGraph(StoredEdges):
         try:
             return cls.open(path, memory=memory)
         except OSError as error:
-            where = os.path.abspath(os.fspath(path))
+            where = os.path.abspath(user_path(path))
             raise CommittedError(
                 f"the dataset at {where} is complete and in place, but opening it failed", where, error
             ) from error
@@ -373,8 +373,8 @@ class OutOfCoreGraph(StoredEdges):
         ----------
         path : path-like
         memory : int or str, optional
-            The budget: bytes or text such as ``"4GiB"``; by default half of what is available, divided by the processes that
-            train together on this machine, as ``LOCAL_WORLD_SIZE`` says.
+            The budget: bytes, text such as ``"4GiB"``, or a share of the machine's memory (``"5%"``); by default half of what is
+            available, divided by the processes that train together on this machine, as ``LOCAL_WORLD_SIZE`` says.
         backend : {"auto", "buffered", "io_uring", "pread"}
             How files are read. ``"io_uring"`` and ``"pread"`` are demands: OSError if they are refused. ``"buffered"`` is as
             ``"auto"``, but through the page cache. ``FEATSTORE_BACKEND`` replaces ``"auto"``.

@@ -15,7 +15,7 @@ import torch
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
-from featstore.config import format_size, parse_cache_size
+from featstore.config import format_size, parse_cache_size, user_path
 from featstore.errors import BudgetError, OptionError
 from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, fitting, layout_bytes
 from featstore.pack.makelayout import layout_sizes
@@ -182,7 +182,7 @@ def estimate_pack(
             del sampled
         trace = Trace.reading(batches.__getitem__, np.array([len(ids) for ids in batches], np.int64), g.num_nodes)
         per_seed = n_bytes / max(1, n_seeds)
-        target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
+        target = f"{g.path}.pack" if path is None else os.path.abspath(user_path(path))
         estimate = PackEstimate(
             path=target,
             samples_bytes=round(per_seed * epochs * sum(len(order.seeds(index)) for index in range(len(order)))) + RECORD_BYTES,
