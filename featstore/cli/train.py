@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from tqdm import tqdm
 
 from featstore.cache.base import get_policy
 from featstore.cli.arguments import (
@@ -41,6 +40,7 @@ from featstore.cli.splits import SPLITS, count_classes, unknown_splits, unlabell
 from featstore.cli.training import Epoch, TrainResult, check_fields, describe_epoch, describe_training, train
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.progress import Bar, is_seen
 from featstore.load.history import History
 from featstore.load.threads import STAGES
 from featstore.pack.offline import Pack
@@ -265,7 +265,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             seed=options.seed,
             batches=None if isinstance(graph, PackedGraph) else partial(make_batches, graph, options),
             max_batches=options.max_batches,
-            progress=sys.stderr.isatty() and not quiet,
+            progress=is_seen() and not quiet,
             on_epoch=None if quiet else _say,
             save=options.save,
             loader_options=loader_options,
@@ -320,5 +320,5 @@ def _say_unlabelled(graph: OutOfCoreGraph, labels: str, what: str) -> None:
 
 
 def _say(epoch: Epoch) -> None:
-    tqdm.write(describe_epoch(epoch), file=sys.stdout)
+    Bar.write(describe_epoch(epoch), file=sys.stdout)
     sys.stdout.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from featstore.cli.sage import GraphSAGE
 from featstore.cli.splits import SPLITS, class_ids, count_classes, no_seeds, split_seeds
 from featstore.config import format_size
 from featstore.gather.device import check_device
+from featstore.graph.progress import is_seen, make_bar
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
@@ -91,7 +91,7 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edg
     right = total = 0
     try:
         with torch.inference_mode():
-            for batch in _bar(loader, "evaluate") if progress else loader:
+            for batch in _bar(loader, "evaluate", len(loader)) if progress else loader:
                 edges = {"edges": edge_rows(batch, edge_features)} if edge_features else {}
                 right += int((model(batch.x.float(), batch.blocks, **edges).argmax(1) == class_ids(batch.y)).sum())
                 total += len(batch.seeds)
@@ -173,7 +173,7 @@ def train(
     held_out : sequence of str
         Splits that accuracy is measured on after every epoch, of ``"val"`` and ``"test"``.
     progress : bool, optional
-        Show bars on stderr; by default where it is a terminal.
+        Show bars on stderr: batches done of how many, their rate, the time left; by default on a terminal and in a notebook.
     on_epoch : callable, optional
         Called with every :class:`Epoch` when it is done.
     loader_options : mapping, optional
@@ -194,7 +194,7 @@ def train(
     Sets torch's random state. With the same seed the losses are the same, bit for bit, whatever the cache, the reader, the
     threads.
     """
-    show = sys.stderr.isatty() if progress is None else progress
+    show = is_seen() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
     check_fields(g, feature, labels, edge_features)
     options = dict(loader_options or {})
@@ -269,7 +269,8 @@ def _train_epoch(
 ) -> float:
     """Return the mean loss."""
     total, count = 0.0, 0
-    bar = None if title is None else _bar(loader, title)
+    n_batches = len(loader) if max_batches is None else min(max_batches, len(loader))
+    bar = None if title is None else _bar(loader, title, n_batches)
     for batch in loader if bar is None else bar:
         start = time.perf_counter()
         classes = class_ids(batch.y)
@@ -295,9 +296,8 @@ def _train_epoch(
     return total / max(1, count)
 
 
-def _bar(loader: Loader, title: str) -> tqdm[MiniBatch]:
-    # Only made where it is shown: a bar that is not shown starts tqdm's thread all the same.
-    return tqdm(loader, desc=title, unit="batch", leave=False, file=sys.stderr)
+def _bar(loader: Loader, title: str, n_batches: int) -> tqdm[MiniBatch]:
+    return make_bar(loader, total=n_batches, desc=title, unit="batch", leave=False)
 
 
 def describe_epoch(epoch: Epoch) -> str:

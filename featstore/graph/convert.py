@@ -54,7 +54,7 @@ def convert(
     memory : int or str, optional
         Most memory to hold: a chunk and about 32 MiB are needed. As for :func:`featstore.open` by default.
     progress : bool
-        Show a progress bar where stderr is a terminal.
+        Show a progress bar, on a terminal and in a notebook.
 
     Returns
     -------

@@ -166,7 +166,7 @@ class OutOfCoreGraph(StoredEdges):
             Replace a dataset at ``path`` in one step, when the new one is complete. If creation fails, the old one stays. Open
             handles of the old one go on reading it.
         progress : bool
-            Show a progress bar where stderr is a terminal.
+            Show a progress bar, on a terminal and in a notebook.
         memory : int or str, optional
             Most memory to hold, besides inputs that are in memory: bytes, or text such as ``"1GiB"``; at least 8 MiB, and a
             chunk. By default a quarter of what is available, 1 GiB at most. It is also the budget of the returned graph.
@@ -383,7 +383,8 @@ class OutOfCoreGraph(StoredEdges):
         threads : int, optional
             Threads that copy rows; the number of processors, or ``FEATSTORE_THREADS``.
         progress : bool
-            Show a progress bar where stderr is a terminal, once the offsets of a large graph are read.
+            Show a progress bar, on a terminal and in a notebook, where the offsets of a large graph are read or a large cache
+            is filled.
 
         Returns
         -------
@@ -454,7 +455,7 @@ class OutOfCoreGraph(StoredEdges):
         Parameters
         ----------
         progress : bool
-            Show a progress bar where stderr is a terminal.
+            Show a progress bar, on a terminal and in a notebook.
 
         Returns
         -------

@@ -66,7 +66,7 @@ class MadeFeatures(Opened):
         memory : int or str, optional
             Most bytes to hold, within the graph's budget; by default nearly all that it has left.
         progress : bool
-            Show a progress bar, with the time left, where stderr is a terminal.
+            Show a progress bar, with the time left, on a terminal and in a notebook.
 
         Returns
         -------

@@ -70,7 +70,7 @@ class Pack(OfflineSamples):
         Parameters
         ----------
         progress : bool
-            Show a progress bar, of bytes and the time left, where stderr is a terminal.
+            Show a progress bar, of bytes and the time left, on a terminal and in a notebook.
 
         Returns
         -------
@@ -140,7 +140,7 @@ def sample_offline(
     threads : int, optional
         Batches sampled at once by a ``sample`` method. Callables and iterables make one batch at a time.
     progress : bool
-        Show a progress bar where stderr is a terminal.
+        Show a progress bar, on a terminal and in a notebook.
 
     Returns
     -------

@@ -74,7 +74,7 @@ def partition(
     seed : int
         Of randomised methods.
     progress : bool
-        Show a progress bar, with the time left, where stderr is a terminal.
+        Show a progress bar, with the time left, on a terminal and in a notebook.
     **options
         Of other methods.
 
