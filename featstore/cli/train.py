@@ -33,6 +33,7 @@ from featstore.cli.arguments import (
     strategy_of,
     typed,
 )
+from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
 from featstore.cli.planhistory import staleness
@@ -91,6 +92,17 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
     add_path(parser, "--save", metavar="FILE", help="write the trained model there, for featstore infer")
+    add_path(
+        parser,
+        "--checkpoint",
+        metavar="DIR",
+        help="keep the state of the training there after every epoch, for --resume: model, optimizer, order and random state",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the state in --checkpoint, up to --epochs in all; begin if there is none",
+    )
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
     parser.add_argument(
@@ -235,7 +247,13 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         for name in sorted({*BATCHES} & set(getattr(options, "given", ()))):
             raise ValueError(f"--{name} goes with batches that are drawn now: {options.pack} is a pack, which runs its own")
     loader_options = _loader_options(options)
+    if options.resume and options.checkpoint is None:
+        raise ValueError("--resume goes with --checkpoint, which names the directory of the state to go on from")
     with ExitStack() as stack:
+        checkpoints = None
+        if options.checkpoint is not None:
+            checkpoints = stack.enter_context(Checkpoints(options.checkpoint, options.resume))
+            _say_resumed(checkpoints, options)
         graph: OutOfCoreGraph | PackedGraph
         graph = PackedGraph(path, **opening(options)) if is_alone else open_graph(path, options)
         stack.enter_context(cast(AbstractContextManager[Any], graph))
@@ -268,6 +286,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             progress=is_seen() and not quiet,
             on_epoch=None if quiet else _say,
             save=options.save,
+            checkpoints=checkpoints,
             loader_options=loader_options,
         )
 
@@ -296,6 +315,14 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
         policy = get_policy(options.policy or "belady").name
         check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
     return pack
+
+
+def _say_resumed(checkpoints: Checkpoints, options: argparse.Namespace) -> None:
+    """Print a line about where ``--resume`` goes on."""
+    if options.resume:
+        done = len(checkpoints.epochs)
+        text = f"going on after {done} of {max(done, options.epochs)} epochs" if done else "no epoch is trained yet"
+        print(f"featstore: {checkpoints.path}: {text}", file=sys.stderr, flush=True)
 
 
 def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from featstore.budget import MemoryReport
+from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.model import ModelSizes, save_model
 from featstore.cli.sage import GraphSAGE
 from featstore.cli.splits import SPLITS, class_ids, count_classes, no_seeds, split_seeds
@@ -139,6 +140,7 @@ def train(
     on_epoch: Callable[[Epoch], None] | None = None,
     loader_options: Mapping[str, Any] | None = None,
     save: str | os.PathLike[str] | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
     """Train a :class:`GraphSAGE` on the ``train`` split, and measure accuracy on ``val`` and ``test`` after every epoch.
 
@@ -181,11 +183,15 @@ def train(
         the model is on its ``device``.
     save : path-like, optional
         Write the trained model to this file, which :func:`~featstore.cli.model.load_model` reads.
+    checkpoints : Checkpoints, optional
+        Written to after every whole epoch. Where it has one already, training goes on from there, up to ``epochs`` in all, as if
+        it had not been interrupted: losses, accuracies and weights are the same, bit for bit.
 
     Raises
     ------
     ValueError
-        No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label.
+        No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label; a
+        checkpoint of another training.
     BudgetError, CorruptionError, OSError
         From loading.
 
@@ -214,6 +220,11 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     common |= {"edge_features": list(names)} if names else {}
+    if checkpoints is not None:
+        has_name = sampler is not None and type(sampler).__repr__ is not object.__repr__
+        what: dict[str, Any] = {"sampler": repr(sampler) if has_name else type(sampler).__name__, "sizes": asdict(sizes)}
+        what |= {"labels": labels, "dropout": dropout, "lr": lr, "batch size": batch_size, "seed": seed}
+        checkpoints.check(what | {"max batches": max_batches, "history": repr(options.get("history"))})
     # The training loader makes the cache; evaluation reads through it, on demand.
     kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "device")}
     kept["strategy"] = OnDemand(cache=None)
@@ -229,7 +240,13 @@ def train(
         has_size = False  # a pack has batches of its own
     of_training = {name: value for name, value in common.items() if has_size or name != "batch_size"}
     with Loader(g, **of_training, **options) as loader:
-        for epoch in range(epochs):
+        parts = {"model": model, "optimizer": optimizer, "loader": loader}
+        parts |= {} if options.get("history") is None else {"history": options["history"]}
+        if checkpoints is not None:
+            checkpoints.restore(parts, device)
+            result.epochs += [Epoch(**each) for each in checkpoints.epochs]
+            result.losses += checkpoints.losses
+        for epoch in range(len(result.epochs), epochs):
             begin = time.perf_counter()
             loss = _train_epoch(
                 model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline, names
@@ -247,6 +264,9 @@ def train(
                 on_epoch(done)
             if time.perf_counter() > deadline:
                 break
+            if checkpoints is not None:
+                loader.set_epoch(epoch + 1)  # also where max_batches ended this one before its end
+                checkpoints.save(parts, device, list(map(asdict, result.epochs)), result.losses)
         stats, result.memory = loader.stats(), g.budget.report()
     if save is not None:
         save_model(save, model, sizes)
