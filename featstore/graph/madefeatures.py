@@ -106,7 +106,7 @@ class MadeFeatures(Opened):
 
         References
         ----------
-        Lin et al.: PaGraph. IEEE TPDS 2021, section 5.1 (PP). Kipf, Welling: Semi-Supervised Classification with Graph
+        Bai et al.: PaGraph. IEEE TPDS 2021, section 5.1 (PP). Kipf, Welling: Semi-Supervised Classification with Graph
         Convolutional Networks. ICLR 2017, equation 2 (gcn).
         """
         self._check_open()
