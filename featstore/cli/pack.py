@@ -200,7 +200,7 @@ def _pack_dataset(
             if error.errno != errno.ENOSPC:
                 raise
             if error.filename not in {pack.file(name) for name in before}:  # else it is there, within what the pack may take
-                more = "make room" if is_drive_full(error) else "give more --disk, or more --cache,"
+                more = "make room" if is_drive_full(error) else "give more --disk, more --cache, or --policy frequency,"
                 kept = f"the samples are kept: {more} and ask again with --add-layout"
                 raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
         found = describe_pack(pack)
