@@ -165,7 +165,7 @@ def test_a_kill_leaves_a_checkpoint(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.stress
 def test_a_kill_at_any_call_leaves_a_checkpoint(data: Path, tmp_path: Path) -> None:
-    run_in_child(_killed_anywhere, str(data), str(tmp_path), 1, faults=True)
+    run_in_child(_killed_anywhere, str(data), str(tmp_path), 1, faults=True, timeout_s=3000)
 
 
 def _failing(path: str, folder: str) -> None:

@@ -28,7 +28,7 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.partitionbatches import PartitionBatches
 from featstore.sampling.shadow import ShadowSampler
 from featstore.strategies.base import Strategy
-from featstore.strategies.options import CACHE, DISK, options_of
+from featstore.strategies.options import CACHE, DISK, PACK, RUN_DIR, options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "typed",
 ]
 
+PATH_COMPLETION = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # shtab.FILE: directories are among them
 BATCHES = ("batches", "parts", "macro")  # options that say which seeds form which batch
 BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 
@@ -114,7 +115,8 @@ class Given(argparse.Action):
 
 def add_path(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *names: str, **options: Any) -> None:
     """Add an argument that is a path, whose ``~`` is a home directory, also where the shell leaves it (``--save=~/model``)."""
-    parser.add_argument(*names, type=user_path, **options)
+    added: Any = parser.add_argument(*names, type=user_path, **options)
+    added.complete = PATH_COMPLETION
 
 
 def add_opening(parser: argparse.ArgumentParser) -> None:
@@ -273,13 +275,15 @@ def add_strategy_options(
         shown = f"; default: {default}" if is_common and default is not None else ""
         goes_with = f"{', '.join(by)}{shown}" if len(names) > 1 else shown.removeprefix("; ")
         text = f"{help} ({goes_with})" if goes_with else help
-        parser.add_argument(
+        added: Any = parser.add_argument(
             f"--{option.replace('_', '-')}",
             type=typed(kind.parse),
             metavar=kind.metavar,
             default=defaults.get(option),
             help=text.replace("%", "%%"),
         )
+        if kind in (PACK, RUN_DIR):
+            added.complete = PATH_COMPLETION
 
 
 def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strategy:

@@ -13,7 +13,7 @@ from featstore.cli.output import advice_on_damage, one_line
 from featstore.cli.parser import COMMANDS, USER_ERROR, Parser, make_parser, with_values
 from featstore.errors import CorruptionError, FeatstoreError
 
-__all__ = ["run"]
+__all__ = ["command_parser", "run"]
 
 _MODULES: dict[str, Any] = {
     "create": create,
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
     try:
         arguments = with_values(arguments)
-        options, unknown = _parser(arguments).parse_known_args(arguments)
+        options, unknown = command_parser(arguments).parse_known_args(arguments)
         if unknown:
             options.parser.refuse(unknown)
         status = int(options.run(options))
@@ -57,7 +57,8 @@ def run(arguments: Sequence[str]) -> int:
         return USER_ERROR
 
 
-def _parser(arguments: Sequence[str] = ()) -> Parser:
+def command_parser(arguments: Sequence[str] = ()) -> Parser:
+    """Return the parser of all commands, of which ``shtab`` makes completions; with the options of a plug-in that is named."""
     parser = make_parser()
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, module in _MODULES.items():
