@@ -317,7 +317,7 @@ def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> Out
     """Open a dataset as :func:`add_opening`'s options say; ValueError where a pack is given in its place."""
     if is_pack(path):
         raise ValueError(f"{os.fspath(path)} is a pack, and a dataset is asked for here: only info, train and verify take packs")
-    return OutOfCoreGraph.open(path, progress=not options.json, **opening(options))
+    return OutOfCoreGraph.open(path, progress=not getattr(options, "json", False), **opening(options))
 
 
 def opening(options: argparse.Namespace) -> dict[str, Any]:
