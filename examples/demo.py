@@ -202,7 +202,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        print("no plot: matplotlib is not installed (pip install featstore[plot])")
+        print("no plot: matplotlib is not installed (pip install matplotlib)")
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Real
@@ -23,7 +24,9 @@ __all__ = [
     "local_ranks",
     "parse_cache_size",
     "parse_disk",
+    "parse_memory",
     "parse_size",
+    "user_path",
 ]
 
 Backend = Literal["auto", "buffered", "io_uring", "pread"]
@@ -93,6 +96,35 @@ def parse_size(size: int | str, name: str = "") -> int:
         of = f"{name}: " if name else ""
         raise ValueError(f"{of}not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_memory(size: int | str, name: str = "memory") -> int:
+    """Return a byte count of memory: what :func:`parse_size` takes, or a share of the machine's memory such as ``"5%"``.
+
+    The machine's memory is what it has in all, or the limit of a memory cgroup.
+
+    Parameters
+    ----------
+    size : int or str
+    name : str
+        The argument, for messages.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`parse_size`; a share of nothing, or above 100 %.
+    """
+    match = _PERCENT.fullmatch(size) if isinstance(size, str) else None
+    if match is None:
+        try:
+            return parse_size(size, name)
+        except ValueError as error:
+            raise ValueError(f"{error}; or a share of the machine's memory, such as '25%'") from None
+    share = Fraction(match[1]) / 100
+    if not 0 < share <= 1:
+        raise ValueError(f"{name} as a share of the machine's memory must lie above 0% and at most at 100%, not {size!r}")
+    limits = [limit for limit, _ in _cgroup_limits()]
+    return int(share * min([int(psutil.virtual_memory().total), *limits]))
 
 
 def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | float:
@@ -171,13 +203,17 @@ def format_size(n_bytes: int) -> str:
     return f"{size:.2f} TiB"
 
 
-def _cgroup_headroom() -> int | None:
-    """Bytes this process's memory cgroup (v1 or v2) still allows; None where none is set."""
-    headroom: list[int] = []
+def user_path(path: str | os.PathLike[str]) -> str:
+    """Return a path that a user gave as text: ``~`` or ``~name`` at its beginning is a home directory."""
+    return os.path.expanduser(os.fsdecode(path))
+
+
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
+    """Yield the limits of this process's memory cgroups (v1 or v2), and how many bytes each still allows."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return None
+        return
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -197,17 +233,15 @@ def _cgroup_headroom() -> int | None:
                 continue
             if limit.isdigit() and int(limit) < 2**60:
                 reclaimable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-                headroom.append(int(limit) - usage + reclaimable)
+                yield int(limit), int(limit) - usage + reclaimable
             if level == base:
                 break
-    return max(0, min(headroom)) if headroom else None
 
 
 def available_memory() -> int:
     """Bytes of memory that may be taken now: what the machine has available, or less under a memory cgroup."""
     machine = int(psutil.virtual_memory().available)
-    group = _cgroup_headroom()
-    return machine if group is None else min(machine, group)
+    return max(0, min([machine, *(left for _, left in _cgroup_limits())]))
 
 
 def local_ranks() -> int:
@@ -258,5 +292,5 @@ class Options:
                 raise ValueError(f"FEATSTORE_THREADS must be a number of threads, not {text!r}")
             threads = int(text) or len(os.sched_getaffinity(0))
         threads = check_at_least("threads", threads, 1)
-        n_bytes = available_memory() // 2 // local_ranks() if memory is None else parse_size(memory, "memory")
+        n_bytes = available_memory() // 2 // local_ranks() if memory is None else parse_memory(memory)
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import featstore
+from featstore import config
 from featstore.cli.main import main
-from featstore.config import parse_cache_size
+from featstore.config import parse_cache_size, parse_memory
 from tests.loaders import make_loader
 
 
@@ -90,6 +93,33 @@ def test_the_argument_is_named(small: SimpleNamespace, name: str, call: Any) -> 
         for size, error in (("lots", ValueError), (-3, ValueError), ([1], TypeError)):
             with pytest.raises(error, match=rf"^{name}\b"):
                 call(g, size)
+
+
+def test_memory_is_a_share_of_the_machines(
+    small: SimpleNamespace, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what it has in all, or of a memory cgroup's limit, whichever is less."""
+    machine, group = 200 << 30, 10 << 30
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=machine, available=machine // 2))
+    for limits, total in (((), machine), (((group, 1), (machine, 2)), group), (((2 * machine, 3),), machine)):
+        monkeypatch.setattr(config, "_cgroup_limits", lambda limits=limits: iter(limits))
+        for share, part in (("5%", 20), ("100%", 1), ("12.5 %", 8)):
+            assert parse_memory(share) == total // part
+    monkeypatch.setattr(config, "_cgroup_limits", lambda: iter(()))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2 << 30, available=1 << 30))
+    with featstore.open(small.path, memory="12.5%") as g:
+        assert g.budget.total == 256 << 20
+    assert main(["info", str(small.path), "--memory", "12.5%", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["budget"] == 256 << 20
+    rows = {"features": {"x": small.x}, "progress": False}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", small.indptr, small.indices, memory="25%", **rows).close()
+    for size in ("0%", "100.1%"):
+        with pytest.raises(ValueError, match=r"^memory as a share of the machine's memory must lie above 0% and at most at 100%"):
+            featstore.open(small.path, memory=size)
+    with pytest.raises(
+        ValueError, match=r"^memory: not a size: '5 percent'.*; or a share of the machine's memory, such as '25%'"
+    ):
+        featstore.open(small.path, memory="5 percent")
 
 
 @pytest.mark.parametrize("size", [True, None, [1], 1j])

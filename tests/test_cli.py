@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +19,7 @@ import torch
 import featstore
 from featstore.cli import run
 from featstore.cli.main import main
+from featstore.cli.parser import COMMANDS
 from featstore.storage.catalog import read_catalog
 from tests.conftest import skewed_dataset
 
@@ -144,6 +148,16 @@ def test_train(small, capsys):
     for text in ("epoch 1: loss", "gather", "host", "cache of 'x'", "64.00 MiB are held"):
         assert text in captured.out
     assert captured.err == ""
+
+
+def test_numbers_below_zero_need_no_equals_sign(small, capsys):
+    """Two hops of all neighbours."""
+    options = ["--epochs", "1", "--batch-size", "50", "--hidden", "8", "--memory", "64MiB", "--json"]
+    losses = []
+    for fanouts in (["--fanouts", "-1,-1"], ["--fanouts=-1,-1"], ["--fanouts", "1000,1000"]):
+        assert main(["train", str(small.path), *options, *fanouts]) == 0
+        losses.append(result(capsys)["losses"])
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_train_by_layers(small, tmp_path, capsys):
@@ -347,7 +361,21 @@ def test_help_and_the_release_are_there_at_once():
         assert done.returncode == 0
         assert done.stderr == "set()\n"
         if option == "--help":
-            assert done.stdout == run._parser().format_help()
+            assert done.stdout == run.command_parser().format_help()
+
+
+def test_shells_complete_what_shtab_is_told():
+    """The pages name the parser; it knows all commands and which arguments are paths; shtab is not needed."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "guide" / "command-line.md").read_text()
+    (name,) = re.findall(r"shtab --shell=bash ([\w.]+)", page)
+    module, _, function = name.rpartition(".")
+    parser = getattr(importlib.import_module(module), function)()
+    (commands,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    assert list(commands.choices) == list(COMMANDS)
+    for command in commands.choices.values():
+        paths = [each for each in command._actions if each.metavar in ("DATASET", "FILE", "PACK", "DIR")]
+        assert "DATASET" in [each.metavar for each in paths]
+        assert all(each.complete["bash"] == "_shtab_compgen_files" for each in paths)
 
 
 def test_ctrl_c_while_torch_is_imported(tmp_path):

@@ -202,6 +202,42 @@ def test_sections_of_ginex_are_cited_by_what_they_hold() -> None:
     assert cited == expected
 
 
+SECTIONS = {
+    "PaGraph": "1 2 2.1 2.2 2.3 3 3.1 3.2 3.3 4 5 5.1 5.2 5.3 5.4 5.5 5.6 5.7 5.8 5.9 6 7 8",
+    "OUTRE": "1 2 2.1 2.2 2.3 3 3.1 3.2 3.3 4 4.1 4.2 4.3 4.4 4.5 5 5.1 5.2 5.3 6 6.1 6.2 6.3 6.4 6.5 7 8",
+    "DiskGNN": "1 2 3 4 5 5.1 5.2 5.3 6 7 7.1 7.2 7.3 8 9",
+    "DaMoN": "1 2 2.1 2.2 2.3 3 4 5 6",
+}
+
+
+def test_cited_sections_exist() -> None:
+    """Of the papers other than Ginex; what must be cited for what: PaGraph's policy, OUTRE's lists, the paper's chunks."""
+    sources = [path for top in ("featstore", "src_cython", "docs", "benchmarks") for path in (ROOT / top).rglob("*")]
+    cited: dict[str, list[str]] = {}
+    for path in [*sources, ROOT / "README.md"]:
+        if path.suffix in (".py", ".pyx", ".pxd", ".h", ".md"):
+            for paper, there in SECTIONS.items():
+                found = re.findall(rf"{paper}\b[^.|]*?\(?sections? ([\d., and()]*\d)", path.read_text())
+                numbers = [number for each in found for number in re.findall(r"\d(?:\.\d)?", each)]
+                assert set(numbers) <= set(there.split()), path
+                cited.setdefault(f"{paper} {path.name}", []).extend(numbers)
+    assert cited["PaGraph degree.py"] == cited["PaGraph devicetier.py"] == ["3.1"]
+    assert cited["OUTRE macrolists.py"] == ["4.2"]
+    assert cited["OUTRE saved_io.py"] == ["4.4"]
+    assert cited["DaMoN chunks.py"] == cited["DaMoN chunkformat.py"] == ["2.3"]
+
+
+def test_nothing_installs_featstore_by_name() -> None:
+    """On PyPI the name is another package's: text names a clone (``pip install '.[pyg]'``), or what is missing itself."""
+    sources = [path for top in ("featstore", "src_cython", "benchmarks", "examples") for path in (ROOT / top).rglob("*")]
+    texts = [*LINKED, ROOT / "Makefile", *(path for path in sources if path.suffix in (".py", ".pyi", ".pyx", ".pxd"))]
+    by_name = re.compile(r"pip install(?: -\S+)* ['\"]?featstore\b|featstore\[[a-z]+\]")
+    found = {path.relative_to(ROOT).as_posix(): by_name.findall(path.read_text()) for path in texts}
+    assert not {path: each for path, each in found.items() if each}
+    for text in ("pip install 'featstore[pyg]'", "pip install -U featstore", "the extra featstore[gpu]"):
+        assert by_name.search(text)
+
+
 def test_readme_starts_with_two_commands() -> None:
     first = re.search(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert first is not None

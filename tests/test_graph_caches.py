@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.cache import table
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
 from featstore.graph import kept, progress, topology
 from featstore.graph.dataset import OutOfCoreGraph
@@ -364,3 +365,39 @@ def test_progress_covers_all_that_takes_long(small: SimpleNamespace, monkeypatch
         assert last[3][:1] == [24 * 512]  # in-degrees, out-degrees, scores of a block of nodes
         assert sum(last[3]) == last[1]
         assert max(last[3]) < last[1] // 4
+
+
+def test_filling_a_cache_shows_how_far_it_is(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, where it takes long, unless the dataset was opened with ``progress=False``."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(table, "FILL_BYTES", 100 * 100)
+    for shows, after_s, said in ((True, 0.0, "cache of 'x': 100%"), (True, 600.0, ""), (False, 0.0, "")):
+        monkeypatch.setattr(kept, "FILL_SHOWN_AFTER_S", after_s)
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        with featstore.open(small.path, memory="8MiB", progress=shows) as g:
+            g.cache("x", 0.5)
+            assert g.features["x"].cache is not None
+            sampler = featstore.NeighborSampler(g, [3])
+            featstore.Loader(g, sampler, small.train_idx, strategy=featstore.OnDemand(0.5, "degree")).close()
+        assert said in terminal.getvalue()
+        assert terminal.getvalue().count("100%") == 2 * bool(said)
+        assert bool(terminal.getvalue()) == bool(said)
+    bars: list[tuple[str, int, bool, list[int]]] = []
+
+    class Recorder(progress.Progress):
+        def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
+            super().__init__(label, total, False, unit, delay_s)
+            bars.append((label, total, show, []))
+
+        def add(self, n_bytes: int) -> None:
+            bars[-1][3].append(n_bytes)
+
+    monkeypatch.setattr(kept, "Progress", Recorder)
+    with featstore.open(small.path, memory="8MiB") as g:
+        g.cache("x", 0.5)
+        g.cache("x", 0.5, "lru")  # nothing is filled
+    assert bars[-2:] == [("cache of 'x'", 50_000, True, [10_000] * 5), ("cache of 'x'", 50_000, True, [])]

@@ -388,6 +388,9 @@ def test_a_planned_layout_says_how_much_disk_it_takes(dataset: Path, pack: Path,
             with pytest.raises(OSError, match=r"take .* \(\d+ bytes\) on disk, of which .* may be used") as caught:
                 make_loader(g, disk=disk, **given, **options)
             assert caught.value.errno == errno.ENOSPC
+            assert "with policy 'belady' each batch has a copy of its own rows" in str(caught.value)
+            assert "a static policy such as 'frequency'" in str(caught.value)
+            assert not list(Path(mine).glob("layout-*"))
             least.add(least_in(caught.value))
         assert len(least) == 1
         with pytest.raises(OSError, match="may be used"):

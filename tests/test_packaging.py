@@ -76,6 +76,7 @@ def test_sdist_holds_the_sources(built: tuple[Path, Path]) -> None:
         "Makefile",
         "constraints.txt",
         "README.md",
+        "LICENSE",
         "CHANGELOG.md",
         ".ci/run",
         ".stubtest-allowlist",
@@ -107,6 +108,10 @@ def test_wheel_metadata(built: tuple[Path, Path]) -> None:
         (info,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(info))
         entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
+        licence = archive.read(info.replace("METADATA", "licenses/LICENSE")).decode()
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert licence == (ROOT / "LICENSE").read_text()
     requirements = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     assert sorted(line.split(">")[0] for line in requirements) == ["lmdb", "numpy", "psutil", "torch", "tqdm", "xxhash"]
     assert not [line for line in requirements if "==" in line]  # ranges only: an application pins, a library does not

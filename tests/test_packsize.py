@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,44 @@ def test_what_cannot_fit_is_refused() -> None:
             assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "p")
     assert "which may not suffice" in str(estimate_of(1000, 900))
     assert "suffice" not in str(estimate_of(1000, 1000))
+
+
+def test_a_planned_layout_beyond_its_disk_is_refused() -> None:
+    """One of a static policy is made to fit; even half of the estimate must be too much."""
+    for allowed, fits in ((None, True), (750, True), (375, True), (374, False), (0, False)):
+        estimate = replace(estimate_of(1000, None), allowed_bytes=allowed)
+        assert estimate.fits is fits
+        assert ("may be used" in str(estimate)) == (allowed is not None)
+        if fits:
+            estimate.check()
+        else:
+            with pytest.raises(
+                OSError, match=r"needs about 750 B, and .* may be used: .* static policy such as 'frequency'"
+            ) as caught:
+                estimate.check()
+            assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "p")
+
+
+def test_the_command_refuses_a_planned_layout_beyond_its_disk(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_sampling(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("sampling began")
+
+    command = ["pack", str(data), str(tmp_path / "p"), *SAMPLING]
+    monkeypatch.setattr("featstore.cli.pack.sample_offline", no_sampling)
+    for more, is_refused in (
+        (["--disk", "0.1x"], True),
+        (["--disk", "90x"], False),
+        (["--disk", "0.1x", "--policy", "frequency"], False),
+    ):
+        if is_refused:
+            assert main([*command, *more]) == 2
+            assert "a static policy such as 'frequency', whose batches share rows" in capsys.readouterr().err
+        else:
+            with pytest.raises(RuntimeError, match="sampling began"):
+                main([*command, *more])
+    assert not (tmp_path / "p").exists()
 
 
 def test_the_command_says_it_before_it_samples(

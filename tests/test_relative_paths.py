@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import featstore
+from featstore.cli.main import main
+from featstore.plan.trace import Trace
 from tests.conftest import skewed_dataset
 from tests.loaders import make_loader
 
@@ -110,3 +113,62 @@ def test_a_run_directory_of_a_relative_path(home: Path) -> None:
     assert Path(runs.path).parent == home / "runs"
     runs.close()
     assert not (home / "runs").exists()
+
+
+def test_a_tilde_is_the_home_directory_of_python(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    go(home)
+    np.save(home / "x.npy", x := np.eye(4, dtype=np.float32))
+    with featstore.create("~/m", "~/x.npy", node_data={"y": Path("~/x.npy")}, progress=False) as made:
+        assert torch.equal(made["x"][:], torch.from_numpy(x))
+    np.save(home / "edges.npy", np.array([[0, 1], [1, 2]]))
+    for k in range(2):
+        (home / f"drive{k}").mkdir()
+    stripes, options = ["~/drive0", Path("~/drive1")], {"topology": "chunked", "chunk_bytes": 4096}
+    from_edges = featstore.OutOfCoreGraph.from_edge_index
+    from_edges("~/e", "~/edges.npy", 4, progress=False, stripes=stripes, **options).close()
+    assert featstore.convert("~/e", "csc", progress=False)
+    assert featstore.convert("~/e", "chunked", stripes=stripes, progress=False)
+    with featstore.open("~/g", memory="64MB") as g:
+        assert g.path == str(home / "g")
+        x_of_g, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
+        seeds = g.node_data["train_idx"]
+        featstore.sample_offline(g, sampler, seeds, BATCH, path="~/p", progress=False).close()
+        with make_loader(g, strategy="packed", pack="~/p", feature_cache=0.1) as loader:
+            run_epochs(loader, x_of_g, home)
+        assert featstore.EpochSampler(g, [4], run_dir="~/runs").run_dir == str(home / "runs")
+        with make_loader(g, sampler, seeds, BATCH, strategy="superbatch", superbatch=3, run_dir="~/runs") as loader:
+            next(batches := iter(loader))
+            assert os.listdir(home / "runs")
+            batches.close()  # type: ignore[attr-defined]
+        Trace([torch.tensor([1, 2])], N).save("~/trace")
+        trace = Trace.open("~/trace")
+        assert len(trace) == 1
+        trace.close()
+    featstore.PackedGraph("~/p", memory="64MB").close()
+    assert not os.listdir(".")
+
+
+def test_a_tilde_is_the_home_directory_of_the_command_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the shell leaves it, behind an equals sign."""
+    monkeypatch.setenv("HOME", str(home))
+    go(home)
+    np.save(home / "parts.npy", np.zeros(N, np.int64))
+    np.save(home / "edges.npy", np.array([[0, 1], [1, 2]]))
+    small = ["--batch-size=100", "--fanouts=3"]
+    for line in (
+        ["create", "~/c", "--edge-index=~/edges.npy", "--num-nodes", "900", "--node-data", "parts=~/parts.npy"],
+        ["partition", "~/g", "--array=~/parts.npy"],
+        ["plan", "~/g", "--simulate", *small, "--save-trace=~/trace"],
+        ["plan", "~/g", "--simulate", "--trace=~/trace"],
+        ["pack", "~/g", "~/p", *small],
+        ["train", "~/p", "--epochs=1", "--hidden=4", "--save=~/model"],
+        ["train", "~/g", "--strategy=packed", "--pack=~/p", "--epochs=1", "--hidden=4"],
+        ["train", "~/g", *small, "--strategy=superbatch", "--run-dir=~/runs", "--epochs=1", "--hidden=4"],
+        ["infer", "~/g", "--model=~/model", "--feature=x"],
+        ["verify", "~/p"],
+        ["info", "~/g"],
+    ):
+        assert main([*line, "--json"]) == 0, line
+    assert not os.listdir(".")
+    assert {"c", "p", "trace", "model"} <= set(os.listdir(home))

@@ -17,7 +17,7 @@ class Degree(StaticPolicy):
 
     References
     ----------
-    Bai et al., "Efficient Data Loader for Fast Sampling-Based GNN Training on Large Graphs" (PaGraph), TPDS 2021, section 4.2.
+    Bai et al., "Efficient Data Loader for Fast Sampling-Based GNN Training on Large Graphs" (PaGraph), TPDS 2021, section 3.1.
     """
 
     score_bytes = 0

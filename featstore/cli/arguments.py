@@ -13,7 +13,7 @@ import torch
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cli.packs import is_pack
 from featstore.cli.recording import seeds_of
-from featstore.config import parse_disk, parse_size
+from featstore.config import parse_disk, parse_memory, parse_size, user_path
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
@@ -28,7 +28,7 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.partitionbatches import PartitionBatches
 from featstore.sampling.shadow import ShadowSampler
 from featstore.strategies.base import Strategy
-from featstore.strategies.options import CACHE, DISK, options_of
+from featstore.strategies.options import CACHE, DISK, PACK, RUN_DIR, options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Given",
     "add_making",
     "add_opening",
+    "add_path",
     "add_sampling",
     "add_strategy_options",
     "cache_neighbors",
@@ -46,6 +47,7 @@ __all__ = [
     "make_batches",
     "make_labor",
     "make_sampler",
+    "memory_size",
     "n_layers",
     "open_graph",
     "opening",
@@ -56,6 +58,7 @@ __all__ = [
     "typed",
 ]
 
+PATH_COMPLETION = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # shtab.FILE: directories are among them
 BATCHES = ("batches", "parts", "macro")  # options that say which seeds form which batch
 BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 
@@ -72,12 +75,7 @@ def typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-def size(text: str) -> int:
-    """Parse bytes: a number, or one with a unit."""
-    try:
-        return parse_size(int(text) if text.isdigit() else text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+size, memory_size = typed(parse_size), typed(parse_memory)
 
 
 disk_size = typed(DISK.parse)
@@ -115,9 +113,20 @@ class Given(argparse.Action):
         namespace.given = {*getattr(namespace, "given", ()), self.dest}
 
 
+def add_path(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *names: str, **options: Any) -> None:
+    """Add an argument that is a path, whose ``~`` is a home directory, also where the shell leaves it (``--save=~/model``)."""
+    added: Any = parser.add_argument(*names, type=user_path, **options)
+    added.complete = PATH_COMPLETION
+
+
 def add_opening(parser: argparse.ArgumentParser) -> None:
     """Add what :func:`open_graph` wants to know."""
-    parser.add_argument("--memory", type=size, metavar="SIZE", help="budget, such as 4GiB (default: half of what is available)")
+    parser.add_argument(
+        "--memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="budget: bytes (4GiB), or a share of the machine's memory (5%%); default: half of what is available",
+    )
     parser.add_argument("--backend", choices=["auto", "buffered", "io_uring", "pread"], default="auto", help="how files are read")
     parser.add_argument("--verify", choices=["always", "open", "off"], help="when checksums are checked (default: always)")
     parser.add_argument("--threads", type=positive, help="threads (default: all processors)")
@@ -266,13 +275,15 @@ def add_strategy_options(
         shown = f"; default: {default}" if is_common and default is not None else ""
         goes_with = f"{', '.join(by)}{shown}" if len(names) > 1 else shown.removeprefix("; ")
         text = f"{help} ({goes_with})" if goes_with else help
-        parser.add_argument(
+        added: Any = parser.add_argument(
             f"--{option.replace('_', '-')}",
             type=typed(kind.parse),
             metavar=kind.metavar,
             default=defaults.get(option),
             help=text.replace("%", "%%"),
         )
+        if kind in (PACK, RUN_DIR):
+            added.complete = PATH_COMPLETION
 
 
 def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strategy:
@@ -306,7 +317,7 @@ def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> Out
     """Open a dataset as :func:`add_opening`'s options say; ValueError where a pack is given in its place."""
     if is_pack(path):
         raise ValueError(f"{os.fspath(path)} is a pack, and a dataset is asked for here: only info, train and verify take packs")
-    return OutOfCoreGraph.open(path, **opening(options))
+    return OutOfCoreGraph.open(path, progress=not getattr(options, "json", False), **opening(options))
 
 
 def opening(options: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from featstore.cli.arguments import size
+from featstore.cli.arguments import add_path, memory_size, size
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.convert import convert
@@ -28,7 +28,8 @@ def add_form(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     parser.add_argument(
         "--chunk-bytes", type=size, metavar="SIZE", help="with chunked: size of a chunk, a multiple of 4KiB (1MiB by default)"
     )
-    parser.add_argument(
+    add_path(
+        parser,
         "--stripe",
         action="append",
         default=[],
@@ -40,7 +41,7 @@ def add_form(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore convert``."""
     add_form(parser, is_required=True)
-    parser.add_argument("--memory", type=size, metavar="SIZE", help="most memory to use")
+    parser.add_argument("--memory", type=memory_size, metavar="SIZE", help="most memory to use: bytes, or a share (5%%)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from featstore.cli.arguments import size
+from featstore.cli.arguments import add_path, memory_size
 from featstore.cli.convert import add_form
 from featstore.cli.info import describe, description
 from featstore.cli.output import print_result
@@ -24,9 +24,9 @@ def _named_path(text: str) -> tuple[str, str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore create``."""
-    parser.add_argument("--indptr", metavar="FILE", help="CSC offsets, integer [N+1]; with --indices")
-    parser.add_argument("--indices", metavar="FILE", help="in-neighbours, integer [E]")
-    parser.add_argument("--edge-index", metavar="FILE", help="instead of those: edges, integer [2, E], sources then destinations")
+    add_path(parser, "--indptr", metavar="FILE", help="CSC offsets, integer [N+1]; with --indices")
+    add_path(parser, "--indices", metavar="FILE", help="in-neighbours, integer [E]")
+    add_path(parser, "--edge-index", metavar="FILE", help="instead of those: edges, integer [2, E], sources then destinations")
     parser.add_argument("--num-nodes", type=int, metavar="N", help="with --edge-index: number of nodes")
     parser.add_argument(
         "--features", type=_named_path, nargs="+", action="extend", default=[], metavar="NAME=FILE", help="[N, …]"
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remove-self-loops", action="store_true", help="remove edges from a node to itself")
     parser.add_argument("--to-undirected", action="store_true", help="add the reverse of each edge; removes duplicates")
     add_form(parser, is_required=False)
-    parser.add_argument("--memory", type=size, metavar="SIZE", help="most memory to use")
+    parser.add_argument("--memory", type=memory_size, metavar="SIZE", help="most memory to use: bytes, or a share (5%%)")
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from featstore.cli.arguments import add_making, check_feature, open_graph
+from featstore.cli.arguments import add_making, add_path, check_feature, open_graph
 from featstore.cli.model import load_model
 from featstore.cli.output import print_result
 from featstore.config import format_size
@@ -20,7 +20,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore infer``."""
     add_making(parser, None, "feature (default: the one that the model was trained on)")
-    parser.add_argument("--model", metavar="FILE", required=True, help="file that featstore train --save wrote")
+    add_path(parser, "--model", metavar="FILE", required=True, help="file that featstore train --save wrote")
     parser.add_argument("--out", default="h", metavar="NAME", help="name of the new feature (default: h)")
     parser.add_argument(
         "--resume",

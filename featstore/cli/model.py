@@ -11,6 +11,7 @@ import torch
 
 from featstore.cli.sage import GraphSAGE
 from featstore.errors import FormatError
+from featstore.storage.rundir import remove_file
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["ModelSizes", "load_model", "save_model"]
@@ -36,7 +37,7 @@ class ModelSizes:
 
 
 def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes) -> None:
-    """Write a model to a file, in place of what is there.
+    """Write a model to a file, in place of what is there, and of what a killed writer left beside it.
 
     Raises
     ------
@@ -45,6 +46,7 @@ def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes
     """
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     record = {"format": 1, "sizes": asdict(sizes), "weights": list(state)}
+    remove_file(f"{os.fspath(path)}.tmp")
     with SectionWriter(path, KIND) as writer:
         writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
         for tensor in state.values():

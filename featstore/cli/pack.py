@@ -15,6 +15,7 @@ from featstore.cli.arguments import (
     BATCHES,
     Given,
     add_opening,
+    add_path,
     add_sampling,
     disk_size,
     feature_of,
@@ -46,7 +47,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore pack``."""
-    parser.add_argument("pack", metavar="PACK", help="directory of the pack")
+    add_path(parser, "pack", metavar="PACK", help="directory of the pack")
     add_opening(parser)
     add_sampling(parser, max_batches=False)
     parser.add_argument("--edges", action="store_true", help="number the edges, for train --edge-features with this pack")
@@ -199,7 +200,7 @@ def _pack_dataset(
             if error.errno != errno.ENOSPC:
                 raise
             if error.filename not in {pack.file(name) for name in before}:  # else it is there, within what the pack may take
-                more = "make room" if is_drive_full(error) else "give more --disk, or more --cache,"
+                more = "make room" if is_drive_full(error) else "give more --disk, more --cache, or --policy frequency,"
                 kept = f"the samples are kept: {more} and ask again with --add-layout"
                 raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
         found = describe_pack(pack)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-__all__ = ["COMMANDS", "USER_ERROR", "Parser", "make_parser"]
+__all__ = ["COMMANDS", "USER_ERROR", "Parser", "make_parser", "with_values"]
 
 USER_ERROR = 2
 
@@ -40,6 +41,17 @@ class Parser(argparse.ArgumentParser):
         close = get_close_matches(name, self._option_string_actions, 1) if name.startswith("-") else []
         meant = f" (did you mean {close[0]}?)" if close else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+
+
+def with_values(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with ``--option -1,-1`` as ``--option=-1,-1``: a parser would take the numbers for options."""
+    joined: list[str] = []
+    for each in arguments:
+        if re.match(r"-[\d.]", each) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={each}"
+        else:
+            joined.append(each)
+    return joined
 
 
 def make_parser() -> Parser:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from featstore.cli.arguments import add_opening, open_graph, positive
+from featstore.cli.arguments import add_opening, add_path, open_graph, positive
 from featstore.cli.output import print_result
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.partitioning.assign import judge, partition
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("parts", metavar="PARTS", type=positive, nargs="?", help="how many parts; not needed with --array")
     add_opening(parser)
     parser.add_argument("--method", default="fennel", help="fennel (default), ldg, ranges, random, metis, or a registered name")
-    parser.add_argument("--array", metavar="FILE", help="keep the parts of this .npy file: an integer a node")
+    add_path(parser, "--array", metavar="FILE", help="keep the parts of this .npy file: an integer a node")
     parser.add_argument("--train", metavar="NAME", help="node data with the training nodes (default: train_idx or train_mask)")
     parser.add_argument("--name", help="what to keep the parts under (default: METHOD-PARTS)")
     parser.add_argument("--keep-lists", action="store_true", help="keep the adjacency in part order, too, for batches of parts")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 
 import torch
+from tqdm import tqdm
 
 from featstore.cache.base import available_policies, get_policy
 from featstore.cli.arguments import (
     Given,
     add_opening,
+    add_path,
     add_sampling,
     cache_neighbors,
     disk_size,
@@ -35,7 +36,7 @@ from featstore.cli.recording import TracedBatches, record_epoch, seeds_of
 from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.progress import Bar
+from featstore.graph.progress import Bar, is_seen, make_bar
 from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, chosen_mask, observe
 from featstore.plan.copies import copy_speed
@@ -96,9 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
     parser.set_defaults(sampling=add_sampling(sampling))
     sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
-    sampling.add_argument("--save-trace", metavar="FILE", help="keep the recorded trace")
+    add_path(sampling, "--save-trace", metavar="FILE", help="keep the recorded trace")
     sampling.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of trace and run files, or 0.5x the feature")
-    parser.add_argument("--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
+    add_path(parser, "--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
     parser.add_argument(
         "--sizes",
         action=Given,
@@ -107,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_SIZES.replace('%', '%%')})",
     )
     parser.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
-    parser.add_argument("--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
+    add_path(parser, "--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
     add_history_arguments(parser)
 
 
@@ -130,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
     for name in policies or []:
         get_policy(name)
-    show = sys.stderr.isatty() and not options.json
+    show = is_seen() and not options.json
     with open_graph(options.path, options) as graph:
         store = feature_of(options, graph)
         row_bytes = store.nbytes // max(1, len(store))
@@ -161,7 +162,7 @@ def _explain(options: argparse.Namespace) -> int:
         raise ValueError("--policies goes with --simulate")
     if options.plot is not None:
         check_plot(options.plot)
-    show = sys.stderr.isatty() and not options.json
+    show = is_seen() and not options.json
     with open_graph(options.path, options) as graph:
         store = feature_of(options, graph)
         row_bytes = store.nbytes // max(1, len(store))
@@ -172,7 +173,7 @@ def _explain(options: argparse.Namespace) -> int:
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
             ahead = min(int(graph.budget.total * FRACTIONS[AHEAD]), most_ahead(store.nbytes))  # as a loader reads ahead
             sources = [each.source for each in graph.features.values()]
-            with Bar(total=3, desc="measuring", leave=False, file=sys.stderr, disable=not show) as bar:
+            with make_bar(total=3, desc="measuring", leave=False, disable=not show) as bar:
                 drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
                 bar.update()
                 copies = copy_speed(graph.path, row_bytes, graph.options.threads, graph.budget, again=options.measure)
@@ -256,19 +257,19 @@ def _redundancy(options: argparse.Namespace) -> int:
         raise ValueError("--all and --max-batches: leave one out")
     if options.plot is not None:
         check_plot(options.plot)
-    show = sys.stderr.isatty() and not options.json
+    show = is_seen() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
         samplers = {
             "neighbor": NeighborSampler(graph, options.fanouts, seed=options.seed),
             "labor": make_labor(graph, options),
         }
         cache_neighbors(graph, options, samplers["neighbor"])
-        bar: Bar | None = None
+        bar: tqdm[int] | None = None
 
         def on_batch(done: int, total: int) -> None:
             nonlocal bar
             if show and bar is None:
-                bar = stack.enter_context(Bar(total=total, desc="sampling", unit="batch", leave=False, file=sys.stderr))
+                bar = stack.enter_context(make_bar(total=total, desc="sampling", unit="batch", leave=False))
             if bar is not None:
                 bar.update(done - bar.n)
 
@@ -349,14 +350,14 @@ class _Countdown:
 
     def __init__(self, show: bool) -> None:
         self._show = show
-        self._bar: Bar | None = None
+        self._bar: tqdm[int] | None = None
 
     def step(self, step: Step) -> None:
         if not self._show:
             return
         if self._bar is None:
             form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
-            self._bar = Bar(total=step.total, desc="simulating", bar_format=form, leave=False, file=sys.stderr)
+            self._bar = make_bar(total=step.total, desc="simulating", bar_format=form, leave=False)
         self._bar.n = step.done
         left = "" if step.left_s is None else f", about {Bar.format_interval(step.left_s)} left"
         self._bar.set_postfix_str(f"{step.policy}, {step.capacity:,} rows{left}")

@@ -42,7 +42,7 @@ def check_plot(path: str | os.PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtraError(f"a plot needs matplotlib ({error}): pip install 'featstore[plot]'") from None
+        raise MissingExtraError(f"a plot needs matplotlib ({error}): pip install matplotlib") from None
     name = os.fspath(path)
     ending = os.path.splitext(name)[1].lstrip(".").lower()
     formats = Figure().canvas.get_supported_filetypes()

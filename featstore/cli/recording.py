@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 
 from featstore.cli.splits import no_seeds, split_seeds
-from featstore.graph.progress import Bar
+from featstore.graph.progress import make_bar
 from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, check_seeds
@@ -111,5 +110,5 @@ def record_epoch(
     with g.budget.reserve("loader order", batches.nbytes):
         order = batches.epoch(0)
         numbers = range(len(order) if max_batches is None else min(len(order), max_batches))
-        shown = Bar(numbers, desc="sampling", unit="batch", leave=False, file=sys.stderr) if progress else numbers
+        shown = make_bar(numbers, desc="sampling", unit="batch", leave=False) if progress else numbers
         return record(sampler, (order.seeds(index) for index in shown), g.num_nodes, path, disk=disk)

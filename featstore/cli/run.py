@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from featstore.cli import aggregate, bench, convert, create, infer, info, pack, partition, plan, train, verify
+from featstore.cli.arguments import add_path
 from featstore.cli.output import advice_on_damage, one_line
-from featstore.cli.parser import COMMANDS, USER_ERROR, Parser, make_parser
+from featstore.cli.parser import COMMANDS, USER_ERROR, Parser, make_parser, with_values
 from featstore.errors import CorruptionError, FeatstoreError
 
-__all__ = ["run"]
+__all__ = ["command_parser", "run"]
 
 _MODULES: dict[str, Any] = {
     "create": create,
@@ -32,7 +33,8 @@ _MODULES: dict[str, Any] = {
 def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
     try:
-        options, unknown = _parser(arguments).parse_known_args(arguments)
+        arguments = with_values(arguments)
+        options, unknown = command_parser(arguments).parse_known_args(arguments)
         if unknown:
             options.parser.refuse(unknown)
         status = int(options.run(options))
@@ -55,13 +57,14 @@ def run(arguments: Sequence[str]) -> int:
         return USER_ERROR
 
 
-def _parser(arguments: Sequence[str] = ()) -> Parser:
+def command_parser(arguments: Sequence[str] = ()) -> Parser:
+    """Return the parser of all commands, of which ``shtab`` makes completions; with the options of a plug-in that is named."""
     parser = make_parser()
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, module in _MODULES.items():
         text = COMMANDS[name]
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        made.add_argument("path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"))
+        add_path(made, "path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"))
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         if module is train:
             train.add_arguments(made, train.named_strategy(arguments))

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from tqdm import tqdm
 
 from featstore.cache.base import get_policy
 from featstore.cli.arguments import (
@@ -20,6 +19,7 @@ from featstore.cli.arguments import (
     BUILT_IN,
     Given,
     add_opening,
+    add_path,
     add_sampling,
     add_strategy_options,
     make_batches,
@@ -33,6 +33,7 @@ from featstore.cli.arguments import (
     strategy_of,
     typed,
 )
+from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
 from featstore.cli.planhistory import staleness
@@ -40,6 +41,7 @@ from featstore.cli.splits import SPLITS, count_classes, unknown_splits, unlabell
 from featstore.cli.training import Epoch, TrainResult, check_fields, describe_epoch, describe_training, train
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.progress import Bar, is_seen
 from featstore.load.history import History
 from featstore.load.threads import STAGES
 from featstore.pack.offline import Pack
@@ -89,7 +91,18 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     )
     parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
-    parser.add_argument("--save", metavar="FILE", help="write the trained model there, for featstore infer")
+    add_path(parser, "--save", metavar="FILE", help="write the trained model there, for featstore infer")
+    add_path(
+        parser,
+        "--checkpoint",
+        metavar="DIR",
+        help="keep the state of the training there after every epoch, for --resume: model, optimizer, order and random state",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the state in --checkpoint, up to --epochs in all; begin if there is none",
+    )
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
     parser.add_argument(
@@ -234,7 +247,13 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         for name in sorted({*BATCHES} & set(getattr(options, "given", ()))):
             raise ValueError(f"--{name} goes with batches that are drawn now: {options.pack} is a pack, which runs its own")
     loader_options = _loader_options(options)
+    if options.resume and options.checkpoint is None:
+        raise ValueError("--resume goes with --checkpoint, which names the directory of the state to go on from")
     with ExitStack() as stack:
+        checkpoints = None
+        if options.checkpoint is not None:
+            checkpoints = stack.enter_context(Checkpoints(options.checkpoint, options.resume))
+            _say_resumed(checkpoints, options)
         graph: OutOfCoreGraph | PackedGraph
         graph = PackedGraph(path, **opening(options)) if is_alone else open_graph(path, options)
         stack.enter_context(cast(AbstractContextManager[Any], graph))
@@ -264,9 +283,10 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             seed=options.seed,
             batches=None if isinstance(graph, PackedGraph) else partial(make_batches, graph, options),
             max_batches=options.max_batches,
-            progress=sys.stderr.isatty() and not quiet,
+            progress=is_seen() and not quiet,
             on_epoch=None if quiet else _say,
             save=options.save,
+            checkpoints=checkpoints,
             loader_options=loader_options,
         )
 
@@ -297,6 +317,14 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
     return pack
 
 
+def _say_resumed(checkpoints: Checkpoints, options: argparse.Namespace) -> None:
+    """Print a line about where ``--resume`` goes on."""
+    if options.resume:
+        done = len(checkpoints.epochs)
+        text = f"going on after {done} of {max(done, options.epochs)} epochs" if done else "no epoch is trained yet"
+        print(f"featstore: {checkpoints.path}: {text}", file=sys.stderr, flush=True)
+
+
 def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
     """Print a line about node data that looks like a split and has no name of one: nothing is trained or measured on it."""
     unused = unknown_splits(graph.node_data)
@@ -319,5 +347,5 @@ def _say_unlabelled(graph: OutOfCoreGraph, labels: str, what: str) -> None:
 
 
 def _say(epoch: Epoch) -> None:
-    tqdm.write(describe_epoch(epoch), file=sys.stdout)
+    Bar.write(describe_epoch(epoch), file=sys.stdout)
     sys.stdout.flush()

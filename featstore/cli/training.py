@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,11 +13,13 @@ import torch
 from tqdm import tqdm
 
 from featstore.budget import MemoryReport
+from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.model import ModelSizes, save_model
 from featstore.cli.sage import GraphSAGE
 from featstore.cli.splits import SPLITS, class_ids, count_classes, no_seeds, split_seeds
 from featstore.config import format_size
 from featstore.gather.device import check_device
+from featstore.graph.progress import is_seen, make_bar
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
@@ -91,7 +92,7 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edg
     right = total = 0
     try:
         with torch.inference_mode():
-            for batch in _bar(loader, "evaluate") if progress else loader:
+            for batch in _bar(loader, "evaluate", len(loader)) if progress else loader:
                 edges = {"edges": edge_rows(batch, edge_features)} if edge_features else {}
                 right += int((model(batch.x.float(), batch.blocks, **edges).argmax(1) == class_ids(batch.y)).sum())
                 total += len(batch.seeds)
@@ -139,6 +140,7 @@ def train(
     on_epoch: Callable[[Epoch], None] | None = None,
     loader_options: Mapping[str, Any] | None = None,
     save: str | os.PathLike[str] | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
     """Train a :class:`GraphSAGE` on the ``train`` split, and measure accuracy on ``val`` and ``test`` after every epoch.
 
@@ -173,7 +175,7 @@ def train(
     held_out : sequence of str
         Splits that accuracy is measured on after every epoch, of ``"val"`` and ``"test"``.
     progress : bool, optional
-        Show bars on stderr; by default where it is a terminal.
+        Show bars on stderr: batches done of how many, their rate, the time left; by default on a terminal and in a notebook.
     on_epoch : callable, optional
         Called with every :class:`Epoch` when it is done.
     loader_options : mapping, optional
@@ -181,11 +183,15 @@ def train(
         the model is on its ``device``.
     save : path-like, optional
         Write the trained model to this file, which :func:`~featstore.cli.model.load_model` reads.
+    checkpoints : Checkpoints, optional
+        Written to after every whole epoch. Where it has one already, training goes on from there, up to ``epochs`` in all, as if
+        it had not been interrupted: losses, accuracies and weights are the same, bit for bit.
 
     Raises
     ------
     ValueError
-        No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label.
+        No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label; a
+        checkpoint of another training.
     BudgetError, CorruptionError, OSError
         From loading.
 
@@ -194,7 +200,7 @@ def train(
     Sets torch's random state. With the same seed the losses are the same, bit for bit, whatever the cache, the reader, the
     threads.
     """
-    show = sys.stderr.isatty() if progress is None else progress
+    show = is_seen() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
     check_fields(g, feature, labels, edge_features)
     options = dict(loader_options or {})
@@ -214,6 +220,11 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     common |= {"edge_features": list(names)} if names else {}
+    if checkpoints is not None:
+        has_name = sampler is not None and type(sampler).__repr__ is not object.__repr__
+        what: dict[str, Any] = {"sampler": repr(sampler) if has_name else type(sampler).__name__, "sizes": asdict(sizes)}
+        what |= {"labels": labels, "dropout": dropout, "lr": lr, "batch size": batch_size, "seed": seed}
+        checkpoints.check(what | {"max batches": max_batches, "history": repr(options.get("history"))})
     # The training loader makes the cache; evaluation reads through it, on demand.
     kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "device")}
     kept["strategy"] = OnDemand(cache=None)
@@ -229,7 +240,13 @@ def train(
         has_size = False  # a pack has batches of its own
     of_training = {name: value for name, value in common.items() if has_size or name != "batch_size"}
     with Loader(g, **of_training, **options) as loader:
-        for epoch in range(epochs):
+        parts = {"model": model, "optimizer": optimizer, "loader": loader}
+        parts |= {} if options.get("history") is None else {"history": options["history"]}
+        if checkpoints is not None:
+            checkpoints.restore(parts, device)
+            result.epochs += [Epoch(**each) for each in checkpoints.epochs]
+            result.losses += checkpoints.losses
+        for epoch in range(len(result.epochs), epochs):
             begin = time.perf_counter()
             loss = _train_epoch(
                 model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline, names
@@ -247,6 +264,9 @@ def train(
                 on_epoch(done)
             if time.perf_counter() > deadline:
                 break
+            if checkpoints is not None:
+                loader.set_epoch(epoch + 1)  # also where max_batches ended this one before its end
+                checkpoints.save(parts, device, list(map(asdict, result.epochs)), result.losses)
         stats, result.memory = loader.stats(), g.budget.report()
     if save is not None:
         save_model(save, model, sizes)
@@ -269,7 +289,8 @@ def _train_epoch(
 ) -> float:
     """Return the mean loss."""
     total, count = 0.0, 0
-    bar = None if title is None else _bar(loader, title)
+    n_batches = len(loader) if max_batches is None else min(max_batches, len(loader))
+    bar = None if title is None else _bar(loader, title, n_batches)
     for batch in loader if bar is None else bar:
         start = time.perf_counter()
         classes = class_ids(batch.y)
@@ -295,9 +316,8 @@ def _train_epoch(
     return total / max(1, count)
 
 
-def _bar(loader: Loader, title: str) -> tqdm[MiniBatch]:
-    # Only made where it is shown: a bar that is not shown starts tqdm's thread all the same.
-    return tqdm(loader, desc=title, unit="batch", leave=False, file=sys.stderr)
+def _bar(loader: Loader, title: str, n_batches: int) -> tqdm[MiniBatch]:
+    return make_bar(loader, total=n_batches, desc=title, unit="batch", leave=False)
 
 
 def describe_epoch(epoch: Epoch) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from featstore.budget import Budget
-from featstore.config import Options, check_at_least, check_flag, parse_size
+from featstore.config import Options, check_at_least, check_flag, parse_memory
 from featstore.errors import BudgetError
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import FILES, Field, Making, adjacency_of, check_new_feature
@@ -91,7 +91,7 @@ def room_in(budget: Budget, memory: int | str | None, given_bytes: int, written_
         n_bytes += budget.on_loan  # which a reservation takes back
     n_bytes -= min(_MOST_READER, n_bytes // 8)
     if memory is not None:
-        n_bytes = min(n_bytes, parse_size(memory, "memory"))
+        n_bytes = min(n_bytes, parse_memory(memory))
     buffer_bytes = max(_LEAST_BUFFER, min(_MOST_BUFFER, n_bytes // 32))
     piece_bytes = max(given_bytes, min(_MOST_PIECE, n_bytes // 32)) if given_bytes else 0
     held = buffer_bytes + piece_bytes + max(written_bytes, _PART_BYTES) + _WRITER_BYTES + _GROUP_BYTES
@@ -106,7 +106,7 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
     except BudgetError as error:
         if error.needed is None:
             raise
-        stated = budget.total if memory is None else parse_size(memory, "memory")
+        stated = budget.total if memory is None else parse_memory(memory)
         needed = stated + math.ceil(_SHARE * max(0, error.needed - budget.total))
         raise BudgetError(error.reason, needed) from None
 

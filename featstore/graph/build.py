@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from featstore.config import available_memory, check_at_least, format_size, parse_size
+from featstore.config import available_memory, check_at_least, format_size, parse_memory
 from featstore.errors import BudgetError
 from featstore.graph.cleaning import Cleaning
 from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
@@ -244,7 +244,7 @@ def _write_long_list(topology: _TopologyWriter, builder: _Builder, ids: IdReader
 def _build_memory(memory: int | str | None, form: Form) -> int:
     """Return the memory to work in, beside the chunk that is being filled."""
     least = _LEAST_MEMORY + form.chunk_bytes
-    n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_size(memory, "memory")
+    n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
     if n_bytes < least:
         of = f" with chunks of {format_size(form.chunk_bytes)}" if form.chunk_bytes else ""
         raise BudgetError(f"making a dataset{of} needs more memory than {n_bytes} bytes", least)

@@ -1,7 +1,7 @@
 """The bytes of a chunked topology: headers of chunks, and the directory that says which nodes and edges each holds.
 
 A chunk is a run of words, as wide as a neighbour id: a header, for each node whose list begins in the chunk where it begins, and
-the neighbour ids. Byte tables in docs/format.md. In-situ sampling (DaMoN 2024), section 2.1.
+the neighbour ids. Byte tables in docs/format.md. In-situ sampling (DaMoN 2024), section 2.3.
 """
 
 from __future__ import annotations

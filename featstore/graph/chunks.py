@@ -53,7 +53,7 @@ class ChunkedTopology(Topology):
 
     References
     ----------
-    Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, section 2.1.
+    Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, section 2.3.
     """
 
     kind = "chunked"

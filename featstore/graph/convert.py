@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import check_flag
+from featstore.config import check_flag, user_path
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.opentopology import stored_ids, stored_pieces
 from featstore.graph.progress import Progress
@@ -54,7 +54,7 @@ def convert(
     memory : int or str, optional
         Most memory to hold: a chunk and about 32 MiB are needed. As for :func:`featstore.open` by default.
     progress : bool
-        Show a progress bar where stderr is a terminal.
+        Show a progress bar, on a terminal and in a notebook.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def convert(
     >>> featstore.convert("graph", "chunked", chunk_bytes="8MiB")      # doctest: +SKIP
     True
     """
-    root = os.path.abspath(os.fspath(path))
+    root = os.path.abspath(user_path(path))
     form, progress = Form.of(topology, chunk_bytes, stripes, root), check_flag("progress", progress)
     with Update(root) as update:
         catalog = update.catalog

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featstore.config import Options
+from featstore.config import Options, user_path
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.graph import build
@@ -70,7 +70,7 @@ class OutOfCoreGraph(StoredEdges):
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
-        path = os.path.abspath(os.fspath(path))
+        path = os.path.abspath(user_path(path))
         with open_files(path) as opened:  # before a thread or a ring is made for it
             check_memory(path, opened.catalog.files.values(), options)
             super().__init__(path, options)
@@ -165,7 +165,7 @@ class OutOfCoreGraph(StoredEdges):
             Replace a dataset at ``path`` in one step, when the new one is complete. If creation fails, the old one stays. Open
             handles of the old one go on reading it.
         progress : bool
-            Show a progress bar where stderr is a terminal.
+            Show a progress bar, on a terminal and in a notebook.
         memory : int or str, optional
             Most memory to hold, besides inputs that are in memory: bytes, or text such as ``"1GiB"``; at least 8 MiB, and a
             chunk. By default a quarter of what is available, 1 GiB at most. It is also the budget of the returned graph.
@@ -346,7 +346,7 @@ class OutOfCoreGraph(StoredEdges):
         try:
             return cls.open(path, memory=memory)
         except OSError as error:
-            where = os.path.abspath(os.fspath(path))
+            where = os.path.abspath(user_path(path))
             raise CommittedError(
                 f"the dataset at {where} is complete and in place, but opening it failed", where, error
             ) from error
@@ -372,8 +372,8 @@ class OutOfCoreGraph(StoredEdges):
         ----------
         path : path-like
         memory : int or str, optional
-            The budget: bytes or text such as ``"4GiB"``; by default half of what is available, divided by the processes that
-            train together on this machine, as ``LOCAL_WORLD_SIZE`` says.
+            The budget: bytes, text such as ``"4GiB"``, or a share of the machine's memory (``"5%"``); by default half of what is
+            available, divided by the processes that train together on this machine, as ``LOCAL_WORLD_SIZE`` says.
         backend : {"auto", "buffered", "io_uring", "pread"}
             How files are read. ``"io_uring"`` and ``"pread"`` are demands: OSError if they are refused. ``"buffered"`` is as
             ``"auto"``, but through the page cache. ``FEATSTORE_BACKEND`` replaces ``"auto"``.
@@ -382,7 +382,8 @@ class OutOfCoreGraph(StoredEdges):
         threads : int, optional
             Threads that copy rows; the number of processors, or ``FEATSTORE_THREADS``.
         progress : bool
-            Show a progress bar where stderr is a terminal, once the offsets of a large graph are read.
+            Show a progress bar, on a terminal and in a notebook, where the offsets of a large graph are read or a large cache
+            is filled.
 
         Returns
         -------
@@ -453,7 +454,7 @@ class OutOfCoreGraph(StoredEdges):
         Parameters
         ----------
         progress : bool
-            Show a progress bar where stderr is a terminal.
+            Show a progress bar, on a terminal and in a notebook.
 
         Returns
         -------

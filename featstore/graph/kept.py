@@ -39,6 +39,7 @@ __all__ = ["NEIGHBOR_POLICY", "Kept"]
 NEIGHBOR_POLICY = "in_out_ratio"
 PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
 SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
+FILL_SHOWN_AFTER_S = 2.0  # of a cache, which loaders fill, too
 
 GivenParts: TypeAlias = "Given | str | KeptParts"
 
@@ -138,7 +139,8 @@ class Kept(MadeFeatures):
 
         Notes
         -----
-        A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
+        A static policy's rows are read now, in one ascending pass; where that takes longer than two seconds a bar shows how far
+        it is (:meth:`open`: ``progress``). On an error the feature has no cache.
         """
         names = list(self.features) if name is None else [name]
         widths = {each: self.features[each].row_bytes for each in names}  # a name that is none is said first
@@ -212,7 +214,14 @@ class Kept(MadeFeatures):
                 capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
             )
             try:
-                cache.fill(file.gather, by_score=on_loan, without=without)
+                n_bytes = min(capacity, self.num_nodes) * file.row_bytes
+                with Progress(f"cache of {name!r}", n_bytes, self._shows, delay_s=FILL_SHOWN_AFTER_S) as bar:
+
+                    def read(rows: npt.NDArray[np.int64], *where: Any) -> None:
+                        file.gather(rows, *where)
+                        bar.add(rows.size * file.row_bytes)
+
+                    cache.fill(read, by_score=on_loan, without=without)
                 if on_loan:
                     cache.lend()
                 with self.locked():
@@ -326,7 +335,7 @@ class Kept(MadeFeatures):
             Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy,
             seed and ``edges`` (and no ``counts``, no ``parts`` but kept ones) loads it instead of making it anew.
         progress : bool
-            Show a progress bar where stderr is a terminal.
+            Show a progress bar, on a terminal and in a notebook.
 
         Raises
         ------

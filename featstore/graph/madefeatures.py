@@ -66,7 +66,7 @@ class MadeFeatures(Opened):
         memory : int or str, optional
             Most bytes to hold, within the graph's budget; by default nearly all that it has left.
         progress : bool
-            Show a progress bar, with the time left, where stderr is a terminal.
+            Show a progress bar, with the time left, on a terminal and in a notebook.
 
         Returns
         -------
@@ -106,7 +106,7 @@ class MadeFeatures(Opened):
 
         References
         ----------
-        Lin et al.: PaGraph. IEEE TPDS 2021, section 5.1 (PP). Kipf, Welling: Semi-Supervised Classification with Graph
+        Bai et al.: PaGraph. IEEE TPDS 2021, section 5.1 (PP). Kipf, Welling: Semi-Supervised Classification with Graph
         Convolutional Networks. ICLR 2017, equation 2 (gcn).
         """
         self._check_open()

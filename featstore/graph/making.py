@@ -104,7 +104,7 @@ class Making:
         Keys of the fields that it is made of, beside the adjacency.
     overwrite : bool
     progress : bool
-        Say, where stderr is a terminal, what a killed maker left, and whether it is gone on with.
+        Say, on a terminal and in a notebook, what a killed maker left, and whether it is gone on with.
 
     Warns
     -----

@@ -1,20 +1,21 @@
-"""Progress of long operations, in bytes or pieces, with the time left."""
+"""Progress of long operations, in bytes or pieces, with the time left: on a terminal, and in a notebook."""
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 from tqdm import tqdm
 
 from featstore.config import check_flag
 
-__all__ = ["Bar", "Progress", "note"]
+__all__ = ["Bar", "Progress", "is_seen", "make_bar", "note"]
 
 
 def note(text: str, show: bool = True) -> None:
     """Write a line where a :class:`Progress` would show its bar."""
-    if show and sys.stderr.isatty():
+    if show and is_seen():
         tqdm.write(text, file=sys.stderr)
 
 
@@ -24,8 +25,30 @@ class Bar(tqdm):  # type: ignore[type-arg]  # not subscriptable at run time in e
     monitor_interval = 0  # tqdm would start a thread, and leave it
 
 
+def is_seen() -> bool:
+    """Whether somebody sees bars: stderr is a terminal's, or a notebook's."""
+    return sys.stderr.isatty() or _in_notebook()
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def make_bar(iterable: Any = None, **options: Any) -> tqdm[Any]:
+    """Return a bar of tqdm on stderr, or as a notebook's widget where it has them; ``options`` are tqdm's."""
+    kind: Any = Bar
+    if _in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm.auto import tqdm as notebook_tqdm
+
+        kind = type("NotebookBar", (notebook_tqdm,), {"monitor_interval": 0})
+    bar: tqdm[Any] = kind(iterable, file=sys.stderr, **options)
+    return bar
+
+
 class Progress:
-    """A progress bar on a terminal's stderr, nothing elsewhere; a context manager.
+    """A progress bar where :func:`is_seen`, nothing elsewhere; a context manager.
 
     Parameters
     ----------
@@ -43,8 +66,8 @@ class Progress:
     def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
         self._done = 0
         self._bar: tqdm[Any] | None = None
-        if check_flag("progress", show) and sys.stderr.isatty():
-            self._bar = Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr, delay=delay_s)
+        if check_flag("progress", show) and is_seen():
+            self._bar = make_bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", delay=delay_s)
 
     def add(self, n_bytes: int) -> None:
         """Count ``n_bytes`` more as done."""

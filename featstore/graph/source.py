@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore.config import user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.gather.arrays import as_array
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
@@ -320,7 +321,7 @@ def open_source(name: str, value: ArrayLike, *, wider: bool = False) -> Source:
     if isinstance(value, torch.Tensor):
         return _TensorSource(name, value, wider)
     if isinstance(value, (str, os.PathLike)):
-        return NpySource(name, os.fspath(value), wider)
+        return NpySource(name, user_path(value), wider)
     if isinstance(value, tuple) and len(value) == 3 and not isinstance(value[2], Number):
         return _BlocksSource(name, *value, wider=wider)
     return _ArraySource(name, as_array(name, value), wider)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.rowmap import huge_array
+from featstore.config import user_path
 from featstore.graph.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
 from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldRecord, Part
@@ -67,7 +68,7 @@ class Form:
         if topology == "csc":
             return cls(topology, 0)
         n_bytes = DEFAULT_CHUNK_BYTES if chunk_bytes is None else parse_chunk_bytes(chunk_bytes)
-        return cls(topology, n_bytes, _stripes(stripes, os.path.realpath(path)))
+        return cls(topology, n_bytes, _stripes(stripes, os.path.realpath(user_path(path))))
 
     def entry(self) -> dict[str, Any]:
         """Return what the catalog says of it."""
@@ -82,7 +83,7 @@ def _stripes(directories: Sequence[str | os.PathLike[str]], root: str) -> tuple[
     """Return the directories as absolute paths, checked; none lies within the dataset ``root``."""
     if isinstance(directories, (str, os.PathLike)):
         raise TypeError(f"stripes is a list of directories, not {directories!r}")
-    found = tuple(os.path.abspath(os.fspath(each)) for each in directories)
+    found = tuple(os.path.abspath(user_path(each)) for each in directories)
     for each in found:
         with os.scandir(each):  # or its error
             pass

@@ -95,7 +95,7 @@ def infer(
         layers refer to. Compared are the files of the adjacency and the feature, the number and forms of the layers, ``dtype``,
         weights and train/eval modes of modules. By default every call starts over, and keeps nothing.
     progress : bool
-        Show progress bars, with the time left, where stderr is a terminal.
+        Show progress bars, with the time left, on a terminal and in a notebook.
 
     Returns
     -------

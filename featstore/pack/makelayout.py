@@ -105,7 +105,7 @@ def make_layout(
         Most bytes that the layout and this data may take. Where copying every row into the extent of each batch would take more,
         and ``policy`` is static, segments of batches share rows on disk (:mod:`featstore.pack.segments`).
     progress : bool
-        Show a progress bar, of bytes read and written, where stderr is a terminal.
+        Show a progress bar, of bytes read and written, on a terminal and in a notebook.
 
     Raises
     ------

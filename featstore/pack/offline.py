@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import check_at_least, check_flag, parse_disk
+from featstore.config import check_at_least, check_flag, parse_disk, user_path
 from featstore.errors import BudgetError, CommittedError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.progress import Progress
@@ -70,7 +70,7 @@ class Pack(OfflineSamples):
         Parameters
         ----------
         progress : bool
-            Show a progress bar, of bytes and the time left, where stderr is a terminal.
+            Show a progress bar, of bytes and the time left, on a terminal and in a notebook.
 
         Returns
         -------
@@ -140,7 +140,7 @@ def sample_offline(
     threads : int, optional
         Batches sampled at once by a ``sample`` method. Callables and iterables make one batch at a time.
     progress : bool
-        Show a progress bar where stderr is a terminal.
+        Show a progress bar, on a terminal and in a notebook.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def sample_offline(
     if threads is not None:
         threads = check_at_least("threads", threads, 1)
     budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()), "disk")
-    target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
+    target = f"{g.path}.pack" if path is None else os.path.abspath(user_path(path))
     batcher = None
     if has_own_seeds(sampler):
         if seeds is not None or batch_size is not None:

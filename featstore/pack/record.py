@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.config import user_path
 from featstore.errors import CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import SampleFile
@@ -103,7 +104,7 @@ class OfflineSamples:
     """Batches of a pack; see :class:`featstore.Pack`, which is one of these and can check its layouts, too."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.path.abspath(user_path(path))
         self.record, file = with_directory(self.path, self._open, "pack")
         self._finalizer = weakref.finalize(self, file.close)
         self.samples = SampleFile(file)

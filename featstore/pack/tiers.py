@@ -358,7 +358,8 @@ def _plan_planned(
         raise OSError(
             errno.ENOSPC,
             f"the batches' rows and tables take {format_size(needed)} ({needed} bytes) on disk, of which "
-            f"{format_size(disk.total)} may be used",
+            f"{format_size(disk.total)} may be used: with policy {policy.name!r} each batch has a copy of its own rows; give "
+            "more disk, a larger cache, or a static policy such as 'frequency', whose batches share rows",
         )
 
 

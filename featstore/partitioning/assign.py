@@ -55,7 +55,7 @@ def partition(
     n_parts : int, optional
         At least 1. Needed unless ``method`` is an array. More parts than nodes are allowed: some are then empty.
     method : str, Partitioner, class, or integer array, shape (num_nodes,)
-        ``"fennel"`` streams the adjacency in bounded memory; ``"ldg"`` does, with another score. ``"ranges"`` cuts the ids,
+        ``"fennel"`` streams the adjacency in bounded memory; ``"ldg"`` does, by another score. ``"ranges"`` cuts the ids,
         ``"random"`` draws. ``"metis"`` needs pymetis, and memory for the whole adjacency several times. Or a registered name; or
         parts that were made elsewhere.
     train_idx : integer array or tensor, or boolean mask, shape (num_nodes,), optional
@@ -74,7 +74,7 @@ def partition(
     seed : int
         Of randomised methods.
     progress : bool
-        Show a progress bar, with the time left, where stderr is a terminal.
+        Show a progress bar, with the time left, on a terminal and in a notebook.
     **options
         Of other methods.
 

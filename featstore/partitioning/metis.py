@@ -58,4 +58,4 @@ def _pymetis() -> Any:
     try:
         return importlib.import_module("pymetis")
     except ImportError as error:
-        raise MissingExtraError("method 'metis' needs pymetis: pip install 'featstore[metis]'") from error
+        raise MissingExtraError("method 'metis' needs pymetis: pip install pymetis") from error

@@ -12,7 +12,7 @@ import torch
 
 from featstore._core.distinct import first_bad
 from featstore.cache.planned import Window
-from featstore.config import check_at_least
+from featstore.config import check_at_least, user_path
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
@@ -117,7 +117,7 @@ class Trace(Sequence[Ints]):
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Trace:
         """Open a trace file that :func:`record` or :meth:`save` wrote; batches are read and checked as they are asked for."""
-        return cls(SectionFile(path, KIND))
+        return cls(SectionFile(user_path(path), KIND))
 
     @classmethod
     def reading(cls, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64], n: int) -> Trace:
@@ -188,7 +188,7 @@ class TraceWriter(SectionWriter):
     """
 
     def __init__(self, path: str | os.PathLike[str], n: int, disk: DiskBudget | None = None) -> None:
-        super().__init__(path, KIND, disk)
+        super().__init__(user_path(path), KIND, disk)
         self._n = n
         super().append(np.array([n], np.int64))
 

@@ -86,9 +86,9 @@ class LayerSampler(HopSampler):
     ----------
     Chen, Ma, Xiao: FastGCN, ICLR 2018 (section 3, importance sampling). Zou et al.: Layer-dependent importance sampling for
     training deep and large graph convolutional networks (LADIES), NeurIPS 2019 (section 3). Huang et al.: Adaptive sampling
-    towards fast graph representation learning, NeurIPS 2018 (section 4.3, skip connections). PaGraph, TPDS 2021 (section 5.7),
-    trains with both. Deville, Tillé: Unequal probability sampling without replacement through a splitting method, Biometrika
-    1998 (pivotal sampling).
+    towards fast graph representation learning, NeurIPS 2018 (section 4.3, skip connections). PaGraph, TPDS 2021 (sections 5.1 and
+    5.8), trains with both. Deville, Tillé: Unequal probability sampling without replacement through a splitting method,
+    Biometrika 1998 (pivotal sampling).
 
     Examples
     --------

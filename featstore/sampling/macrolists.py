@@ -1,4 +1,4 @@
-"""Dynamic neighbour cache: the neighbour lists of the macro-batches that are sampled now (OUTRE, VLDB 2024, section 5.2)."""
+"""Dynamic neighbour cache: the neighbour lists of the macro-batches that are sampled now (OUTRE, VLDB 2024, section 4.2)."""
 
 from __future__ import annotations
 

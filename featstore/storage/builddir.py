@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 from types import TracebackType
 
-from featstore.config import check_flag
+from featstore.config import check_flag, user_path
 from featstore.errors import BusyError, CommittedError
 from featstore.storage.calls import close_quietly, flock_fd
 from featstore.storage.catalog import CATALOG_DIRECTORY
@@ -120,7 +120,7 @@ class BuildDirectory:
     def __init__(
         self, target: str | os.PathLike[str], *, overwrite: bool = False, marker: str = CATALOG_DIRECTORY, what: str = "dataset"
     ) -> None:
-        self.target = os.path.abspath(os.fspath(target))
+        self.target = os.path.abspath(user_path(target))
         self.path = ""
         self._marker, self._what = marker, what
         self._parent = os.path.dirname(self.target)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from featstore.config import format_size
+from featstore.config import format_size, user_path
 from featstore.errors import BusyError
 from featstore.storage.calls import CANNOT_WRITE, close_quietly
 from featstore.storage.lock import FileLock
@@ -31,7 +31,7 @@ def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) 
     Where nobody said and the latter cannot be written, it is a directory of the user's own in the temporary directory.
     """
     if run_dir is not None:
-        return os.fsdecode(run_dir)
+        return user_path(run_dir)
     beside = f"{dataset}.runs"
     if _may_write(beside if os.path.lexists(beside) else os.path.dirname(beside) or "."):
         return beside

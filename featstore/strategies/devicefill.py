@@ -41,8 +41,8 @@ def free_bytes(device: torch.device, budget: Budget, reserve: int) -> int:
 
     References
     ----------
-    Bai et al., PaGraph, TPDS 2021, section 4: the cache is sized after a first mini-batch. Its equation 1, as printed, does not
-    subtract what other processes hold.
+    Bai et al., PaGraph, TPDS 2021, section 4: the cache is sized after a first mini-batch, by what torch has used at its peak and
+    a reserve. What other processes hold is not subtracted there.
     """
     if device.type != "cuda":
         return budget.total - budget.peak - reserve

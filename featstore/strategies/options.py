@@ -10,7 +10,7 @@ from typing import Any
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
-from featstore.config import check_at_least, parse_cache_size, parse_disk, parse_size
+from featstore.config import check_at_least, parse_cache_size, parse_disk, parse_size, user_path
 from featstore.errors import OptionError
 
 __all__ = [
@@ -160,14 +160,14 @@ def _run_dir(path: Any) -> str | None:
         return None
     if not os.fsdecode(path):
         raise ValueError("an empty name: name a directory, or leave it out")
-    return os.path.abspath(os.fsdecode(path))  # whatever the working directory is later
+    return os.path.abspath(user_path(path))  # whatever the working directory is later
 
 
 def _pack(pack: Any) -> Any:
     if isinstance(pack, (str, os.PathLike)):
         if not os.fsdecode(pack):
             raise ValueError("an empty name: name the directory of a pack")
-        return os.path.abspath(os.fsdecode(pack))
+        return os.path.abspath(user_path(pack))
     return pack
 
 
@@ -179,7 +179,7 @@ LENGTH = Kind(_length, lambda text: text if text == "auto" else _BATCHES.parse(t
 DISK = Kind(_disk, _disk_text, "SIZE")
 RUN_DIR = Kind(_run_dir, _run_dir, "DIR")
 EPOCHS = number_of("epochs")
-PACK = Kind(_pack, str, "PACK")
+PACK = Kind(_pack, user_path, "PACK")
 
 _WORDS = {StaticPolicy: "a static policy", OnlinePolicy: "an online policy", PlannedPolicy: "a planned policy such as 'belady'"}
 

@@ -15,7 +15,7 @@ import torch
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
-from featstore.config import format_size, parse_cache_size
+from featstore.config import format_size, parse_cache_size, user_path
 from featstore.errors import BudgetError, OptionError
 from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, fitting, layout_bytes
 from featstore.pack.makelayout import layout_sizes
@@ -65,6 +65,8 @@ class PackEstimate:
         Batches that the estimate is made from.
     free_bytes : int or None
         What the drive has free; None where that is unknown.
+    allowed_bytes : int or None
+        Most bytes of the layout, where its policy is a planned one, whose batches share no rows to fit; None: no bound.
     """
 
     path: str
@@ -75,6 +77,7 @@ class PackEstimate:
     n_batches: int
     n_looked_at: int
     free_bytes: int | None
+    allowed_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -83,11 +86,23 @@ class PackEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the drive may have room: False where even half of the estimate is more than it has free."""
-        return self.free_bytes is None or (1 - MARGIN) * self.total_bytes <= self.free_bytes
+        """Whether there may be room: False where even half of the estimate is more than is free, or allowed."""
+        return self._is_allowed and (self.free_bytes is None or (1 - MARGIN) * self.total_bytes <= self.free_bytes)
+
+    @property
+    def _is_allowed(self) -> bool:
+        return self.allowed_bytes is None or (1 - MARGIN) * (self.layout_bytes or 0) <= self.allowed_bytes
 
     def check(self) -> None:
-        """Raise OSError (ENOSPC), which says what is needed and what is free, unless the drive may have room."""
+        """Raise OSError (ENOSPC), which says what is needed, what there is, and what would do, unless there may be room."""
+        if not self._is_allowed:
+            raise OSError(
+                errno.ENOSPC,
+                f"the layout needs about {format_size(self.layout_bytes or 0)}, and {format_size(self.allowed_bytes or 0)} may "
+                "be used: a planned policy such as 'belady' gives each batch a copy of its own rows; give more disk, a larger "
+                "cache, or a static policy such as 'frequency', whose batches share rows",
+                self.path,
+            )
         if not self.fits:
             raise OSError(
                 errno.ENOSPC,
@@ -109,6 +124,8 @@ class PackEstimate:
     def __str__(self) -> str:
         free = "" if self.free_bytes is None else f"; {format_size(self.free_bytes)} are free on the drive"
         tight = ", which may not suffice" * (self.free_bytes is not None and self.free_bytes < self.total_bytes)
+        if self.allowed_bytes is not None:
+            tight += f"; {format_size(self.allowed_bytes)} may be used"
         return (
             f"{self.path}: will write about {self._parts()} for {format_size(self.features_bytes)} of features and "
             f"{self.n_batches:,} batches, estimated from {self.n_looked_at:,} of them{free}{tight}"
@@ -143,7 +160,7 @@ def estimate_pack(
     labels : sequence of str
         Node data that the pack will carry.
     disk : int, optional
-        Most bytes that the layout may take; with a static policy it is made to fit.
+        Most bytes that the layout may take; with a static policy it is made to fit, with a planned one it cannot be.
 
     Raises
     ------
@@ -183,7 +200,7 @@ def estimate_pack(
             del sampled
         trace = Trace.reading(batches.__getitem__, np.array([len(ids) for ids in batches], np.int64), g.num_nodes)
         per_seed = n_bytes / max(1, n_seeds)
-        target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
+        target = f"{g.path}.pack" if path is None else os.path.abspath(user_path(path))
         estimate = PackEstimate(
             path=target,
             samples_bytes=round(per_seed * epochs * sum(len(order.seeds(index)) for index in range(len(order)))) + RECORD_BYTES,
@@ -282,7 +299,8 @@ class _Asked:
 
 def _with_layout(estimate: PackEstimate, asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> PackEstimate:
     """Add what the layout will take, and the features that it is of."""
-    estimate = replace(estimate, features_bytes=asked.features_bytes)
+    allowed = None if isinstance(asked.policy, StaticPolicy) else asked.disk
+    estimate = replace(estimate, features_bytes=asked.features_bytes, allowed_bytes=allowed)
     if not len(trace) or not asked.features:
         return estimate
     try:

@@ -15,7 +15,7 @@ from featstore.errors import MissingExtraError
 try:
     import torch_geometric  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"featstore.adapters.pyg needs torch_geometric ({error}): pip install 'featstore[pyg]'") from None
+    raise MissingExtraError(f"featstore.adapters.pyg needs torch_geometric ({error}): pip install torch_geometric") from None
 
 from featstore.adapters.pyg.create import create
 from featstore.adapters.pyg.data import to_data

@@ -1,0 +1,169 @@
+"""Checkpoints of ``featstore train``: the state of a training after its last whole epoch, in a file that is replaced at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from featstore.config import user_path
+from featstore.errors import FormatError
+from featstore.storage.lock import FileLock
+from featstore.storage.rundir import remove_file
+from featstore.storage.sections import SectionFile, SectionWriter
+
+__all__ = ["Checkpoints"]
+
+KIND = "training"
+NAME, LOCK = "checkpoint", "lock"
+VERSION = 1
+
+
+def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return a state as JSON holds it; its tensors are added to ``tensors``, and stand there by their number."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors), "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, Mapping):
+        return {"map": [[key, _packed(each, tensors)] for key, each in value.items()]}  # whose keys may be numbers
+    return [_packed(each, tensors) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _unpacked(value: Any, file: SectionFile) -> Any:
+    """Return the state that :func:`_packed` made JSON of."""
+    if isinstance(value, list):
+        return [_unpacked(each, file) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "map" in value:
+        return {key: _unpacked(each, file) for key, each in value["map"]}
+    found = torch.from_numpy(file[value["tensor"]].copy())
+    return found.view(getattr(torch, value["dtype"])).reshape(value["shape"])
+
+
+class Checkpoints:
+    """The checkpoint of one training, in a directory; a context manager, which keeps other trainings out of the directory.
+
+    Parameters
+    ----------
+    directory : path-like
+        It is made if it is not there; its parent must be.
+    resume : bool
+        Go on from the checkpoint; where there is none, begin.
+
+    Attributes
+    ----------
+    epochs : list of dict
+        The epochs that are trained, each as :class:`~featstore.cli.training.Epoch`; with ``losses``, those of the first batches.
+
+    Raises
+    ------
+    FileExistsError
+        A checkpoint is there, and ``resume`` is False.
+    BusyError
+        Another training uses the directory.
+    CorruptionError, FormatError
+        The checkpoint is damaged, or is none.
+    OSError
+
+    Notes
+    -----
+    The file is written under another name, flushed, and renamed: a kill leaves the checkpoint before it, or after it. Every
+    byte is checked when it is read. No pickle.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], resume: bool = False) -> None:
+        folder = os.path.abspath(user_path(directory))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        self.path = os.path.join(folder, NAME)
+        self.epochs: list[dict[str, Any]] = []
+        self.losses: list[float] = []
+        self._lock = FileLock(os.path.join(folder, LOCK), exclusive=True)
+        self._recipe: Mapping[str, Any] = {}
+        self._state: dict[str, Any] | None = None
+        try:
+            if os.path.lexists(self.path):
+                if not resume:
+                    said = "a checkpoint is there: --resume goes on from it; or remove it, or name another directory"
+                    raise FileExistsError(errno.EEXIST, said, self.path)
+                self._state = self._read()
+                self.epochs, self.losses = list(self._state["epochs"]), list(self._state["losses"])
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> dict[str, Any]:
+        file = SectionFile(self.path, KIND)
+        try:
+            state: dict[str, Any] = _unpacked(json.loads(file[0].tobytes()), file)
+            if state["version"] != VERSION:
+                raise FormatError(f"{self.path} has version {state['version']}; this release reads {VERSION}", self.path)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise FormatError(f"{self.path}: no checkpoint of featstore train: {error}", self.path) from error
+        finally:
+            file.close()
+        return state
+
+    def check(self, recipe: Mapping[str, Any]) -> None:
+        """Remember what training depends on; ValueError where the checkpoint's depended on something else."""
+        self._recipe = recipe = json.loads(json.dumps(recipe))  # as it is read back
+        before = recipe if self._state is None else self._state["recipe"]
+        for name, value in recipe.items():
+            if before.get(name) != value:
+                said = f"{self.path} is of a training with {name} {before.get(name)!r}, and now it is {value!r}"
+                raise ValueError(f"{said}: give the same, or name another directory")
+
+    def restore(self, parts: Mapping[str, Any], device: torch.device) -> None:
+        """Bring the parts of a training (each has ``load_state_dict``) and the random state to where they were.
+
+        Without a checkpoint one is written, so that there is one from now on, and it is known that it can be.
+        """
+        if self._state is None:
+            self.save(parts, device, [], [])
+            return
+        for name, part in parts.items():
+            part.load_state_dict(self._state[name])
+        torch.set_rng_state(self._state["rng"])
+        if device.type == "cuda" and self._state["device_rng"] is not None:
+            torch.cuda.set_rng_state(self._state["device_rng"], device)
+        self._state = None
+
+    def save(self, parts: Mapping[str, Any], device: torch.device, epochs: list[dict[str, Any]], losses: list[float]) -> None:
+        """Replace the checkpoint by where the training stands now.
+
+        Raises
+        ------
+        CommittedError
+            It is in place, but a power cut may undo that.
+        OSError
+            The checkpoint before it stays.
+        """
+        state = {name: part.state_dict() for name, part in parts.items()}
+        state |= {"version": VERSION, "recipe": self._recipe, "epochs": epochs, "losses": losses, "rng": torch.get_rng_state()}
+        state["device_rng"] = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        tensors: list[torch.Tensor] = []
+        record = json.dumps(_packed(state, tensors)).encode()
+        remove_file(f"{self.path}.tmp")  # of a writer that was killed
+        with SectionWriter(self.path, KIND) as writer:
+            writer.append(np.frombuffer(record, np.uint8))
+            for tensor in tensors:
+                writer.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+            writer.finish(durable=True).close()
+
+    def close(self) -> None:
+        """Let other trainings use the directory."""
+        self._lock.release()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
