@@ -257,15 +257,6 @@ class BufferPool:
             freed += dropped
         return freed
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until a block comes back or ``timeout`` seconds have passed; return whether one came."""
-        try:
-            block = self._returned.get(timeout=timeout)
-        except queue.Empty:
-            return False
-        self._returned.put(block)
-        return True
-
     def prepare(self, n_bytes: int, n_blocks: int, go_on: Callable[[], bool] = lambda: True) -> None:
         """Have ``n_blocks`` idle blocks of ``n_bytes``, their pages taken, as far as half of what the budget has left suffices.
 

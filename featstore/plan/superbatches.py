@@ -125,6 +125,7 @@ class SuperbatchInspector:
         self._is_paused = False
         self._awaited: Future[_Sample] | None = None  # to be written next
         self._shortage: BudgetError | None = None
+        self._n_freed = 0  # grows with whatever may have let go of memory: then those that lacked some try again
         self._first_rows = NO_ROWS  # that the cache begins with, in the serial schedule
         self._reached = 0  # superbatch that is being consumed
         self._n_passed = start  # batches before this one have run
@@ -160,7 +161,7 @@ class SuperbatchInspector:
             if k == self._current and k not in self._ready:
                 self._is_paused = False
                 self._shortage = None  # of before: the batch that ran last may have been let go of since
-            self._changed.notify_all()
+            self._note_freed()
             self._changed.wait_for(lambda: k in self._ready or self._error or self._shortage or self._closed)
             if k not in self._ready:
                 if self._shortage is not None and self._error is None:
@@ -231,12 +232,18 @@ class SuperbatchInspector:
             self._is_paused = False
             for old in [each for each in self._ready if each < k]:
                 self._ready.pop(old).remove()
-            self._changed.notify_all()
+            self._note_freed()
 
     def freed(self) -> None:
         """Say that memory came free: sampling is tried again before :meth:`batch` complains of it."""
         with self._lock:
             self._shortage = None
+            self._note_freed()
+
+    def _note_freed(self) -> None:
+        """Wake those that wait, for memory or for anything else; the lock is held."""
+        self._n_freed += 1
+        self._changed.notify_all()
 
     def pause(self) -> bool:
         """Begin no samples until a batch has run; wait for those being made, and give back what they used.
@@ -298,7 +305,7 @@ class SuperbatchInspector:
                     superbatch.samples.forget()
                     with self._lock:
                         self._ready[k] = superbatch
-                        self._changed.notify_all()
+                        self._note_freed()
             except BaseException as error:
                 self._fail(error)
             finally:
@@ -411,7 +418,7 @@ class SuperbatchInspector:
         with self._lock:
             self._n_alive -= 1
             self._awaited = None
-            self._changed.notify_all()
+            self._note_freed()
             self._check()
 
     def _sample_patiently(self, position: int) -> _Sample:
@@ -424,6 +431,7 @@ class SuperbatchInspector:
                     raise _Stopped
                 self._n_alive += 1
                 self._n_sampling += 1
+                seen = self._n_freed
             try:
                 sampled = self._sample(position)
                 distinct = None if self._edges is None else self._edges.distinct(sampled)
@@ -438,13 +446,17 @@ class SuperbatchInspector:
                     if not self._n_sampling and self._is_written():
                         self._shortage = error
                 self._pool.trim()
-                self._pool.wait(0.02)
+                with self._lock:
+                    self._changed.wait_for(partial(self._may_try, seen))
             else:
                 with self._lock:
                     self._n_sampling -= 1
                     self._shortage = None
-                    self._changed.notify_all()
+                    self._note_freed()
                 return sampled, distinct
+
+    def _may_try(self, seen: int) -> bool:
+        return self._n_freed != seen or self._error is not None or self._closed
 
     def _plan_beside_sampling(
         self, k: int, superbatch: SampledSuperbatch, sampled: dict[int, SampledSuperbatch], workers: ThreadPoolExecutor
