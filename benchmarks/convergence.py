@@ -64,7 +64,7 @@ class Way:
 HALF = float("inf")  # of all parts
 WAYS = {
     REFERENCE: Way(),
-    "default macro": Way(0.1),
+    "default macro": Way(0.025),  # one batch, of forty parts
     "parts of 1/2 batch, half of them": Way(0.5, HALF),
     "parts of 1/2 batch, macro of 1": Way(0.5, 1),
     "parts of 1/2 batch, macro of 2": Way(0.5, 2),

@@ -112,14 +112,9 @@ def test_macro_batches_by_sets(part: list[int], size: int, macro: Any, drop_last
 @pytest.mark.parametrize(
     ("n_parts", "size", "macro", "reason"),
     [
-        (1_000, 60, 20, "one batch of seeds, which is in 20 parts or more"),
-        (1_000, 61, 21, "one batch of seeds, which is in 20 parts or more"),
-        (
-            1_000,
-            57,
-            500,
-            "half, because a batch of seeds is in fewer than 20 parts, which costs accuracy; of 1053 parts fewer",
-        ),
+        (1_000, 120, 40, "one batch of seeds, which is in 40 parts"),
+        (1_000, 106, 36, "one batch of seeds, which is in 36 parts"),
+        (1_000, 105, 500, "half, because a batch of seeds is in 35 parts, and fewer than 36 cost accuracy; of 1143 parts fewer"),
         (1_000, 2_000, 667, "one batch of seeds"),
         (1_000, 9_999, 1_000, "one batch of seeds"),
         (19, 2_999, 19, "half, because"),
@@ -129,7 +124,7 @@ def test_macro_batches_by_sets(part: list[int], size: int, macro: Any, drop_last
 def test_a_macro_batch_is_one_batch_of_seeds_where_these_are_of_many_parts(
     n_parts: int, size: int, macro: int, reason: str
 ) -> None:
-    """Parts of two or three seeds, or of more: one batch where twenty parts hold it, else half; and why."""
+    """Parts of two or three seeds, or of more: one batch where many parts hold it, else half; and why."""
     nodes: Any = Nodes(N)
     batches = featstore.PartitionBatches(nodes, np.arange(N), size, np.arange(N) % n_parts)
     assert batches.macro == macro
@@ -139,7 +134,7 @@ def test_a_macro_batch_is_one_batch_of_seeds_where_these_are_of_many_parts(
     assert stated.macro_reason == "as stated"
     assert f"macro={macro}, " in repr(stated)
     assert stated.digest() == batches.digest()
-    if n_parts * size == 60_000:  # what it is for: the next batch is of other parts
+    if n_parts * size == 120_000:  # what it is for: the next batch is of other parts
         order = batches.epoch(0)
         assert not set((order.seeds(0) % n_parts).tolist()) & set((order.seeds(1) % n_parts).tolist())
 
@@ -147,9 +142,9 @@ def test_a_macro_batch_is_one_batch_of_seeds_where_these_are_of_many_parts(
 def test_a_seed_a_part_is_the_most() -> None:
     """Where not even so many parts would hold a batch, none are recommended."""
     nodes: Any = Nodes(100)
-    batches = featstore.PartitionBatches(nodes, np.arange(100), 19, np.arange(100))
-    assert batches.macro == 50
-    assert batches.macro_reason.endswith("which costs accuracy")
+    batches = featstore.PartitionBatches(nodes, np.arange(100), 35, np.arange(100))
+    assert batches.macro == 70
+    assert batches.macro_reason.endswith("fewer than 36 cost accuracy")
 
 
 def test_macro_is_a_number_or_auto() -> None:

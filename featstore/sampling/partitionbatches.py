@@ -24,7 +24,8 @@ Int64s = npt.NDArray[np.int64]
 Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
 # Macro-batches by default. A batch of seeds of so many parts trains as well as a random one, if the next is of others.
-LEAST_PARTS = 20
+PARTS = 40
+LEAST_PARTS = 36  # of those that were made a tenth may have no seed
 # Of fewer parts: one part of so many of all, and at the least so many batches of seeds.
 MACRO_SHARE, MACRO_BATCHES = 2, 2
 
@@ -50,7 +51,7 @@ class PartitionBatches:
     macro : int or "auto"
         Parts of a macro-batch, of those that have a seed. Fewer parts share more neighbours, so that fewer rows are read, and mix
         seeds less, which can cost accuracy. ``"auto"``, as None: as many as hold one batch of seeds, if all had as many and these
-        are 20 or more; parts that are larger save little, half of them then, and at least as many as hold two batches.
+        are 36 or more; of larger parts half, and at least as many as hold two batches.
         ``macro_reason`` says what was chosen, and why.
     shuffle : bool
         A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
@@ -90,7 +91,7 @@ class PartitionBatches:
 
     Examples
     --------
-    >>> featstore.partition(g, 20 * len(idx) // 1000, train_idx=idx)
+    >>> featstore.partition(g, 40 * len(idx) // 1000, train_idx=idx)
     >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000))
     """
 
@@ -194,10 +195,10 @@ def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
     n_seeds = max(1, n_seeds)
     of_a_batch, of_two = -(-batch_size * n_parts // n_seeds), -(-MACRO_BATCHES * batch_size * n_parts // n_seeds)
     if of_a_batch >= LEAST_PARTS:
-        return of_a_batch, f"one batch of seeds, which is in {LEAST_PARTS} parts or more"
-    better = -(-LEAST_PARTS * n_seeds // batch_size)
+        return of_a_batch, f"one batch of seeds, which is in {of_a_batch} parts"
+    better = -(-PARTS * n_seeds // batch_size)
     hint = f"; of {better} parts fewer would do" if better <= n_seeds else ""
-    reason = f"half, because a batch of seeds is in fewer than {LEAST_PARTS} parts, which costs accuracy{hint}"
+    reason = f"half, because a batch of seeds is in {of_a_batch} parts, and fewer than {LEAST_PARTS} cost accuracy{hint}"
     return max(-(-n_parts // MACRO_SHARE), of_two), reason
 
 
