@@ -206,10 +206,11 @@ def whole_epoch(costs: list[float], n_batches: int) -> float:
 
 @dataclass
 class Report:
-    """Prints figures as JSON lines, to stdout and to ``out`` where one is given."""
+    """Prints figures as JSON lines, to stdout, unless it is silent, and to ``out`` where one is given."""
 
     out: Path | None = None
     failed: int = 0
+    silent: bool = False
 
     def figure(
         self,
@@ -267,7 +268,8 @@ class Report:
         line |= more
         line["machine"] = machine()
         text = json.dumps(line)
-        print(text, flush=True)
+        if not self.silent:
+            print(text, flush=True)
         if self.out is not None:
             with self.out.open("a") as file:
                 file.write(text + "\n")

@@ -315,6 +315,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "policies decide once a batch",
+        "cache admission",
+        "featstore/cache/slots.py",
+        "        if len(new_rows) <= max(self.capacity - self.n_used, self.capacity // self._n_groups):\n",
+        "        if len(new_rows) >= 0:\n",
+        ("tests/test_policies.py::test_policies_differ_where_a_batch_misses_more_than_they_hold",),
+    ),
+    Mutation(
+        "rows that pass within a batch count as evicted",
+        "cache admission",
+        "featstore/cache/slots.py",
+        "            out_rows = out_rows[self._rows.slot_of_row.take(out_rows) == -1]\n",
+        "",
+        ("tests/test_cache_table.py::test_any_batches_any_capacity",),
+    ),
+    Mutation(
         "online hits not told",
         "cache admission",
         "featstore/cache/slots.py",

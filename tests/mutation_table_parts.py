@@ -46,6 +46,14 @@ PARTS: tuple[Mutation, ...] = (
         ("tests/test_partition_batches.py::test_epochs_are_functions_of_seed_and_epoch",),
     ),
     Mutation(
+        "a batch of few parts by default",
+        "partition batches",
+        "featstore/sampling/partitionbatches.py",
+        "    if of_a_batch >= LEAST_PARTS:\n",
+        "    if of_a_batch >= 2:\n",
+        ("tests/test_partition_batches.py::test_a_macro_batch_is_one_batch_of_seeds_where_these_are_of_many_parts",),
+    ),
+    Mutation(
         "one batch stands for all that differ",
         "partition batches",
         "featstore/strategies/batchsize.py",

@@ -27,6 +27,8 @@ class ReferenceLRU(OnlinePolicy):
 
 
 class ReferenceClock(OnlinePolicy):
+    groups = 10
+
     def start(self, capacity: int, context: PolicyContext) -> None:
         self.capacity = capacity
         self.visited: dict[int, bool] = {}
@@ -56,6 +58,8 @@ class ReferenceClock(OnlinePolicy):
 
 class ReferenceSieve(OnlinePolicy):
     """Algorithm 1 of the paper, on a list from the tail (oldest) to the head."""
+
+    groups = 10
 
     def start(self, capacity: int, context: PolicyContext) -> None:
         self.queue: list[int] = []
@@ -88,6 +92,8 @@ class ReferenceSieve(OnlinePolicy):
 
 
 class ReferenceS3FIFO(OnlinePolicy):
+    groups = 10
+
     def start(self, capacity: int, context: PolicyContext) -> None:
         self.main_limit = capacity - max(1, capacity // 10)
         self.most_small: float = capacity - self.main_limit

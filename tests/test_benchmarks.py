@@ -298,6 +298,42 @@ def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
         assert not is_plotted or plot.stat().st_size > 1_000
 
 
+def test_defaults_stand_beside_the_best_strategy_and_a_memory_map(tmp_path: Path) -> None:
+    figures, errors = run_script("defaults.py", tmp_path, "--json")
+    names = [str(figure["name"]) for figure in figures]
+    title = "R12, a quarter of the rows (257 MiB), an epoch of "
+    sides = ["default loader", 'strategy="auto"', "featstore train", "a memory map read by 16 threads"]
+    assert names == [title + side for side in sides]
+    best = figures[0]["best"]
+    assert best == min(figures[0]["fixed"], key=figures[0]["fixed"].get)
+    assert [figure["reference"] for figure in figures] == [f"the best fixed strategy, {best}"] * 3 + ["default loader"]
+    assert figures[3]["reference_runs"] == figures[0]["runs"]
+    for figure in figures:
+        assert figure["impossible"] == {}
+        (details,) = figure["details"]
+        assert len(details["epochs"]) == 3
+        assert figure["value"] == pytest.approx(sum(details["epochs"][1:]) / 2, rel=1e-3)  # the first does not count
+    assert title.split(", an")[0] in errors.splitlines()[-1]
+
+
+def test_convergence_compares_batches_and_frozen_samples(tmp_path: Path) -> None:
+    figures, errors = run_script("convergence.py", tmp_path, "--json", "--frozen", "--only", "default,macro of 2,frozen")
+    reference, default, few, frozen = figures
+    assert [figure["reference"] for figure in figures] == [None, *["random batches, in points of accuracy"] * 3]
+    assert few["rows_ratio"] < default["rows_ratio"] <= 1 == frozen["rows_ratio"]
+    assert few["loaded_ratio"] < 1 == frozen["loaded_ratio"]
+    for figure in figures:
+        (run,) = figure["trained"]
+        assert len(run["validation"]) == len(run["seconds"]) == 2
+        assert figure["runs"] == pytest.approx([run["accuracy"]], rel=1e-3)
+        reached = [n for n, each in enumerate(run["validation"], 1) if each >= max(reference["trained"][0]["validation"]) - 0.005]
+        assert figure["epochs_to_accuracy"] == [min(reached, default=None)]
+    # The first epoch is the samples that are frozen, in the same weights; then the others are fresh.
+    assert frozen["trained"][0]["rows"] == reference["trained"][0]["rows"]
+    assert frozen["trained"][0]["validation"] != reference["trained"][0]["validation"]
+    assert errors.splitlines()[-1].startswith("frozen samples")
+
+
 EPOCHS: dict[str, tuple[Callable[[Figures], None], ...]] = {
     "memmap": (epochs_against_memory_maps_are_whole_and_have_both_references,),
     "hidden": (hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they,),

@@ -64,12 +64,12 @@ class Nodes:
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=60),
     st.integers(1, 20),
-    st.none() | st.integers(1, 12),
+    st.none() | st.just("auto") | st.integers(1, 12),
     st.booleans(),
     st.integers(0, 3),
     st.randoms(use_true_random=False),
 )
-def test_macro_batches_by_sets(part: list[int], size: int, macro: int | None, drop_last: bool, epoch: int, random: Any) -> None:
+def test_macro_batches_by_sets(part: list[int], size: int, macro: Any, drop_last: bool, epoch: int, random: Any) -> None:
     n = len(part)
     ids = random.sample(range(n), k=random.randint(0, n))
     g: Any = Nodes(n)
@@ -77,7 +77,7 @@ def test_macro_batches_by_sets(part: list[int], size: int, macro: int | None, dr
     with pytest.warns(featstore.FeatstoreWarning, match="leaves no batch") if leaves_none else nullcontext():
         batches = featstore.PartitionBatches(g, ids, size, np.array(part), macro, drop_last=drop_last)
     seeded = {part[v] for v in ids}
-    if macro is None and ids:  # half of them, or the fewest that hold two batches of seeds, if all parts had as many
+    if macro in (None, "auto") and ids:  # half of them, or the fewest that hold two batches of seeds, if all parts had as many
         mean = len(ids) / len(seeded)
         fewest = next((m for m in range(1, len(seeded)) if m * mean >= 2 * size), len(seeded))
         assert batches.macro == max(fewest, -(-len(seeded) // 2))
@@ -107,6 +107,50 @@ def test_macro_batches_by_sets(part: list[int], size: int, macro: int | None, dr
         assert set(left[: len(members)]) == members
         seen |= set(parts)
         left = left[len(members) :]
+
+
+@pytest.mark.parametrize(
+    ("n_parts", "size", "macro", "reason"),
+    [
+        (1_000, 120, 40, "one batch of seeds, which is in 40 parts"),
+        (1_000, 106, 36, "one batch of seeds, which is in 36 parts"),
+        (1_000, 105, 500, "half, because a batch of seeds is in 35 parts, and fewer than 36 cost accuracy; of 1143 parts fewer"),
+        (1_000, 2_000, 667, "one batch of seeds"),
+        (1_000, 9_999, 1_000, "one batch of seeds"),
+        (19, 2_999, 19, "half, because"),
+        (1, 5, 1, "half, because"),
+    ],
+)
+def test_a_macro_batch_is_one_batch_of_seeds_where_these_are_of_many_parts(
+    n_parts: int, size: int, macro: int, reason: str
+) -> None:
+    """Parts of two or three seeds, or of more: one batch where many parts hold it, else half; and why."""
+    nodes: Any = Nodes(N)
+    batches = featstore.PartitionBatches(nodes, np.arange(N), size, np.arange(N) % n_parts)
+    assert batches.macro == macro
+    assert batches.macro_reason.startswith(reason)
+    assert f"macro={macro} (auto), " in repr(batches)
+    stated = featstore.PartitionBatches(nodes, np.arange(N), size, np.arange(N) % n_parts, macro)
+    assert stated.macro_reason == "as stated"
+    assert f"macro={macro}, " in repr(stated)
+    assert stated.digest() == batches.digest()
+    if n_parts * size == 120_000:  # what it is for: the next batch is of other parts
+        order = batches.epoch(0)
+        assert not set((order.seeds(0) % n_parts).tolist()) & set((order.seeds(1) % n_parts).tolist())
+
+
+def test_a_seed_a_part_is_the_most() -> None:
+    """Where not even so many parts would hold a batch, none are recommended."""
+    nodes: Any = Nodes(100)
+    batches = featstore.PartitionBatches(nodes, np.arange(100), 35, np.arange(100))
+    assert batches.macro == 70
+    assert batches.macro_reason.endswith("fewer than 36 cost accuracy")
+
+
+def test_macro_is_a_number_or_auto() -> None:
+    nodes: Any = Nodes(9)
+    with pytest.raises(ValueError, match="macro must be a number of parts, or 'auto', not 'all'"):
+        featstore.PartitionBatches(nodes, np.arange(9), 3, np.arange(9), "all")
 
 
 def test_epochs_are_functions_of_seed_and_epoch(data: Any) -> None:
@@ -149,7 +193,7 @@ def test_where_the_parts_come_from(data: Any) -> None:
         assert few.digest() != last.digest()
         assert (few.macro, last.macro) == (2, COMMUNITIES // 2)
         assert featstore.PartitionBatches(g, ids, 10, macro=1000).macro == COMMUNITIES
-        options = "batch_size=10, macro=2, shuffle=True, seed=0, drop_last=False"
+        options = "batch_size=10, macro=2 (auto), shuffle=True, seed=0, drop_last=False"
         assert repr(few) == f"PartitionBatches(<200 ids in {len(few.part_numbers)} parts>, {options})"
         assert repr(few.epoch(1)) == f"<{len(few)} batches of up to 10 seeds, {few.macro} parts at a time>"
 

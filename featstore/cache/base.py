@@ -141,6 +141,9 @@ class StaticPolicy(Policy):
 class OnlinePolicy(Policy):
     """Policy that admits and evicts rows as batches arrive: one call of each hook a batch, in the order hit, victims, insert.
 
+    Of a batch's missed rows the first ``capacity`` come in. A policy that turns rows away says so by :attr:`groups`. It is then
+    asked for victims, and told what was inserted, several times a batch.
+
     Slots are numbered ``0 … capacity-1``. The table fills free slots first, and asks for as many victims as slots are lacking. A
     hook without work (no hits, no victims, nothing to insert) is not called. If the cache shrinks, it asks for all rows in the
     order of eviction, then calls :meth:`start` and :meth:`insert`. Hooks run under the cache's lock, one at a time. The arrays
@@ -149,6 +152,9 @@ class OnlinePolicy(Policy):
 
     slot_bytes: ClassVar[int] = 0
     """Bytes of state a slot, for sizing a cache ahead; :attr:`nbytes` is what counts afterwards."""
+    groups: int = 1
+    """Where a batch's new rows need more than free slots and one part of so many of all, they come in by such parts: ``victims``
+    and ``insert`` are called once a part. Rows of an earlier part can then be victims of a later one."""
 
     @property
     def nbytes(self) -> int:

@@ -26,6 +26,7 @@ class Clock(OnlinePolicy):
     """
 
     slot_bytes = 1
+    groups = 10
 
     _mark: npt.NDArray[np.uint8]  # 0 empty, 1 occupied, 2 occupied and visited
     _hand: int

@@ -38,6 +38,7 @@ class S3FIFO(OnlinePolicy):
     """
 
     slot_bytes = 41
+    groups = 10
 
     _small: Int32s
     _main: Int32s

@@ -30,6 +30,7 @@ class Sieve(OnlinePolicy):
     """
 
     slot_bytes = 9
+    groups = 10
 
     _log: Int32s  # oldest first, -1 for a hole
     _mark: npt.NDArray[np.uint8]  # 0 empty, 1 occupied, 2 occupied and visited

@@ -58,6 +58,9 @@ class SlotTable:
         self._bitmap = np.zeros(-(-capacity // 64), np.uint64)
         self._fault: PluginError | MemoryError | None = None
         self._is_broken = False
+        self._n_groups = policy.groups
+        if not isinstance(self._n_groups, int) or self._n_groups < 1:
+            raise PluginError(f"policy {policy.name!r}: groups must be a whole number, at least 1, not {self._n_groups!r}")
         try:
             policy.start(capacity, context)
         except MemoryError:
@@ -99,7 +102,8 @@ class SlotTable:
     def admit(self, rows: Int64s, positions: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Changeset | None:
         """Choose which of a batch's missed rows come in, and into which slots.
 
-        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Evicted rows are absent
+        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Where the policy decides in
+        groups, some of them may be evicted again in this call, and are not among the changes. Evicted rows are absent
         from now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes
         never came is among the changes again. ``array``: as for :meth:`RowMap.claim`.
 
@@ -119,7 +123,12 @@ class SlotTable:
         if self._is_broken or not len(rows):
             return None
         new_rows, new_positions, held_rows, held_positions, held_slots = self._rows.claim(rows, positions, self.capacity, array)
-        slots, out_rows = self._place(new_rows) if len(new_rows) else (np.empty(0, np.int32), np.empty(0, np.int64))
+        if len(new_rows) <= max(self.capacity - self.n_used, self.capacity // self._n_groups):
+            slots, out_rows = self._place(new_rows)
+        else:
+            slots, out_rows = self._place_groups(new_rows)
+            stays = self.row_of_slot.take(slots) == new_rows
+            new_rows, new_positions, slots = new_rows[stays], new_positions[stays], slots[stays]
         if len(held_rows):
             # A slot that was just given to another row is no longer theirs.
             held_rows, held_positions, held_slots = self._rows.still_held(held_rows, held_positions, held_slots)
@@ -128,8 +137,25 @@ class SlotTable:
             slots = np.concatenate((slots, held_slots))
         return Changeset(new_rows, new_positions, slots, out_rows) if len(new_rows) else None
 
+    def _place_groups(self, new_rows: Int64s) -> tuple[Int32s, Int64s]:
+        """Place group after group, later ones also in slots of earlier ones; return the slots and the old rows evicted."""
+        step = max(1, self.capacity // self._n_groups)
+        placed = [self._place(new_rows[first : first + step]) for first in range(0, len(new_rows), step)]
+        slots = np.concatenate([each for each, _ in placed])
+        out_rows = np.concatenate([each for _, each in placed])
+        passing = new_rows[self.row_of_slot.take(slots) != new_rows]
+        if len(passing):
+            self.n_admitted -= len(passing)
+            self.n_evicted -= len(passing)
+            self._rows.hold(passing, np.zeros(len(passing), np.int32))  # for a moment: all that left are absent
+            out_rows = out_rows[self._rows.slot_of_row.take(out_rows) == -1]
+            self._rows.release(passing)
+        return slots, out_rows
+
     def _place(self, new_rows: Int64s) -> tuple[Int32s, Int64s]:
         """Give ``new_rows`` slots, free ones first; return the slots and the rows evicted for it."""
+        if not len(new_rows):
+            return np.empty(0, np.int32), np.empty(0, np.int64)
         n_free = min(len(new_rows), self.capacity - self.n_used)
         slots = np.arange(self.n_used, self.n_used + n_free, dtype=np.int32)
         out_rows = np.empty(0, np.int64)

@@ -224,7 +224,7 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             action=Given,
             type=positive,
             metavar="N",
-            help="parts that are mixed: fewer save rows, and may cost accuracy (with --batches partition; default: half)",
+            help="parts that are mixed: fewer save rows, and may cost accuracy (with --batches partition; default: auto)",
         ),
         parser.add_argument("--batch-size", action=Given, type=positive, default=1000, help="seeds a batch (default: 1000)"),
         parser.add_argument("--seed", action=Given, type=int, default=0, help="of weights, order and sampling (default: 0)"),

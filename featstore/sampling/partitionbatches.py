@@ -23,7 +23,10 @@ __all__ = ["PartitionBatches", "PartitionEpoch"]
 Int64s = npt.NDArray[np.int64]
 Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
-# A macro-batch by default: one part of so many of all, and at the least so many batches of seeds. Fewer parts cost accuracy.
+# Macro-batches by default. A batch of seeds of so many parts trains as well as a random one, if the next is of others.
+PARTS = 40
+LEAST_PARTS = 36  # of those that were made a tenth may have no seed
+# Of fewer parts: one part of so many of all, and at the least so many batches of seeds.
 MACRO_SHARE, MACRO_BATCHES = 2, 2
 
 
@@ -45,10 +48,11 @@ class PartitionBatches:
     parts : integer array or tensor, shape (num_nodes,), str or KeptParts, optional
         The part of every node; or parts that the dataset keeps, by their name (:meth:`OutOfCoreGraph.parts
         <featstore.OutOfCoreGraph.parts>`). By default those that were kept last.
-    macro : int, optional
-        Parts of a macro-batch, of those that have a seed. By default half of them, and at least as many as hold two batches of
-        seeds, if all had as many. Fewer parts share more neighbours, so that fewer rows are read, and mix seeds less, which can
-        cost accuracy: state it to save more.
+    macro : int or "auto"
+        Parts of a macro-batch, of those that have a seed. Fewer parts share more neighbours, so that fewer rows are read, and mix
+        seeds less, which can cost accuracy. ``"auto"``, as None: as many as hold one batch of seeds, if all had as many and these
+        are 36 or more; of larger parts half, and at least as many as hold two batches.
+        ``macro_reason`` says what was chosen, and why.
     shuffle : bool
         A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
         are in the order of ``ids``.
@@ -56,6 +60,13 @@ class PartitionBatches:
         Not negative.
     drop_last : bool
         Leave out a last batch that is not full.
+
+    Attributes
+    ----------
+    macro : int
+        Parts of a macro-batch.
+    macro_reason : str
+        Why so many.
 
     Raises
     ------
@@ -80,8 +91,8 @@ class PartitionBatches:
 
     Examples
     --------
-    >>> featstore.partition(g, 300, train_idx=idx)
-    >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000, macro=30))
+    >>> featstore.partition(g, 40 * len(idx) // 1000, train_idx=idx)
+    >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000))
     """
 
     def __init__(
@@ -90,7 +101,7 @@ class PartitionBatches:
         ids: torch.Tensor | npt.NDArray[Any] | Sequence[int],
         batch_size: int,
         parts: Parts | None = None,
-        macro: int | None = None,
+        macro: int | str | None = "auto",
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -98,8 +109,10 @@ class PartitionBatches:
         self.batch_size = batch_size = check_at_least("batch_size", batch_size, 1)
         self.seed = check_at_least("seed", seed, 0)
         self.shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
-        if macro is not None:
-            macro = check_at_least("macro", macro, 1)
+        is_auto = macro is None or (isinstance(macro, str) and macro == "auto")
+        if isinstance(macro, str) and not is_auto:
+            raise ValueError(f"macro must be a number of parts, or 'auto', not {macro!r}")
+        wanted = 1 if is_auto else check_at_least("macro", macro, 1)
         self.num_nodes = int(g.num_nodes)
         seeds = check_seeds(ids, self.num_nodes).numpy()
         if parts is None or isinstance(parts, str):
@@ -113,12 +126,14 @@ class PartitionBatches:
         self._offsets, order = by_part(dense.astype(np.int32), n_parts)
         self.seeds = torch.from_numpy(seeds[order])
         warn_of_none(len(seeds), batch_size, self.drop_last)
-        if macro is None:
-            macro = max(-(-n_parts // MACRO_SHARE), -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds))))
-        self.macro = max(1, min(macro, n_parts))
+        self.macro_reason = "as stated"
+        if is_auto:
+            wanted, self.macro_reason = _choose(n_parts, len(seeds), batch_size)
+        self._is_auto, self.macro = is_auto, max(1, min(wanted, n_parts))
 
     def __repr__(self) -> str:
-        options = f"macro={self.macro}, shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
+        macro = f"{self.macro} (auto)" if self._is_auto else self.macro
+        options = f"macro={macro}, shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
         ids = f"<{len(self.seeds)} ids in {len(self.part_numbers)} parts>"
         return f"PartitionBatches({ids}, batch_size={self.batch_size}, {options})"
 
@@ -173,6 +188,18 @@ class PartitionBatches:
             there = np.repeat(starts[chosen] - (np.cumsum(n_seeds) - n_seeds), n_seeds) + np.arange(end - begin)
             order[begin:end] = generator.permutation(there)
         return order
+
+
+def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
+    """Return the parts of a macro-batch by default, and why."""
+    n_seeds = max(1, n_seeds)
+    of_a_batch, of_two = -(-batch_size * n_parts // n_seeds), -(-MACRO_BATCHES * batch_size * n_parts // n_seeds)
+    if of_a_batch >= LEAST_PARTS:
+        return of_a_batch, f"one batch of seeds, which is in {of_a_batch} parts"
+    better = -(-PARTS * n_seeds // batch_size)
+    hint = f"; of {better} parts fewer would do" if better <= n_seeds else ""
+    reason = f"half, because a batch of seeds is in {of_a_batch} parts, and fewer than {LEAST_PARTS} cost accuracy{hint}"
+    return max(-(-n_parts // MACRO_SHARE), of_two), reason
 
 
 class PartitionEpoch:

@@ -67,6 +67,7 @@ class _Witness(OnlinePolicy):
 
     def __init__(self, policy: OnlinePolicy) -> None:
         self.policy = policy
+        self.groups = policy.groups
         self.chosen: list[list[int]] = []
 
     @property
@@ -431,7 +432,11 @@ class OnlinePolicyContract(_PolicyContract):
                 changes = self.cache.admit(*_misses(plan))
                 if not self.open:
                     new = list(dict.fromkeys(row for row in ids.tolist() if row not in self.cached))
-                    assert ([] if changes is None else changes.in_rows.tolist()) == new[: self.cache.capacity]
+                    came = [] if changes is None else changes.in_rows.tolist()
+                    first = new[: self.cache.capacity]
+                    in_groups = isinstance(self.cache.policy, OnlinePolicy) and self.cache.policy.groups > 1
+                    assert came == ([row for row in first if row in set(came)] if in_groups else first)
+                    assert bool(came) == bool(first)
                 if changes is not None:
                     self.cached -= set(changes.out_rows.tolist())
                     self._apply(changes, out)
