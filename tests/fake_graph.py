@@ -44,7 +44,6 @@ class Store:
     def __init__(self, rows: torch.Tensor, pool: Pool) -> None:
         self.rows, self.pool = rows, pool
         self.shape, self.dtype = rows.shape, rows.dtype
-        self.row_bytes = rows[0].nbytes
 
     def gather(self, ids: torch.Tensor, plan: None, tiers: object, tally: Tally | None = None) -> torch.Tensor:
         rows = self.pool.tensor(self.rows[ids])

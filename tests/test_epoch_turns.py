@@ -326,7 +326,7 @@ def test_what_is_drawn_for_the_next_epoch_is_given_back_where_memory_is_short(sm
             assert seen.done[1].wait(30)
             held = g.memory_report()["epoch samples"]
             with g.budget.reserve("others", g.budget.available + held // 2):
-                assert g.memory_report()["epoch samples"] < held // 2
+                assert g.memory_report().get("epoch samples", 0) < held // 2
             loader.set_epoch(0)
             assert all(torch.equal(one, batch.input_ids) for one, batch in zip(first, loader, strict=True))
 

