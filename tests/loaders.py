@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import featstore
@@ -31,7 +31,7 @@ class Serial(featstore.Ginex):
 
     def run(self, setup: featstore.Setup) -> featstore.Runner:
         planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir, overlap=False)
-        return run_planned(self, replace(setup, planning=planning))
+        return run_planned(self, setup, planning)
 
 
 def strategy_of(options: dict[str, Any]) -> featstore.Strategy:

@@ -188,7 +188,7 @@ CHOICES: tuple[Mutation, ...] = (
     Mutation(
         "what was granted does not limit superbatches",
         LENGTHS,
-        "featstore/strategies/superbatch.py",
+        "featstore/strategies/superbatchsizes.py",
         "if needed(size) > granted:",
         "if needed(size) > granted + size * (1 << 40):",
         ("tests/test_needs.py::test_superbatches_are_foreseen_as_they_run",),

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cache.base import get_policy
 from featstore.plan.planmemory import PLANNER_SHARE
-from featstore.strategies.length import Passes, choose_size, planner_bytes, what_would_help
+from featstore.strategies.length import Passes, Planning, choose_size, planner_bytes, what_would_help
 from featstore.strategies.memory import FRACTIONS, PACKING, WINDOWS, Memory
-from featstore.strategies.setup import Planning
 
 BATCH, MANY = 1000, 200
 

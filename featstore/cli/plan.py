@@ -50,10 +50,11 @@ from featstore.storage.rundir import DiskBudget, RunDirectory, runs_directory
 from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
+from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths
 from featstore.strategies.memory import AHEAD, FRACTIONS
 from featstore.strategies.profile import DISK_SHARE, profile_batches
-from featstore.strategies.setup import Setup
+from featstore.strategies.setup import Chosen, Setup
 from featstore.strategies.superbatchepoch import most_ahead
 
 __all__ = ["add_arguments", "run"]
@@ -229,7 +230,9 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
     if disk is not None:  # what a loader samples to choose lies there, too
         sampled = min(disk // DISK_SHARE, profile_batches(n_batches) * SAMPLE_BYTES * n)
     batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
-    setup = Setup(graph, batches, threads, (options.feature,), batch=batch, miss_share=workload.miss_share, profile_bytes=sampled)
+    domains = Domain.of_nodes(graph, (options.feature,)), Domain.of_edges(graph, ())
+    chosen = Chosen(miss_share=workload.miss_share, profile_bytes=sampled)
+    setup = Setup(graph, batches, *domains, threads, threads, batch=batch, chosen=chosen)
     cache = workload.capacity / graph.num_nodes if workload.capacity else None
     return choose(workload, machine, foreseen_lengths(setup, {"cache": cache, "length": options.length or "auto", "disk": disk}))
 

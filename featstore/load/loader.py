@@ -38,6 +38,7 @@ from featstore.sampling.macrolists import macro_lists
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
 from featstore.strategies.devicecache import DeviceCache, describe, with_tier
+from featstore.strategies.domain import Domain
 from featstore.strategies.memory import Memory
 from featstore.strategies.registry import get_strategy
 from featstore.strategies.savedsplit import HistorySplit
@@ -179,9 +180,9 @@ class Loader:
             Setup,
             g,
             threads=by_stage.sample,
-            copy_threads=by_stage.gather,
-            features=check_features(g, features),
-            edge_features=check_edge_features(g, edge_features, sampler),
+            copy_threads=g.options.threads if by_stage.gather is None else by_stage.gather,
+            nodes=Domain.of_nodes(g, check_features(g, features)),
+            edges=Domain.of_edges(g, check_edge_features(g, edge_features, sampler)),
             labels=check_labels(g, labels),
             device=target,
             prefetch=check_prefetch(prefetch, by_stage.sample),
@@ -296,7 +297,7 @@ class Loader:
         setup, state = self._runner.setup, ", closed" if self._closed else ""
         options = {
             "features": list(setup.features),
-            **({"edge_features": list(setup.edge_features)} if setup.edge_features else {}),
+            **({"edge_features": list(setup.edges.stores)} if setup.edges.stores else {}),
             "labels": list(setup.labels),
             "strategy": self._strategy,
             "device": str(setup.device),
@@ -429,12 +430,12 @@ class Loader:
         """
         depths = [epoch.depth for epoch in self._iterators]
         setup = self._runner.setup
-        of_edges = {"edge_features": setup.edge_reads.total()} if setup.edge_features else {}
+        of_edges = {"edge_features": setup.edges.reads.total()} if setup.edges.stores else {}
         return {
             **of_edges,
             **({} if self._history is None else {"history": self._history.stats()}),
             **setup.counts.total(),
-            **setup.reads.total(),
+            **setup.nodes.reads.total(),
             "prefetch": min(depths, default=self._runner.prefetch),
             "seconds": setup.watch.seconds(),
             "hidden": self._stages.overlap.hidden,

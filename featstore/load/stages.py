@@ -44,13 +44,13 @@ class Stages:
         self._history = history
         self.watch, self.memory, self.overlap = setup.watch, memory, Overlap()
         self._g, self._setup = setup.graph, setup
-        self._stores = {name: setup.graph.features[name] for name in setup.features}
+        self._stores = setup.nodes.stores
         self._on_device = setup.on_device
         # None: a batch is whole once it is assembled.
         is_whole = setup.device.type == "cpu" and self._on_device is None
         self._transfer = None if is_whole else Transfer(setup.device, self.watch)
         # A stage of its own has threads of its own; otherwise the store's are meant.
-        own = setup.copy_threads not in (None, setup.graph.options.threads)
+        own = setup.copy_threads != setup.graph.options.threads
         self._copying: dict[str, Any] = {"threads": setup.copy_threads} if own else {}
         self._lock = threading.Lock()
         self._trimmed_for = -1
@@ -192,22 +192,22 @@ class Stages:
             self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:
                 self.watch.add("update", tally.update_s)
-            self._setup.reads.add(tally.read)
+            self._setup.nodes.reads.add(tally.read)
             tally.read, tally.update_s = ReadStats(), 0.0
 
     def _gather_edges(self, batch: Batch) -> None:
         """Gather the rows of the batch's edges, of all blocks of a feature at once; what was gathered is not gathered again."""
         setup, blocks = self._setup, batch.sampled.blocks
-        for name in setup.edge_features:
+        for name, store in setup.edges.stores.items():
             if name not in batch.edge_features:
-                tally, store = Tally(), self._g.edge_features[name]
+                tally = Tally()
                 try:
                     with self.watch.time("edges"):
                         if batch.edges is None:  # checked and joined once, however often memory is looked for
                             batch.edges = edge_numbers(blocks, len(store), self._g.pool.array)
                         batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, batch.edges)
                 finally:
-                    setup.edge_reads.add(tally.read)
+                    setup.edges.reads.add(tally.read)
         batch.edges = None  # its memory may serve the features
 
     def _gather(self, run: EpochRun, name: str, batch: Batch) -> torch.Tensor:

@@ -30,6 +30,7 @@ from featstore.storage.extents import KIND, PAGES, ExtentMap
 from featstore.storage.format import DTYPES, MAX_ROW_BYTES, sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.ordered import Ordered
+from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import check_file
@@ -101,7 +102,7 @@ class LayoutOptions:
 class PackedFeature:
     """A feature to pack: its file, and what its rows are."""
 
-    file: RowFile
+    file: PagedRows
     dtype: str
     shape: tuple[int, ...]
 

@@ -110,7 +110,7 @@ class RunPacker:
 
     Parameters
     ----------
-    bases : mapping of str to RowFile
+    bases : mapping of str to PagedRows
         The features' files.
     reader : Reader
     runs : RunDirectory
@@ -130,7 +130,7 @@ class RunPacker:
 
     def __init__(
         self,
-        bases: Mapping[str, RowFile],
+        bases: Mapping[str, PagedRows],
         reader: Reader,
         runs: RunDirectory,
         disk: DiskBudget,

@@ -28,14 +28,14 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
-from featstore.strategies.length import at_least
+from featstore.strategies.length import Planning, at_least
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
-from featstore.strategies.setup import Planning, Setup
+from featstore.strategies.setup import Chosen, Setup
 from featstore.strategies.superbatch import Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
@@ -85,9 +85,7 @@ class Auto(Strategy):
         """See :class:`~featstore.Strategy`."""
         pack, cache = setup.pack, self.cache
         of_edges = setup.edges.sizes(self.edge_cache, None)
-        setup.nodes.drop_caches()
-        if of_edges:
-            setup.edges.drop_caches()
+        setup.drop_caches(edges=bool(of_edges))
         setup, memory = ask(setup, caches=sum(of_edges.values()))
         planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
         if not memory.suffices:  # what is taken then says what does
@@ -103,8 +101,8 @@ class Auto(Strategy):
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
-            given = _sampled(replace(setup, lends_caches=self.cache == "auto"), profile, decision.miss_share)
-            return AutoRunner(chosen.run(given), decision)
+            told = _told(profile, decision.miss_share, lends_caches=self.cache == "auto")
+            return AutoRunner(chosen.run(replace(setup, chosen=told)), decision)
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -178,7 +176,7 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
     decided on from a copy of its state, and are not used: the run's own depend on what is merged until then. A history that is to
     choose its nodes does so in the memory of the strategy that is taken, and strategies are judged by whole batches.
     """
-    graph, pack, row_bytes = setup.graph, setup.pack, setup.row_bytes
+    graph, pack, row_bytes = setup.graph, setup.pack, setup.nodes.row_bytes
     width = sum(row_bytes.values())
     if not len(setup.batches) or not setup.features:
         return _default(setup, planning, capacity, "nothing is to be gathered")
@@ -229,7 +227,7 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
                 ahead_bytes=min(ahead_bytes(setup), int(graph.budget.total * FRACTIONS[AHEAD])),
                 out_degree=degrees if capacity else None,
             )
-        lengths = foreseen_lengths(_sampled(setup, profile, workload.miss_share), options)
+        lengths = foreseen_lengths(replace(setup, chosen=_told(profile, workload.miss_share)), options)
         workload = replace(workload, on_disk=counted)
         copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
         machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
@@ -270,9 +268,9 @@ def _profile_disk(setup: Setup) -> int:
     return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
 
 
-def _sampled(setup: Setup, profile: Profile | None, miss_share: float) -> Setup:
-    """Return what a strategy is given once batches were sampled to choose it."""
-    return replace(setup, miss_share=miss_share, profile_bytes=0 if profile is None else profile.n_bytes)
+def _told(profile: Profile | None, miss_share: float, *, lends_caches: bool = False) -> Chosen:
+    """Return what a strategy is told once batches were sampled to choose it."""
+    return Chosen(lends_caches, miss_share, 0 if profile is None else profile.n_bytes)
 
 
 def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> Decision:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from featstore.cache.base import OnlinePolicy, Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
@@ -17,21 +16,12 @@ from featstore.strategies.setup import Setup
 __all__ = [
     "CacheLease",
     "LeasedCaches",
-    "beside_caches",
     "check_instances",
     "make_online_edge_caches",
     "online_edge_bytes",
     "room_for_caches",
     "size_caches",
 ]
-
-
-def beside_caches(setup: Setup, size: int | float | str | None, policy: Policy, of_edges: Mapping[str, int]) -> tuple[Setup, int]:
-    """Return a setup that knows the rows of caches of ``size``, and the bytes of all caches, those of edge features included."""
-    sizes = {} if size == "auto" else setup.nodes.sizes(size, policy)
-    if size != "auto" and setup.planning is not None:
-        setup = replace(setup, planning=replace(setup.planning, capacity=setup.nodes.capacity(sizes, policy)))
-    return setup, sum(sizes.values()) + sum(of_edges.values())
 
 
 def online_edge_bytes(setup: Setup, size: int | float | str | None, policy: str | Policy | type[Policy]) -> dict[str, int]:
@@ -42,7 +32,7 @@ def online_edge_bytes(setup: Setup, size: int | float | str | None, policy: str 
     OptionError
         An instance of a policy for several edge features.
     """
-    if isinstance(policy, Policy) and len(setup.edge_features) > 1:
+    if isinstance(policy, Policy) and len(setup.edges.stores) > 1:
         raise OptionError("edge_policy", "an instance serves one cache: give its name or class for several edge features")
     return setup.edges.sizes(size, get_policy(policy))
 

@@ -120,7 +120,7 @@ def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
         if not setup.features or not setup.graph.num_nodes:
             return setup
         return replace(setup, on_device=FilledLater(cache.static_policy, parse_size(cache.reserve)))
-    n_rows = cache.rows(setup.graph.num_nodes, setup.row_bytes)
+    n_rows = cache.rows(setup.graph.num_nodes, setup.nodes.row_bytes)
     if setup.pack is not None:
         if cache.policy is not None:
             raise OptionError(

@@ -26,14 +26,14 @@ def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int, go_on: Callable[[
         Nothing is held.
     """
     graph = setup.graph
-    with AccessCounts(setup) as counts, graph.policy_inputs(sum(setup.row_bytes.values()), counts) as inputs:
+    with AccessCounts(setup) as counts, graph.policy_inputs(setup.nodes.width, counts) as inputs:
         rows = top_rows(inputs.scores(policy), n_rows)
-    stores = {name: graph.features[name] for name in setup.features}
+    stores = setup.nodes.stores
     shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.num_nodes, setup.n_copying)
+    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.num_nodes, setup.copy_threads)
     try:
         for name in stores:
-            step = max(1, FILL_BYTES // max(1, setup.row_bytes[name]))
+            step = max(1, FILL_BYTES // max(1, setup.nodes.row_bytes[name]))
             if not tier.fill(name, step, partial(setup.nodes.read, name), go_on):
                 tier.close()
                 return None

@@ -111,7 +111,7 @@ class FilledLater(OnDevice):
             self._failure = None if self._is_over else error
 
     def _fill(self, setup: Setup) -> None:
-        width, n = sum(setup.row_bytes.values()), setup.graph.num_nodes
+        width, n = setup.nodes.width, setup.graph.num_nodes
         n_rows, left = rows_left(setup.device, setup.graph.budget, self._reserve, n, width)
         if not n_rows:
             self.why = (
@@ -138,7 +138,7 @@ class FilledLater(OnDevice):
         if self.tier is not None:
             return len(self.tier)
         reserve = self._reserve + (taken if setup.device.type == "cpu" else 0)
-        width = sum(setup.row_bytes.values())
+        width = setup.nodes.width
         return rows_left(setup.device, setup.graph.budget, reserve, setup.graph.num_nodes, width)[0]
 
     def join(self) -> DeviceTier | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,21 @@ class Domain:
     n: int
     stores: Mapping[str, FeatureStore]
     reads: ReadCounts
+
+    @classmethod
+    def of_nodes(cls, graph: Any, names: Iterable[str]) -> Domain:
+        """Make the domain of a graph's nodes and the features of these names."""
+        return cls(graph, graph.num_nodes, {name: graph.features[name] for name in names}, ReadCounts())
+
+    @classmethod
+    def of_edges(cls, graph: Any, names: Iterable[str]) -> Domain:
+        """Make the domain of a graph's edges and the features of these names."""
+        stores = {name: graph.edge_features[name] for name in names}
+        return cls(graph, graph.num_edges if stores else 0, stores, ReadCounts())
+
+    def of(self, names: Iterable[str]) -> Domain:
+        """Return the same ids with these features alone."""
+        return replace(self, stores={name: self.stores[name] for name in names})
 
     @property
     def row_bytes(self) -> dict[str, int]:
@@ -111,6 +126,12 @@ class Domain:
         cache = self.stores[name].cache
         assert isinstance(cache, FeatureCache)
         return cache
+
+    def clear_cache(self, name: str) -> None:
+        """Empty a feature's cache: the next plan starts from nothing."""
+        cache = self.stores[name].cache
+        assert cache is not None
+        cache.clear()
 
     def drop_caches(self) -> None:
         """Give back the caches that features have, and buffers of batches that nobody has, before others are made.

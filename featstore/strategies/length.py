@@ -8,16 +8,17 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+from featstore.cache.base import Policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
-from featstore.strategies.setup import Planning, Setup
 
 __all__ = [
     "SEVERAL",
     "Length",
     "Passes",
+    "Planning",
     "at_least",
     "choose_size",
     "judge_length",
@@ -32,6 +33,43 @@ MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # more of them are no reason to plan with next positions on disk
 SEVERAL = 2  # times slower than it could be: worth a warning
 CHEAP, MOST_CHEAP = 4, 8  # passes that read one part of so many of what is moved besides, and no more than so many, are cheap
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What a strategy that looks ahead goes by, its options resolved for a loader.
+
+    Parameters
+    ----------
+    policy : Policy
+        A planned one; for packs also a static one.
+    superbatch : int or "auto"
+        Batches a superbatch.
+    disk : int or None
+        Most bytes of run files at once.
+    run_dir : str
+        Where run directories are made.
+    overlap : bool
+        Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
+    miss_share : float
+        Of a batch's rows, those that the cache will lack, as far as is known: how much is packed of each.
+    capacity : int, optional
+        Rows of the cache, where its size was given.
+    edge_policy : PlannedPolicy, optional
+        Plans the caches of edge features, if there are any.
+    edge_capacity : int
+        Rows of each of those.
+    """
+
+    policy: Policy
+    superbatch: int | str
+    disk: int | None
+    run_dir: str
+    overlap: bool = True
+    miss_share: float = 1.0
+    capacity: int | None = None
+    edge_policy: PlannedPolicy | None = None
+    edge_capacity: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,11 +163,10 @@ def passes_over(n_bytes: int, row_bytes: int, n_batches: int, n_accesses: int, m
     return Passes(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
 
 
-def least_size(setup: Setup) -> int:
-    """Return the batches of the smallest superbatch that the loader allows."""
-    assert setup.planning is not None
-    size = setup.planning.superbatch
-    return 1 if isinstance(size, str) else min(size, max(1, len(setup.batches)))
+def least_size(planning: Planning, n_batches: int) -> int:
+    """Return the batches of the smallest superbatch that the user allows."""
+    size = planning.superbatch
+    return 1 if isinstance(size, str) else min(size, max(1, n_batches))
 
 
 def planner_bytes(

@@ -8,9 +8,10 @@ from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
 from featstore.plan.choice import observe
 from featstore.strategies.caches import size_caches
+from featstore.strategies.length import Planning
 from featstore.strategies.memory import Memory
 from featstore.strategies.profile import Profile, least_batches
-from featstore.strategies.setup import Planning, Setup
+from featstore.strategies.setup import Setup
 
 __all__ = ["look_ahead", "rows_in_memory"]
 

@@ -56,14 +56,14 @@ Needs: TypeAlias = "Mapping[str, tuple[int, int]]"
 
 
 def ask(
-    setup: Setup, needs: Callable[[Setup, BatchSize], Needs] | None = None, caches: int = 0, *, plans: bool = False
+    setup: Setup, needs: Callable[[BatchSize], Needs] | Needs | None = None, caches: int = 0, *, plans: bool = False
 ) -> tuple[Setup, Memory]:
     """Measure the loader's first batch, unless it was, and return what the loader needs.
 
     Parameters
     ----------
     setup : Setup
-    needs : callable (setup, batch) -> mapping of str to (int, int), optional
+    needs : mapping of str to (int, int), or callable (batch) -> mapping, optional
         What an epoch holds where batches are like ``batch``: by holder the bytes without which it cannot run, and those beyond
         which more does nothing.
     caches : int
@@ -117,7 +117,7 @@ class Memory:
     def __init__(
         self,
         setup: Setup,
-        needs: Callable[[Setup, BatchSize], Needs] | None = None,
+        needs: Callable[[BatchSize], Needs] | Needs | None = None,
         caches: int = 0,
         *,
         plans: bool = False,
@@ -125,13 +125,12 @@ class Memory:
         self._budget: Budget = setup.graph.budget
         self._graph, self._sampling = setup.graph, setup.batches
         self._row_bytes, self._edge_row_bytes = setup.nodes.row_bytes, setup.edges.row_bytes
-        self._plans_edges = setup.planning is not None and bool(setup.planning.edge_capacity)
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
         self._has_tier, self._device_on_host = setup.on_device is not None, setup.device.type == "cpu"
         self._plans, self._caches = plans, caches
         self.batch = setup.batch or BatchSize(0)
         self.granted: dict[str, int] = {}
-        self.needs = dict(needs(setup, self.batch) if needs is not None else {})
+        self.needs = dict(needs(self.batch) if callable(needs) else needs or {})
         if (ahead := setup.batches.ahead_bytes()) != (0, 0):  # a sampler that draws many batches at once
             self.needs = {SAMPLED_AHEAD: ahead, **self.needs}
         self.leasts = {holder: least for holder, (least, _) in self.needs.items()}
@@ -155,7 +154,7 @@ class Memory:
         batch, n_bytes = self.batch.of(n_rows), 0
         if self._plans:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * n_rows) + batch.sample_bytes  # a sample that waits to be written
-        if self._plans_edges:
+        if EDGE_PLANNER in self.needs:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * batch.n_edges) + max(self._edge_row_bytes.values()) * batch.n_edges
         if self._has_tier:
             n_bytes += SPLIT_ARRAYS * pooled_bytes(8 * n_rows)

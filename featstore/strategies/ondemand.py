@@ -30,7 +30,6 @@ from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import Batch, EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import (
-    beside_caches,
     check_instances,
     make_online_edge_caches,
     online_edge_bytes,
@@ -93,19 +92,19 @@ class OnDemand(Strategy):
         """See :class:`~featstore.Strategy`."""
         memory, cache = None, self.cache
         of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
-        own = [name for name in setup.features if cache != "auto" or not _is_cached(setup.graph.features[name], self.policy)]
+        own = [name for name in setup.features if cache != "auto" or not _is_cached(setup.nodes.stores[name], self.policy)]
         if cache == "auto" and not own:
             cache = None
         # These caches come in the place of those that are there.
         if cache is not None:
-            replace(setup, features=tuple(own)).nodes.drop_caches()
+            setup.nodes.of(own).drop_caches()
         if of_edges:
             setup.edges.drop_caches()
         shares = cache is not None or bool(of_edges) or setup.divides is not None
         shares = shares or setup.batches.lists is not None or setup.batches.ahead_bytes() != (0, 0)
         if shares or is_tight(setup.graph, setup.batches, setup.nodes.width):
-            setup, caches = beside_caches(setup, cache, get_policy(self.policy), of_edges)
-            setup, memory = ask(setup, caches=caches)
+            of_nodes = {} if cache == "auto" else setup.nodes.sizes(cache, get_policy(self.policy))
+            setup, memory = ask(setup, caches=sum(of_nodes.values()) + sum(of_edges.values()))
             memory.divide()
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         return OnDemandRunner(setup, memory, cache, self.policy, own)
@@ -137,8 +136,8 @@ class OnDemandRunner(Runner):
             setup.divides.divide(setup, self.memory, cache, get_policy(policy))
         if cache is None:
             return
-        sizes, self.prefetch = size_caches(replace(setup, features=tuple(own)), self.memory, cache, get_policy(policy))
-        self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or setup.lends_caches)
+        sizes, self.prefetch = size_caches(replace(setup, nodes=setup.nodes.of(own)), self.memory, cache, get_policy(policy))
+        self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or setup.chosen.lends_caches)
         self._remake()
         self._is_static = bool(sizes) and isinstance(get_policy(policy), StaticPolicy)
 
@@ -170,7 +169,7 @@ class OnDemandRunner(Runner):
 
     def _note(self, name: str) -> None:
         """Keep in mind which cache was made, and how large it is."""
-        cache = self.setup.graph.features[name].cache
+        cache = self.setup.nodes.stores[name].cache
         if cache is not None:
             self._caches[name], self._whole[name] = cache, max(self._whole.get(name, 0), cache.nbytes)
 
@@ -178,7 +177,7 @@ class OnDemandRunner(Runner):
         """Whether caches have given back so much that reading their rows anew pays, and that memory is free again."""
         lost = 0
         for name, cache in self._caches.items():
-            if self.setup.graph.features[name].cache is cache and cache.is_cut:
+            if self.setup.nodes.stores[name].cache is cache and cache.is_cut:
                 lost += self._whole[name] - cache.nbytes
         return lost > sum(self._whole.values()) // LOST_SHARE and lost <= self.memory.unused()
 

@@ -39,6 +39,7 @@ from featstore.strategies.caches import (
     room_for_caches,
 )
 from featstore.strategies.epochmemory import EpochMemory
+from featstore.strategies.length import Planning
 from featstore.strategies.memory import WINDOWS, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
@@ -163,31 +164,21 @@ class Packed(Strategy):
             raise OptionError("pack", "needed: what sample_offline made (featstore pack on the command line)")
         return batches_of(pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
-    @staticmethod
-    def _needs(setup: Setup, batch: BatchSize) -> dict[str, tuple[int, int]]:
-        """Return what running a layout holds."""
-        n = 0 if setup.planning is None or setup.planning.layout is None else len(setup.features)
-        return {WINDOWS: (n * least_window(), n * MOST_WINDOW_BYTES)}
-
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
-        setup.nodes.drop_caches()
-        if of_edges:
-            setup.edges.drop_caches()
-        setup = replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None))
+        setup.drop_caches(edges=bool(of_edges))
         try:
-            layouts = _Layouts(setup)
+            layouts = _Layouts(setup, plan_ahead(setup, self.policy, self.length, self.disk, None))
         except BudgetError as error:  # of telling its policy from others of its name, by its scores
             raise Memory(setup, caches=MAKING_BYTES * setup.graph.num_nodes, plans=True).too_small(error) from None
         if self.cache is None and not isinstance(setup.graph, PackedGraph) and not find_layouts(layouts.pack):
             return replace(self, cache="auto").run(setup)
-        setup, memory = self._ask(layouts, of_edges)
-        assert setup.planning is not None
-        layout, made = setup.planning.layout, False
+        setup, memory, layout = self._ask(layouts, of_edges)
+        made = False
         with setup.watch.time("cache"):
             if layout is not None and self.cache is None:
-                check_disk(layouts.pack.file(layout.name), setup.planning.disk)
+                check_disk(layouts.pack.file(layout.name), layouts.planning.disk)
             elif layout is not None:
                 if self.cache == "auto":
                     larger = layouts.wanted(size_for_pack(setup, memory, layouts.pack, sum(of_edges.values())))
@@ -199,11 +190,11 @@ class Packed(Strategy):
                     raise memory.too_small(error) from None
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
-        is_lent = (self.cache == "auto" or setup.lends_caches) and not isinstance(setup.graph, PackedGraph)
+        is_lent = (self.cache == "auto" or setup.chosen.lends_caches) and not isinstance(setup.graph, PackedGraph)
         return PackedRunner(setup, memory, layouts, layout, made=made, is_lent=is_lent)
 
-    def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Setup, Memory]:
-        """Add up what the first layout takes that fits, of those that would do.
+    def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Setup, Memory, LayoutOptions | None]:
+        """Add up what the first layout takes that fits, of those that would do, and return it, too.
 
         Raises
         ------
@@ -215,21 +206,22 @@ class Packed(Strategy):
             setup = replace(setup, batch=BatchSize(0))  # it is made for another machine: no batch runs here
         refused: list[BudgetError] = []
         for layout in layouts.of_size(self.cache):
-            asked = replace(setup, planning=replace(layouts.planning, layout=layout))
-            caches = sum(of_edges.values())
+            asked, caches = setup, sum(of_edges.values())
+            n = 0 if layout is None else len(setup.features)
+            needs = {WINDOWS: (n * least_window(), n * MOST_WINDOW_BYTES)}
             if layout is not None:
                 on_host = layout.device_rows * setup.nodes.width if setup.device.type == "cpu" else 0
                 caches += sum(setup.nodes.bytes_of(layout.capacity).values()) + _tables_bytes(layout) + on_host
-                asked = replace(asked, on_device=OnDevice() if layout.device_rows else None)  # filled from the layout
+                asked = replace(setup, on_device=OnDevice() if layout.device_rows else None)  # filled from the layout
             try:
-                asked, memory = ask(asked, self._needs, caches, plans=True)
+                asked, memory = ask(asked, needs, caches, plans=True)
                 memory.divide()
             except BudgetError as error:
                 is_there = layout is None or os.path.exists(layouts.pack.file(layout.name))
                 making = 0 if is_there else setup.graph.budget.used + MAKING_BYTES * setup.graph.num_nodes
                 refused.append(BudgetError(error.reason, max(error.needed or 0, making)))
             else:
-                return asked, memory
+                return asked, memory, layout
         raise min(refused, key=lambda error: error.needed or 0)
 
 
@@ -251,14 +243,14 @@ class _Layouts:
     sources : dict of str to PackedFeature
     """
 
-    def __init__(self, setup: Setup) -> None:
-        planning, pack = setup.planning, setup.pack
-        if planning is None or pack is None:
+    def __init__(self, setup: Setup, planning: Planning) -> None:
+        pack = setup.pack
+        if pack is None:
             raise ValueError("strategy 'packed' runs the samples of a pack")
         graph, features = setup.graph, sorted(setup.features)
         pack.check(graph)
         self.pack, self._policy, self.planning = pack, planning.policy, planning
-        stores = {name: graph.features[name] for name in setup.features}
+        stores = setup.nodes.stores
         dtypes = {name: str(store.dtype).removeprefix("torch.") for name, store in stores.items()}
         self.sources = {name: PackedFeature(store.pages, dtypes[name], tuple(store.shape)) for name, store in stores.items()}
         self.there = [
@@ -387,9 +379,9 @@ class PackedRunner(Runner):
     def _fill_device(self, layout: Layout, rows: Int64s) -> None:
         """Bring the layout's rows to the device."""
         graph, setup = self.setup.graph, self.setup
-        stores = {name: graph.features[name] for name in setup.features}
+        stores = setup.nodes.stores
         shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-        tier = DeviceTier(rows, shapes, setup.device, graph.pool, n_threads=setup.n_copying)
+        tier = DeviceTier(rows, shapes, setup.device, graph.pool, n_threads=setup.copy_threads)
         self._tiers.append(tier)
         for name, store in stores.items():
             source = layout.fill(name, Tier.DEVICE, self._memory[WINDOWS].n_bytes // len(stores))

@@ -29,7 +29,7 @@ Int64s = npt.NDArray[np.int64]
 
 def fill_from_extents(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
     """Read what a tier starts with, and count it."""
-    setup.reads.add(source.gather(rows, out, None))
+    setup.nodes.reads.add(source.gather(rows, out, None))
 
 
 class PackedEpoch(EpochRun):
@@ -76,7 +76,7 @@ class PackedEpoch(EpochRun):
 
     def _ready(self, name: str, window_bytes: int) -> None:
         """Put what the layout starts with into the cache, and begin to read the first batches' extents."""
-        layout, store = self._layout, self._setup.graph.features[name]
+        layout, store = self._layout, self._setup.nodes.stores[name]
         assert layout is not None
         cache, rows = store.cache, layout.tables.fill_rows
         assert cache is not None
@@ -111,7 +111,7 @@ class PackedEpoch(EpochRun):
             return Batch(position, sampled, dict.fromkeys(self._setup.features, plan))
 
     def plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
-        store = self._setup.graph.features[name]
+        store = self._setup.nodes.stores[name]
         for position in range(self._behind.get(name, self._start), self._start):
             # The batches of the group before the one that is asked for, so that the cache is as their plans leave it.
             earlier = self.batch(position)
@@ -123,7 +123,7 @@ class PackedEpoch(EpochRun):
         assert batch.plans is not None
         layout = self._layout
         if layout is not None and layout.options.superbatch and self._order[batch.position] % self._group == 0:
-            self._setup.graph.features[name].cache.clear()
+            self._setup.nodes.clear_cache(name)
         return batch.plans[name], self._tiers[name]
 
     def spare(self) -> bool:
@@ -131,13 +131,13 @@ class PackedEpoch(EpochRun):
         if self._window is None or self._window.n_bytes <= least:
             return False
         for source in self._sources.values():
-            self._setup.reads.add(source.narrow(least_window()))
+            self._setup.nodes.reads.add(source.narrow(least_window()))
         self._window.resize(least)
         return True
 
     def close(self) -> None:
         if self._memory.is_of(self._use):
             for source in self._sources.values():
-                self._setup.reads.add(source.close())
+                self._setup.nodes.reads.add(source.close())
             self._caches.release()
             self._memory.end(self._use)

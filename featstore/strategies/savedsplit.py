@@ -133,7 +133,7 @@ class HistorySplit:
             room = graph.budget.available + held.n_bytes
             room = memory.left_for_caches(room, setup.prefetch, held.n_bytes)[0]
             if cache is not None and cache != "auto" and setup.features:
-                given = cache_bytes(cache, n, setup.row_bytes, policy, setup.graph.budget, 1 << 62)
+                given = cache_bytes(cache, n, setup.nodes.row_bytes, policy, setup.graph.budget, 1 << 62)
                 room = max(0, room - sum(given.values()))
             if not setup.features:
                 counted.rows[:] = 0  # there are none to read
@@ -197,16 +197,16 @@ def _outside(graph: Any, ids: Int64s, lists: NearbyLists | None) -> npt.NDArray[
 def _gathered(setup: Setup, drawn: Drawn) -> tuple[float, int]:
     """Read the rows of a few batches, spread over the epoch, without a cache; return the seconds, and how many rows."""
     graph, order, seconds, n_rows = setup.graph, drawn.whole(0), 0.0, 0
-    step = max(1, PIECE_BYTES // max(1, max(setup.row_bytes.values())))
+    step = max(1, PIECE_BYTES // max(1, max(setup.nodes.row_bytes.values())))
     for position in range(0, len(order), max(1, len(order) // GATHERED)):
         ids = order.sample(position).input_ids.numpy().copy()
         graph.pool.trim()
         for first in range(0, len(ids), step):
             rows = ids[first : first + step]
-            for name, width in setup.row_bytes.items():
+            for name, width in setup.nodes.row_bytes.items():
                 out = graph.pool.tensor((len(rows), width), torch.uint8)
                 begin = time.perf_counter()
-                graph.features[name].source.gather(rows, out.numpy())
+                setup.nodes.stores[name].source.gather(rows, out.numpy())
                 seconds += time.perf_counter() - begin
                 del out
         n_rows += len(ids)
@@ -226,14 +226,14 @@ def _nothing(n_bytes: int) -> float:
 
 def _saved_by_rows(setup: Setup, counted: SavedIO, trace: Trace | None, policy: Policy, room: int) -> Callable[[int], float]:
     """Return what says how many reads the features' cache saves in so many bytes: sums by score, or what replaying loads."""
-    n, widths = int(setup.graph.num_nodes), list(setup.row_bytes.values())
+    n, widths = int(setup.graph.num_nodes), list(setup.nodes.row_bytes.values())
 
     def rows_of(n_bytes: int) -> int:
         return rows_within(n_bytes, n, widths, policy)
 
     if isinstance(policy, StaticPolicy):
         accesses = counted.accesses
-        with setup.graph.policy_inputs(sum(setup.row_bytes.values()), accesses) as inputs:
+        with setup.graph.policy_inputs(setup.nodes.width, accesses) as inputs:
             scores = inputs.scores(policy)
             order = np.argsort(-scores.astype(np.float64), kind="stable")
         sums = prefix_sums(accesses, order)

@@ -10,16 +10,14 @@ import torch
 from featstore.budget import Budget
 from featstore.cache.base import Policy
 from featstore.cache.devicetier import DeviceTier
-from featstore.cache.planned import PlannedPolicy
 from featstore.pack.batches import PackBatches
-from featstore.pack.layout import LayoutOptions
 from featstore.pack.offline import Pack
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
-from featstore.strategies.counters import BatchCounts, ReadCounts, Stopwatch
+from featstore.strategies.counters import BatchCounts, Stopwatch
 from featstore.strategies.domain import Domain
 
-__all__ = ["Divides", "OnDevice", "Planning", "Setup"]
+__all__ = ["Chosen", "Divides", "OnDevice", "Setup"]
 
 
 class Divides(Protocol):
@@ -64,43 +62,22 @@ class OnDevice:
 
 
 @dataclass(frozen=True)
-class Planning:
-    """What a strategy that looks ahead may use.
+class Chosen:
+    """What a strategy is told that another one chose.
 
     Parameters
     ----------
-    policy : Policy
-        A planned one; for packs also a static one.
-    superbatch : int or "auto"
-        Batches a superbatch.
-    disk : int or None
-        Most bytes of run files at once.
-    run_dir : str
-        Where run directories are made.
-    overlap : bool
-        Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
+    lends_caches : bool
+        Caches are on loan although their size is given.
     miss_share : float
-        Of a batch's rows, those that the cache will lack, as far as is known: how much is packed of each.
-    capacity : int, optional
-        Rows of the cache, where its size was given.
-    edge_policy : PlannedPolicy, optional
-        Plans the caches of edge features, if there are any.
-    edge_capacity : int
-        Rows of each of those.
-    layout : LayoutOptions, optional
-        The layout of a pack that is run; it is made first where the pack has it not.
+        Of a batch's rows, those that the cache will lack, as far as is known.
+    profile_bytes : int
+        Bytes of run files that hold batches sampled ahead.
     """
 
-    policy: Policy
-    superbatch: int | str
-    disk: int | None
-    run_dir: str
-    overlap: bool = True
+    lends_caches: bool = False
     miss_share: float = 1.0
-    capacity: int | None = None
-    edge_policy: PlannedPolicy | None = None
-    edge_capacity: int = 0
-    layout: LayoutOptions | None = None
+    profile_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,12 +88,12 @@ class Setup:
     ----------
     graph : OutOfCoreGraph or PackedGraph
     batches : SampledBatches
+    nodes, edges : Domain
+        The features that are gathered of each, and counts of what is read of them.
     threads : int
         Batches sampled at once.
-    copy_threads : int, optional
-        Threads that copy the rows of a batch; None: the graph's.
-    features : tuple of str
-    edge_features : tuple of str
+    copy_threads : int
+        Threads that copy the rows of a batch.
     device : torch.device
         Where batches are delivered.
     device_rows : int or None
@@ -129,22 +106,12 @@ class Setup:
         Batches made ahead of the one that the loop holds, while memory suffices.
     watch : Stopwatch
         Measures the stages.
-    reads : ReadCounts
-        Gets what is read of features.
-    edge_reads : ReadCounts
-        Gets what is read of edge features.
     counts : BatchCounts
         Gets what is delivered.
-    planning : Planning, optional
-        For strategies that look ahead.
     batch : BatchSize, optional
         What the first batch came to, once one was sampled to know.
-    lends_caches : bool
-        Caches are on loan although their size is given: another strategy chose it.
-    miss_share : float
-        Of a batch's rows, those that the cache will lack, as far as is known.
-    profile_bytes : int
-        Bytes of run files that hold batches sampled ahead.
+    chosen : Chosen
+        By the strategy that chose this one, if one did.
     divides : Divides, optional
         Takes a part of the memory that caches are left with; a strategy asks it before it sizes them.
     has_history : bool
@@ -153,32 +120,26 @@ class Setup:
 
     graph: Any
     batches: SampledBatches
+    nodes: Domain
+    edges: Domain
     threads: int
-    features: tuple[str, ...] = ()
-    edge_features: tuple[str, ...] = ()
+    copy_threads: int
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     device_rows: int | None = None
     on_device: OnDevice | None = None
     labels: tuple[str, ...] = ()
     prefetch: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
-    reads: ReadCounts = field(default_factory=ReadCounts)
-    edge_reads: ReadCounts = field(default_factory=ReadCounts)
     counts: BatchCounts = field(default_factory=BatchCounts)
-    planning: Planning | None = None
     batch: BatchSize | None = None
-    lends_caches: bool = False
-    miss_share: float = 1.0
-    profile_bytes: int = 0
-    copy_threads: int | None = None
+    chosen: Chosen = Chosen()
     divides: Divides | None = None
     has_history: bool = False
 
     @property
-    def n_copying(self) -> int:
-        """Threads that copy the rows of a batch."""
-        threads: int = self.graph.options.threads if self.copy_threads is None else self.copy_threads
-        return threads
+    def features(self) -> tuple[str, ...]:
+        """Names of the features of nodes that are gathered."""
+        return tuple(self.nodes.stores)
 
     @property
     def pack(self) -> Pack | None:
@@ -190,21 +151,11 @@ class Setup:
         """The rows that are on the device now."""
         return None if self.on_device is None else self.on_device.tier
 
-    @property
-    def nodes(self) -> Domain:
-        """The nodes and the features that are gathered of them."""
-        return Domain(self.graph, self.graph.num_nodes, {name: self.graph.features[name] for name in self.features}, self.reads)
-
-    @property
-    def edges(self) -> Domain:
-        """The edges and the features that are gathered of them."""
-        stores = {name: self.graph.edge_features[name] for name in self.edge_features}
-        return Domain(self.graph, self.graph.num_edges if stores else 0, stores, self.edge_reads)
-
-    @property
-    def row_bytes(self) -> dict[str, int]:
-        """Bytes of each node feature's row."""
-        return self.nodes.row_bytes
+    def drop_caches(self, *, edges: bool = False) -> None:
+        """Give back the caches of features of nodes, and of edges too, before others come in their place."""
+        self.nodes.drop_caches()
+        if edges:
+            self.edges.drop_caches()
 
     @property
     def budget(self) -> Budget:

@@ -33,20 +33,19 @@ from featstore.plan.cost import (
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes
-from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
+from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, PagedRows, least_window
 from featstore.storage.reuse import FileReuse
-from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
 from featstore.strategies.batchsize import BatchSize, larger
-from featstore.strategies.caches import beside_caches
-from featstore.strategies.length import SEVERAL, Passes, at_least, least_size, longest_auto, passes_over
+from featstore.strategies.length import SEVERAL, Passes, Planning, at_least, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
-from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, planned_edge_bytes, run_planned
+from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, run_planned
+from featstore.strategies.superbatchsizes import SuperbatchSizes
 
 __all__ = ["Streamed", "StreamedRunner"]
 
@@ -106,22 +105,18 @@ class Streamed(Superbatch):
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        planning = self.planning(setup)
-        setup, profile, why = replace(setup, planning=planning), None, ""
-        if self.length == "auto" and not setup.profile_bytes:
-            of_edges = planned_edge_bytes(setup)
-            setup.nodes.drop_caches()
-            if of_edges:
-                setup.edges.drop_caches()
-            caches = beside_caches(setup, self.cache, planning.policy, of_edges)[1]
-            setup, memory = ask(setup, self.runner().needs, caches, plans=True)
+        planning, profile, why = self.planning(setup), None, ""
+        if self.length == "auto" and not setup.chosen.profile_bytes:
+            setup.drop_caches(edges=bool(planning.edge_capacity))
+            needs = self.sizes(setup, planning).needs
+            setup, memory = ask(setup, needs, self.cache_bytes(setup, planning), plans=True)
             if memory.suffices:  # else it is refused
                 profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
             if profile is not None:
                 left = None if planning.disk is None else planning.disk - profile.n_bytes
-                setup = replace(setup, planning=replace(planning, disk=left, miss_share=miss_share))
+                planning = replace(planning, disk=left, miss_share=miss_share)
         try:
-            runner = run_planned(self, setup)
+            runner = run_planned(self, setup, planning)
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -130,9 +125,53 @@ class Streamed(Superbatch):
         runner.profile, runner.not_looked = profile, why
         return runner
 
+    def sizes(self, setup: Setup, planning: Planning) -> StreamedSizes:
+        """See :class:`~featstore.Superbatch`."""
+        return StreamedSizes(setup, planning)
+
     def runner(self) -> type[StreamedRunner]:
         """See :class:`~featstore.Superbatch`."""
         return StreamedRunner
+
+
+class StreamedSizes(SuperbatchSizes):
+    """Adds what packing holds, and what passes over the features cost."""
+
+    def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
+        """See :class:`SuperbatchSizes`; and what one batch is packed in, and each feature's extents are read into."""
+        n, longest, widths = batch.n_rows, self.length(batch), self.setup.nodes.row_bytes.values()
+        most = max((most_memory(width, n, longest) for width in widths), default=0)
+        needs = super().needs(batch)
+        needs.pop(AHEAD, None)  # nothing is read of the features' own files while batches run
+        return {
+            # Before the planner: what spills there costs less than another pass over the features.
+            WINDOWS: (len(widths) * least_window(), len(widths) * MOST_WINDOW_BYTES),
+            PACKING: (self._packing_bytes(n, self._shortest), most),
+            **needs,
+        }
+
+    def divide(self, memory: Memory) -> None:
+        """See :class:`SuperbatchSizes`; packing has what superbatches of their length take, at the least."""
+        super().divide(memory)
+        size = self.granted_length(memory)[0]
+        least = memory.leasts[PACKING] = max(memory.leasts[PACKING], self._packing_bytes(memory.batch.n_rows, size))
+        memory.granted[PACKING] = max(memory.granted[PACKING], least)
+
+    def packed_bytes(self, n_accesses: int) -> int:
+        """See :class:`SuperbatchSizes`: extents of two superbatches lie on disk at once, samples of four."""
+        return int(n_accesses * self.setup.nodes.width * self.planning.miss_share) // 2
+
+    def passes(self, n_accesses: int) -> Passes | None:
+        """See :class:`SuperbatchSizes`."""
+        nodes = self.setup.nodes
+        return passes_over(nodes.n * nodes.width, nodes.width, self._n_batches, n_accesses, self.planning.miss_share)
+
+    def _packing_bytes(self, n_rows: int, size: int) -> int:
+        """Return the bytes in which superbatches of ``size`` batches of ``n_rows`` rows can be packed, a batch at a time."""
+        longest, most = larger(n_rows), 0
+        for width in self.setup.nodes.row_bytes.values():
+            most = max(most, least_memory(width, longest) + _sums_bytes(width, longest, size) + 8 * size)
+        return most
 
 
 class StreamedRunner(SuperbatchRunner):
@@ -140,14 +179,13 @@ class StreamedRunner(SuperbatchRunner):
 
     name: ClassVar[str] = "streamed"
 
-    def __init__(self, setup: Setup, memory: Memory) -> None:
+    def __init__(self, setup: Setup, memory: Memory, sizes: SuperbatchSizes) -> None:
         self.profile: Profile | None = None  # closed with this
         self.not_looked = ""  # why all rows were taken to be missed
         self._counts = PackCounts()
-        super().__init__(setup, memory)
-        assert setup.planning is not None
-        self._bases: Mapping[str, RowFile] = {name: setup.graph.features[name].pages for name in setup.features}
-        self._reuse = FileReuse(setup.planning.run_dir)
+        super().__init__(setup, memory, sizes)
+        self._bases: Mapping[str, PagedRows] = {name: store.pages for name, store in setup.nodes.stores.items()}
+        self._reuse = FileReuse(sizes.planning.run_dir)
         self._on_death.append(finalize_here(self, self._reuse.close))
         self._arenas = PackArenas(Arenas(0), {name: Arenas(0) for name in setup.features})
         self._drops.append(self._arenas.drop)
@@ -171,11 +209,11 @@ class StreamedRunner(SuperbatchRunner):
         if counts.unpacked:
             held = 0 if self.profile is None else self.profile.n_bytes
             more = at_least(
-                counts.disk_bytes * longest_auto(self._planning, n) // max(1, size) * 9 // 8 + held + setup.profile_bytes
+                counts.disk_bytes * longest_auto(self._planning, n) // max(1, size) * 9 // 8 + held + setup.chosen.profile_bytes
             )
             what = "the disk has no room for the extents of a superbatch, whose rows are read at random"
             self._warn("disk", f"{what}; disk='{more}' would have")
-        n_superbatches, passes = -(-n // max(1, size)), self._passes(setup, batch.n_rows)
+        n_superbatches, passes = -(-n // max(1, size)), self._sizes.passes(batch.n_rows)
         if passes is None:
             return
         if passes.moved(n_superbatches * counts.most_passes) > SEVERAL * passes.moved(n_superbatches):
@@ -184,28 +222,6 @@ class StreamedRunner(SuperbatchRunner):
             what = f"a superbatch is packed in {counts.most_passes} passes over the features, as {format_size(left)} are left"
             self._warn("memory", f"{what} for packing; memory='{more}' would make it one")
 
-    @classmethod
-    def needs(cls, setup: Setup, batch: BatchSize) -> dict[str, tuple[int, int]]:
-        """See :class:`SuperbatchRunner`; and what one batch is packed in, and each feature's extents are read into."""
-        n, shortest, longest, n_features = batch.n_rows, least_size(setup), cls._length(setup, batch), len(setup.features)
-        most = max((most_memory(width, n, longest) for width in setup.row_bytes.values()), default=0)
-        needs = super().needs(setup, batch)
-        del needs[AHEAD]  # nothing is read of the features' own files while batches run
-        return {
-            # Before the planner: what spills there costs less than another pass over the features.
-            WINDOWS: (n_features * least_window(), n_features * MOST_WINDOW_BYTES),
-            PACKING: (_packing_bytes(setup, n, shortest), most),
-            **needs,
-        }
-
-    @classmethod
-    def divide(cls, setup: Setup, memory: Memory) -> None:
-        """See :class:`SuperbatchRunner`; packing has what superbatches of their length take, at the least."""
-        super().divide(setup, memory)
-        size = cls._granted_length(setup, memory)[0]
-        least = memory.leasts[PACKING] = max(memory.leasts[PACKING], _packing_bytes(setup, memory.batch.n_rows, size))
-        memory.granted[PACKING] = max(memory.granted[PACKING], least)
-
     def close(self, failed: bool = False) -> None:
         """Give the memory back; may be called again."""
         self._reuse.close()
@@ -213,23 +229,10 @@ class StreamedRunner(SuperbatchRunner):
         if self.profile is not None:
             self.profile.close()
 
-    @classmethod
-    def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
-        assert setup.planning is not None
-        # Extents of two superbatches lie on disk at once, samples of four.
-        return int(n_accesses * setup.nodes.width * setup.planning.miss_share) // 2
-
-    @classmethod
-    def _passes(cls, setup: Setup, n_accesses: int) -> Passes | None:
-        assert setup.planning is not None
-        width = setup.nodes.width
-        return passes_over(setup.graph.num_nodes * width, width, len(setup.batches), n_accesses, setup.planning.miss_share)
-
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:
-        planning = self.setup.planning
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
         # are read where they are.
-        may_skip = planning is not None and isinstance(planning.superbatch, str)
+        may_skip = isinstance(self._sizes.planning.superbatch, str)
         self._reuse.use(disk)
         self._arenas.keep(self._memory[PACKING].n_bytes // 4 * 3, self._memory[WINDOWS].n_bytes)
         pack = RunPacker(
@@ -241,7 +244,7 @@ class StreamedRunner(SuperbatchRunner):
             self._memory[WINDOWS].n_bytes // max(1, len(self.setup.features)),
             self._reuse,
             self._arenas,
-            self.setup.reads.add,
+            self.setup.nodes.reads.add,
             may_skip=may_skip,
         )
         self._counts = pack.counts
@@ -285,8 +288,7 @@ class _PreparingPack:
 
     def _prepare(self, go_on: Callable[[], bool]) -> None:
         graph = self._setup.graph
-        for name in self._setup.features:
-            store = graph.features[name]
+        for store in self._setup.nodes.stores.values():
             cache: FeatureCache | None = store.cache
             if cache is not None:
                 take_pages(cache.array.reshape(-1), partial(_is_whole, cache, go_on))
@@ -300,17 +302,7 @@ def _is_whole(cache: FeatureCache, go_on: Callable[[], bool]) -> bool:
     return go_on() and not cache.is_cut
 
 
-def _sums_bytes(setup: Setup, name: str, n_rows: int, size: int) -> int:
+def _sums_bytes(row_bytes: int, n_rows: int, size: int) -> int:
     """Return the bytes of checksums of ``size`` extents of ``n_rows`` rows of a feature."""
-    extents = ExtentMap(np.full(size, n_rows), setup.graph.features[name].row_bytes)
+    extents = ExtentMap(np.full(size, n_rows), row_bytes)
     return sums_bytes(file_bytes(PAGES, extents.total_pages))
-
-
-def _packing_bytes(setup: Setup, n_rows: int, size: int) -> int:
-    """Return the bytes in which superbatches of ``size`` batches of ``n_rows`` rows can be packed, a batch at a time."""
-    longest = larger(n_rows)
-    most = 0
-    for name in setup.features:
-        width = setup.graph.features[name].row_bytes
-        most = max(most, least_memory(width, longest) + _sums_bytes(setup, name, longest, size) + 8 * size)
-    return most

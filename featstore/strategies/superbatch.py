@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ import numpy.typing as npt
 
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.devicetier import REST_BYTES
 from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
@@ -36,32 +34,24 @@ from featstore.plan.cost import (
     random_reads,
 )
 from featstore.plan.overlapped import PackSuperbatch
-from featstore.plan.planfile import STORED_PER_ACCESS
-from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here, runs_directory
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.batchsize import BatchSize
-from featstore.strategies.caches import (
-    LeasedCaches,
-    beside_caches,
-    size_caches,
-)
+from featstore.strategies.caches import LeasedCaches, size_caches
 from featstore.strategies.epochmemory import EpochMemory
-from featstore.strategies.length import Length, Passes, choose_size, judge_length, least_size, planner_bytes
-from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER, SAMPLED_AHEAD, Memory, ask
+from featstore.strategies.length import Length, Planning
+from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.superbatchepoch import SuperbatchEpoch, ahead_bytes
+from featstore.strategies.setup import Setup
+from featstore.strategies.superbatchepoch import SuperbatchEpoch
+from featstore.strategies.superbatchsizes import SuperbatchSizes
 from featstore.strategies.switch import CacheSwitch
 
-__all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "planned_edge_bytes", "run_planned"]
+__all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "run_planned"]
 
 Int64s = npt.NDArray[np.int64]
-
-EDGE_BYTES = 24  # an edge whose rows are cached: its number, its place, its plan
 
 
 @register_strategy("superbatch")
@@ -140,29 +130,40 @@ class Superbatch(Strategy):
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        return run_planned(self, replace(setup, planning=self.planning(setup)))
+        return run_planned(self, setup, self.planning(setup))
 
     def runner(self) -> type[SuperbatchRunner]:
         """Return what is made for each loader."""
         return SuperbatchRunner
 
-    def asked(self, setup: Setup) -> tuple[Setup, Memory]:
+    def sizes(self, setup: Setup, planning: Planning) -> SuperbatchSizes:
+        """Return what says what superbatches hold."""
+        return SuperbatchSizes(setup, planning)
+
+    def asked(self, setup: Setup, planning: Planning) -> tuple[Setup, Memory, SuperbatchSizes]:
         """Measure a batch, and divide the memory that batches leave."""
-        assert setup.planning is not None
-        setup, caches = beside_caches(setup, self.cache, setup.planning.policy, planned_edge_bytes(setup))
-        setup, memory = ask(setup, self.runner().needs, caches, plans=True)
-        self.runner().divide(setup, memory)
-        return setup, memory
+        sizes = self.sizes(setup, planning)
+        setup, memory = ask(setup, sizes.needs, self.cache_bytes(setup, planning), plans=True)
+        sizes.divide(memory)
+        return setup, memory, sizes
+
+    def cache_bytes(self, setup: Setup, planning: Planning) -> int:
+        """Return the bytes of the caches whose size was given, those of edge features included."""
+        of_nodes = {} if self.cache == "auto" else setup.nodes.sizes(self.cache, planning.policy)
+        return sum(of_nodes.values()) + sum(setup.edges.bytes_of(planning.edge_capacity).values())
 
     def foreseen(self, setup: Setup) -> Length:
         """See :class:`~featstore.Strategy`."""
-        return self.runner().foreseen(*self.asked(replace(setup, planning=self.planning(setup))))
+        _, memory, sizes = self.asked(setup, self.planning(setup))
+        return sizes.foreseen(memory)
 
     def planning(self, setup: Setup) -> Planning:
         """Return what the runner may use."""
         policy = get_policy(self.policy)
         planned = FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
         planning = plan_ahead(setup, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
+        if self.cache != "auto":
+            planning = replace(planning, capacity=setup.nodes.capacity(setup.nodes.sizes(self.cache, planned), planned))
         sizes = setup.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning
@@ -183,27 +184,16 @@ def plan_ahead(
     """Return what a strategy that looks ahead may use; arguments as of :class:`Superbatch`."""
     graph = setup.graph
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * setup.nodes.width)
-    left = None if n_bytes is None else n_bytes - setup.profile_bytes
-    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, setup.miss_share)
+    left = None if n_bytes is None else n_bytes - setup.chosen.profile_bytes
+    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, setup.chosen.miss_share)
 
 
-def planned_edge_bytes(setup: Setup) -> dict[str, int]:
-    """Return the bytes of each edge feature's cache that is to be planned."""
-    if setup.planning is None or not setup.planning.edge_capacity:
-        return {}
-    return setup.edges.bytes_of(setup.planning.edge_capacity)
-
-
-def run_planned(strategy: Superbatch, setup: Setup) -> SuperbatchRunner:
+def run_planned(strategy: Superbatch, setup: Setup, planning: Planning) -> SuperbatchRunner:
     """Make a runner and its caches, in the place of the caches that the features have."""
-    assert setup.planning is not None
-    sizes = planned_edge_bytes(setup)
-    setup.nodes.drop_caches()
-    if sizes:
-        setup.edges.drop_caches()
-    runner = strategy.runner()(*strategy.asked(setup))
+    setup.drop_caches(edges=bool(planning.edge_capacity))
+    runner = strategy.runner()(*strategy.asked(setup, planning))
     try:
-        runner.make_edge_caches(sizes)  # before the others, which may take what is left
+        runner.make_edge_caches()  # before the others, which may take what is left
         runner.make_caches(strategy.cache)
         runner.judge_length()
     except BaseException:
@@ -221,97 +211,29 @@ class SuperbatchRunner(Runner):
 
     name: ClassVar[str] = "superbatch"
 
-    def __init__(self, setup: Setup, memory: Memory) -> None:
-        if setup.planning is None:
-            raise ValueError("superbatches need a planned policy")
+    def __init__(self, setup: Setup, memory: Memory, sizes: SuperbatchSizes) -> None:
         super().__init__(setup, memory)
-        policy = setup.planning.policy
+        policy = sizes.planning.policy
         assert isinstance(policy, PlannedPolicy)
         self._on_death: list[weakref.finalize[..., Any]] = []
         self._said = set[str]()
-        size, least = self._granted_length(setup, memory)
-        self._planning = replace(setup.planning, superbatch=size)
+        self._sizes = sizes
+        size, least = sizes.granted_length(memory)
+        self._planning = replace(sizes.planning, superbatch=size)
         self._drops: list[Callable[[], None]] = [partial(setup.batches.keep_ahead, 0), partial(_drop_plans, policy)]
         held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
         self._memory = EpochMemory(setup.graph.budget, held, partial(_drop, self._drops))
         self._switch: CacheSwitch | None = None
         self._caches = LeasedCaches(setup.nodes)
         # Of none, unless they are planned: others read edges through the caches that there are.
-        self._edge_caches = LeasedCaches(replace(setup, edge_features=()).edges)
+        self._edge_caches = LeasedCaches(setup.edges.of(()))
         self._fixed: Int64s | None = None  # rows that stay, the best first
         self._n_fixed, self._beside = 0, setup.tier
         self._filled: dict[str, FeatureCache] = {}  # caches that have them
 
-    @classmethod
-    def needs(cls, setup: Setup, batch: BatchSize) -> dict[str, tuple[int, int]]:
-        """Return what is held: the planner, at the least with next positions on disk, and what misses are read ahead into."""
-        planning, total = setup.planning, setup.graph.budget.total
-        assert planning is not None
-        shortest, length = least_size(setup), cls._length(setup, batch)
-        by_size = partial(_held_bytes, setup, batch.n_rows)
-        needs = {PLANNER: (by_size(shortest, spilled=True, least=True), _whole_or_spilled(by_size, length, total))}
-        if planning.overlap:
-            needs[AHEAD] = 0, ahead_bytes(setup)
-        if planning.edge_capacity:
-            of_edges = _edge_planner(setup, batch)
-            needs[EDGE_PLANNER] = of_edges(shortest, spilled=True), _whole_or_spilled(of_edges, length, total)
-        return needs
-
-    @classmethod
-    def divide(cls, setup: Setup, memory: Memory) -> None:
-        """Divide the memory that batches leave; a planner that cannot have all positions in memory has them on disk."""
-        memory.divide()
-        length = cls._length(setup, memory.batch)
-        planners: dict[str, Callable[..., int]] = {PLANNER: partial(_held_bytes, setup, memory.batch.n_rows)}
-        if EDGE_PLANNER in memory.needs:
-            planners[EDGE_PLANNER] = _edge_planner(setup, memory.batch)
-        for holder, by_size in planners.items():
-            least, useful = memory.needs[holder]
-            if memory.granted[holder] < useful:
-                memory.granted[holder] = max(least, min(memory.granted[holder], by_size(length, spilled=True)))
-
-    @classmethod
-    def _length(cls, setup: Setup, batch: BatchSize) -> int:
-        """Return the batches of a superbatch, by the size of one."""
-        assert setup.planning is not None
-        passes = cls._passes(setup, batch.n_rows)
-        return choose_size(setup.planning, setup.graph, len(setup.batches), batch.n_rows, cls._stored(setup, batch), passes)
-
-    @classmethod
-    def _granted_length(cls, setup: Setup, memory: Memory) -> tuple[int, int]:
-        """Return the batches of a superbatch that can be planned in what was granted, and what planning it takes at the least.
-
-        Where less was granted than asked for, nothing is left for caches.
-        """
-        batch, granted = memory.batch, memory.granted[PLANNER]
-
-        def needed(size: int) -> int:
-            return _held_bytes(setup, batch.n_rows, size, spilled=True, least=True)
-
-        size = cls._length(setup, batch)
-        if needed(size) > granted:
-            size = max(least_size(setup), bisect_right(range(1, size), granted, key=needed))
-        if (planning := setup.planning) is not None and planning.edge_capacity:
-            by_size = partial(_edge_planner(setup, batch), spilled=True)
-            of_edges = memory.granted[EDGE_PLANNER]
-            if by_size(size) > of_edges:
-                size = max(least_size(setup), bisect_right(range(1, size), of_edges, key=by_size))
-        return size, min(granted, needed(size))
-
-    @classmethod
-    def foreseen(cls, setup: Setup, memory: Memory) -> Length:
-        """Return how long the superbatches of a run would be, in the memory that it was granted."""
-        return cls._judged(setup, memory.batch, cls._granted_length(setup, memory)[0])
-
-    @classmethod
-    def _judged(cls, setup: Setup, batch: BatchSize, size: int) -> Length:
-        assert setup.planning is not None
-        passes, stored = cls._passes(setup, batch.n_rows), cls._stored(setup, batch)
-        return judge_length(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size)
-
     def judge_length(self) -> None:
         """Warn where superbatches are so short that an epoch moves several times what it could."""
-        advice = self._judged(self.setup, self.memory.batch, int(self._planning.superbatch)).advice
+        advice = self._sizes.judged(self.memory.batch, int(self._planning.superbatch)).advice
         if advice is not None:
             self._warn("length", advice)
 
@@ -322,36 +244,17 @@ class SuperbatchRunner(Runner):
             name = self.name if self._planning.overlap else "ginex"
             warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
 
-    @classmethod
-    def _stored(cls, setup: Setup, batch: BatchSize) -> int:
-        """Return the bytes of a batch on disk: its samples, its plan, and rows that are copied."""
-        width = 4 if setup.graph.num_nodes < 2**31 else 8
-        assert setup.planning is not None
-        edges = EDGE_BYTES * batch.n_edges if setup.planning.edge_capacity else 0
-        return batch.n_rows * (width + STORED_PER_ACCESS) + 4 * batch.n_stored + edges + cls._packed_bytes(setup, batch.n_rows)
-
-    @classmethod
-    def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
-        """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
-        return 0
-
-    @classmethod
-    def _passes(cls, setup: Setup, n_accesses: int) -> Passes | None:
-        """Return what a pass over the features for every superbatch costs; None where there is none."""
-        return None
-
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
 
-    def make_edge_caches(self, sizes: Mapping[str, int]) -> None:
-        """Make the caches of edge features, of so many bytes, empty."""
-        if not sizes:
-            return
-        setup = self.setup
-        self._edge_caches = LeasedCaches(setup.edges)
-        with setup.watch.time("cache"):
-            self._edge_caches.make(dict.fromkeys(sizes, setup.edges.capacity(sizes)))
+    def make_edge_caches(self) -> None:
+        """Make the caches of edge features that are planned, empty."""
+        edges, capacity = self.setup.edges, self._planning.edge_capacity
+        if capacity:
+            self._edge_caches = LeasedCaches(edges)
+            with self.setup.watch.time("cache"):
+                self._edge_caches.make(dict.fromkeys(edges.stores, capacity))
 
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
@@ -361,7 +264,7 @@ class SuperbatchRunner(Runner):
         sizes, self.prefetch = size_caches(setup, self.memory, size, self._planning.policy)
         if sizes:
             with setup.watch.time("cache"):
-                self._make_caches(sizes, on_loan=size == "auto" or setup.lends_caches)
+                self._make_caches(sizes, on_loan=size == "auto" or setup.chosen.lends_caches)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
         graph, nodes = self.setup.graph, self.setup.nodes
@@ -464,36 +367,3 @@ def _drop_plans(policy: PlannedPolicy) -> None:
 def _drop(drops: Sequence[Callable[[], None]]) -> None:
     for each in drops:
         each()
-
-
-def _whole_or_spilled(by_size: Callable[..., int], length: int, total: int) -> int:
-    """Return what a planner has use for: all next positions in memory, unless they take too much of it."""
-    whole = by_size(length, spilled=False)
-    return whole if whole <= total // PLANNER_SHARE else by_size(length, spilled=True)
-
-
-def _edge_planner(setup: Setup, batch: BatchSize) -> Callable[..., int]:
-    """Return what says how many bytes planning the edges of superbatches takes, by their length and ``spilled=``."""
-    planning, n = setup.planning, setup.graph.num_edges
-    assert planning is not None
-    return partial(planner_bytes, planning, n, len(setup.batches), batch.n_edges, capacity=planning.edge_capacity)
-
-
-def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
-    """Return what is reserved for the planner, or for what shares its bytes.
-
-    Where caches have what others leave: at the least for none of them, else for as many rows as there could be.
-    """
-    graph, planning = setup.graph, setup.planning
-    assert planning is not None
-    capacity = planning.capacity
-    if capacity is None:
-        most = graph.budget.total // max(1, setup.nodes.width)
-        capacity = 0 if least or not setup.features else min(graph.num_nodes, most)
-    n, n_batches = graph.num_nodes, len(setup.batches)
-    needed = planner_bytes(planning, n, n_batches, n_accesses, size, spilled=spilled, capacity=capacity)
-    if setup.on_device is not None:
-        needed += REST_BYTES * n_accesses
-    if not planning.overlap:
-        needed = max(needed, graph.choosing_bytes())
-    return needed

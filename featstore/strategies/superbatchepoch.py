@@ -23,8 +23,9 @@ from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import CacheLease, LeasedCaches
 from featstore.strategies.epochmemory import EpochMemory, Use
+from featstore.strategies.length import Planning
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
-from featstore.strategies.setup import Planning, Setup
+from featstore.strategies.setup import Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
 __all__ = ["SuperbatchEpoch", "ahead_bytes", "most_ahead"]
@@ -44,8 +45,7 @@ def ahead_bytes(setup: Setup) -> int:
 
     No more than a quarter of the features, beyond which every other page is wanted anyhow.
     """
-    features = setup.graph.features
-    return most_ahead(sum(int(features[name].nbytes) for name in setup.features))
+    return most_ahead(sum(int(store.nbytes) for store in setup.nodes.stores.values()))
 
 
 class SuperbatchEpoch(EpochRun):
@@ -76,7 +76,7 @@ class SuperbatchEpoch(EpochRun):
         self._caches, self._edge_caches = caches, edge_caches
         self._leases = lease, edge_lease  # for as long as this epoch lives
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
-        stores = [graph.features[name] for name in setup.features]
+        stores = list(setup.nodes.stores.values())
         if switch is None:
             capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
         else:
@@ -120,7 +120,7 @@ class SuperbatchEpoch(EpochRun):
                 edges=self._edge_planner(planning, disk, room),
             )
             if setup.features and pack is None:
-                widths = setup.row_bytes
+                widths = setup.nodes.row_bytes
                 read = {name: store.source.gather for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
                 n_bytes = planner.n_bytes - CheckedPolicy(planning.policy).nbytes
@@ -128,7 +128,8 @@ class SuperbatchEpoch(EpochRun):
                     n_bytes = memory[AHEAD].n_bytes
                 n_bytes = max(0, min(n_bytes, ahead_bytes(setup)))
                 if n_bytes:
-                    self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
+                    said = setup.nodes.reads.add
+                    self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, said)
         except BaseException:
             if self._runs is not None:
                 self._runs.close()
@@ -139,8 +140,8 @@ class SuperbatchEpoch(EpochRun):
         policy, graph = planning.edge_policy, self._setup.graph
         if policy is None or not planning.edge_capacity or self._runs is None:
             return None
-        for name in self._setup.edge_features:
-            graph.edge_features[name].cache.clear()
+        for name in self._setup.edges.stores:
+            self._setup.edges.clear_cache(name)
         return EdgePlanner(
             policy,
             graph.num_edges,
@@ -154,8 +155,7 @@ class SuperbatchEpoch(EpochRun):
 
     def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> None:
         """Let caches begin with the rows that stay, which they may have already, or with none."""
-        for name in self._setup.features:
-            store = self._setup.graph.features[name]
+        for name, store in self._setup.nodes.stores.items():
             cache = store.cache
             if cache is not None and (residents is None or filled.get(name) is not cache):
                 cache.clear()
@@ -189,7 +189,7 @@ class SuperbatchEpoch(EpochRun):
         plan, position = batch.plans[name], batch.position
         rows = None if self._ahead is None else self._ahead.take(position, name)
         if rows is not None:
-            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.n_copying)}
+            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.copy_threads)}
         packed = self._inspector.source(position, name)
         return plan, {} if packed is None else {Tier.PACKED: packed}
 

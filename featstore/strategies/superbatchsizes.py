@@ -1,0 +1,128 @@
+"""How long superbatches are and what planning them holds, by the size of a batch, before any is sampled."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+
+from featstore.cache.devicetier import REST_BYTES
+from featstore.plan.planfile import STORED_PER_ACCESS
+from featstore.plan.planmemory import PLANNER_SHARE
+from featstore.strategies.batchsize import BatchSize
+from featstore.strategies.length import Length, Passes, Planning, choose_size, judge_length, least_size, planner_bytes
+from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER, Memory
+from featstore.strategies.setup import Setup
+from featstore.strategies.superbatchepoch import ahead_bytes
+
+__all__ = ["SuperbatchSizes"]
+
+EDGE_BYTES = 24  # an edge whose rows are cached: its number, its place, its plan
+
+
+class SuperbatchSizes:
+    """What superbatches hold, by holder, and how long they are.
+
+    Parameters
+    ----------
+    setup : Setup
+    planning : Planning
+    """
+
+    def __init__(self, setup: Setup, planning: Planning) -> None:
+        self.setup, self.planning = setup, planning
+        self._graph, self._n_batches = setup.graph, len(setup.batches)
+        self._shortest = least_size(planning, self._n_batches)
+
+    def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
+        """Return what is held: the planner, at the least with next positions on disk, and what misses are read ahead into."""
+        planning, length = self.planning, self.length(batch)
+        by_size = partial(self._planner_bytes, batch.n_rows)
+        needs = {PLANNER: (by_size(self._shortest, spilled=True, least=True), self._whole_or_spilled(by_size, length))}
+        if planning.overlap:
+            needs[AHEAD] = 0, ahead_bytes(self.setup)
+        if planning.edge_capacity:
+            of_edges = self._edge_planner(batch)
+            needs[EDGE_PLANNER] = of_edges(self._shortest, spilled=True), self._whole_or_spilled(of_edges, length)
+        return needs
+
+    def divide(self, memory: Memory) -> None:
+        """Divide the memory that batches leave; a planner that cannot have all positions in memory has them on disk."""
+        memory.divide()
+        length = self.length(memory.batch)
+        planners: dict[str, Callable[..., int]] = {PLANNER: partial(self._planner_bytes, memory.batch.n_rows)}
+        if EDGE_PLANNER in memory.needs:
+            planners[EDGE_PLANNER] = self._edge_planner(memory.batch)
+        for holder, by_size in planners.items():
+            least, useful = memory.needs[holder]
+            if memory.granted[holder] < useful:
+                memory.granted[holder] = max(least, min(memory.granted[holder], by_size(length, spilled=True)))
+
+    def length(self, batch: BatchSize) -> int:
+        """Return the batches of a superbatch that disk and memory allow."""
+        passes = self.passes(batch.n_rows)
+        return choose_size(self.planning, self._graph, self._n_batches, batch.n_rows, self._stored(batch), passes)
+
+    def granted_length(self, memory: Memory) -> tuple[int, int]:
+        """Return the batches of a superbatch that can be planned in what was granted, and what planning it takes at the least.
+
+        Where less was granted than asked for, nothing is left for caches.
+        """
+        batch, granted = memory.batch, memory.granted[PLANNER]
+        needed = partial(self._planner_bytes, batch.n_rows, spilled=True, least=True)
+        size = self.length(batch)
+        if needed(size) > granted:
+            size = max(self._shortest, bisect_right(range(1, size), granted, key=needed))
+        if self.planning.edge_capacity:
+            of_edges = partial(self._edge_planner(batch), spilled=True)
+            if of_edges(size) > memory.granted[EDGE_PLANNER]:
+                size = max(self._shortest, bisect_right(range(1, size), memory.granted[EDGE_PLANNER], key=of_edges))
+        return size, min(granted, needed(size))
+
+    def judged(self, batch: BatchSize, size: int) -> Length:
+        """Judge superbatches of ``size`` batches."""
+        passes = self.passes(batch.n_rows)
+        return judge_length(self.planning, self._graph, self._n_batches, batch.n_rows, self._stored(batch), passes, size)
+
+    def foreseen(self, memory: Memory) -> Length:
+        """Judge the superbatches of a run in the memory that it was granted."""
+        return self.judged(memory.batch, self.granted_length(memory)[0])
+
+    def passes(self, n_accesses: int) -> Passes | None:
+        """Return the cost of a pass over the features for every superbatch; None where there is none."""
+        return None
+
+    def packed_bytes(self, n_accesses: int) -> int:
+        """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
+        return 0
+
+    def _stored(self, batch: BatchSize) -> int:
+        """Return the bytes of a batch on disk: its samples, its plan, and rows that are copied."""
+        width = 4 if self._graph.num_nodes < 2**31 else 8
+        edges = EDGE_BYTES * batch.n_edges if self.planning.edge_capacity else 0
+        return batch.n_rows * (width + STORED_PER_ACCESS) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
+
+    def _planner_bytes(self, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
+        """Return what is reserved for the planner, or for what shares its bytes.
+
+        Where caches have what others leave: at the least for none of them, else for as many rows as there could be.
+        """
+        graph, planning, nodes = self._graph, self.planning, self.setup.nodes
+        capacity = planning.capacity
+        if capacity is None:
+            most = graph.budget.total // max(1, nodes.width)
+            capacity = 0 if least or not nodes.stores else min(nodes.n, most)
+        needed = planner_bytes(planning, nodes.n, self._n_batches, n_accesses, size, spilled=spilled, capacity=capacity)
+        if self.setup.on_device is not None:
+            needed += REST_BYTES * n_accesses
+        return needed if planning.overlap else max(needed, graph.choosing_bytes())
+
+    def _edge_planner(self, batch: BatchSize) -> Callable[..., int]:
+        """Return what says how many bytes planning the edges of superbatches takes, by their length and ``spilled=``."""
+        planning, n = self.planning, self._graph.num_edges
+        return partial(planner_bytes, planning, n, self._n_batches, batch.n_edges, capacity=planning.edge_capacity)
+
+    def _whole_or_spilled(self, by_size: Callable[..., int], length: int) -> int:
+        """Return what a planner has use for: all next positions in memory, unless they take too much of it."""
+        whole = by_size(length, spilled=False)
+        return whole if whole <= self._graph.budget.total // PLANNER_SHARE else by_size(length, spilled=True)
