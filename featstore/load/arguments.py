@@ -9,7 +9,7 @@ from typing import Any
 
 from featstore.config import check_at_least
 from featstore.errors import RanksWarning
-from featstore.pack.packgraph import PackedGraph
+from featstore.pack.packgraph import Graph, PackedGraph
 
 __all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "check_ranks"]
 
@@ -28,7 +28,7 @@ def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]
     return tuple(names)
 
 
-def check_features(g: Any, names: str | Sequence[str]) -> tuple[str, ...]:
+def check_features(g: Graph, names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names of features that have a row for each node: strategies and their caches take a node's id for its row."""
     found = _check_names("features", names, g.features)
     for name in found:
@@ -38,7 +38,7 @@ def check_features(g: Any, names: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
+def check_edge_features(g: Graph, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
     """Return names of edge features, of a graph that has them; the sampler numbers edges, as far as can be told."""
     if isinstance(g, PackedGraph) and names:
         raise ValueError(
@@ -50,7 +50,7 @@ def check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tup
     return found
 
 
-def check_labels(g: Any, names: str | Sequence[str] | None) -> tuple[str, ...]:
+def check_labels(g: Graph, names: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return names of node data that the graph has; ``"auto"``: ``y`` where there is one."""
     if names == "auto":
         return ("y",) if "y" in g.node_data else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from featstore.budget import Budget
 from featstore.config import Options
 from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
+from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.opened import Fields, Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.source import torch_dtype
@@ -23,7 +24,9 @@ from featstore.pack.nodedata import carried, load_carried
 from featstore.pack.offline import Pack
 from featstore.storage.format import DTYPES
 
-__all__ = ["PackedGraph"]
+__all__ = ["Graph", "PackedGraph"]
+
+Graph: TypeAlias = "OutOfCoreGraph | PackedGraph"
 
 
 class PackedGraph(Opened):

@@ -26,7 +26,7 @@ from featstore.storage.sections import SectionFile, SectionWriter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from featstore.graph.dataset import OutOfCoreGraph
+    from featstore.graph.opened import Opened
 
 __all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "fits", "read_record", "write_record"]
 
@@ -184,7 +184,7 @@ class OfflineSamples:
             counts[self.ids(number).astype(np.intp, copy=False)] += 1  # distinct within a batch
         return counts
 
-    def check(self, g: OutOfCoreGraph) -> None:
+    def check(self, g: Opened) -> None:
         """Raise StaleError unless the pack was sampled from the graph that ``g`` is."""
         if self.record["made_of"] != adjacency_of(g):
             raise StaleError(

@@ -16,6 +16,7 @@ from featstore.pack.layout import LayoutOptions, find_layouts, fitting, layout_b
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
+from featstore.pack.packgraph import Graph
 from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import chosen_mask, observe
@@ -75,7 +76,9 @@ class Auto(Strategy):
 
     takes_history: ClassVar[bool] = True
 
-    def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
+    def batches(
+        self, graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
+    ) -> SampledBatches | None:
         """See :class:`~featstore.Strategy`."""
         if self.pack is None:
             return None

@@ -20,6 +20,7 @@ from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.gather.sources import RowSource
+from featstore.pack.packgraph import Graph
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
@@ -170,7 +171,9 @@ class Strategy(ABC):
         """The name that it is registered under, or its class's."""
         return str(type(self).__dict__.get("_registered") or type(self).__qualname__)
 
-    def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
+    def batches(
+        self, graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
+    ) -> SampledBatches | None:
         """Return the batches that the strategy brings, those of a pack; None: the loader's sampler draws them.
 
         Raises

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
+from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Memo, SampledBatches
 from featstore.sampling.scratch import SCRATCH
@@ -72,7 +72,7 @@ class BatchSize:
         return BatchSize(by, *(part * by // n for part in parts))
 
 
-def measure(graph: Any, batches: SampledBatches) -> BatchSize:
+def measure(graph: Graph, batches: SampledBatches) -> BatchSize:
     """Sample the first batch, which epoch 0 need not sample again, and return what it comes to.
 
     Where the rows of the largest batch are known, it is the largest. Where batches differ, because their seeds are neighbours,
@@ -93,7 +93,7 @@ def measure(graph: Any, batches: SampledBatches) -> BatchSize:
     return size if batches.together == 1 else _upper(graph, batches, size)
 
 
-def _upper(graph: Any, batches: SampledBatches, first: BatchSize) -> BatchSize:
+def _upper(graph: Graph, batches: SampledBatches, first: BatchSize) -> BatchSize:
     """Return what the largest batch of an epoch is taken to come to, from some of them."""
     others = _others(graph, batches)
     most = max([first, *others], key=lambda each: each.n_rows)
@@ -101,7 +101,7 @@ def _upper(graph: Any, batches: SampledBatches, first: BatchSize) -> BatchSize:
     return most.of(min(int(graph.num_nodes), 2 * most.n_rows - mean))
 
 
-def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSize, SampledBatch]:
+def _sample(graph: Graph, batches: SampledBatches, position: int) -> tuple[BatchSize, SampledBatch]:
     """Sample a batch of epoch 0; idle buffers go back to the system before and after."""
     pool = graph.pool
     pool.trim()
@@ -122,7 +122,7 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
 class _First(Memo):
     """The first batch: epoch 0 gets it once, unless the memory is needed before."""
 
-    def __init__(self, sampled: SampledBatch, n_bytes: int, graph: Any) -> None:
+    def __init__(self, sampled: SampledBatch, n_bytes: int, graph: Graph) -> None:
         self._held, self._pool, self._n_bytes = [sampled], graph.pool, n_bytes
         self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=HOLDER)
 
@@ -148,7 +148,7 @@ class _First(Memo):
         self._held.clear()
 
 
-def most_rows(graph: Any, batches: SampledBatches) -> int:
+def most_rows(graph: Graph, batches: SampledBatches) -> int:
     """Return the nodes of a batch at the most, by its seeds and fan-outs alone."""
     n, rows = int(graph.num_nodes), batches.batch_size
     if batches.most_rows is not None:
@@ -158,7 +158,7 @@ def most_rows(graph: Any, batches: SampledBatches) -> int:
     return min(n, rows)
 
 
-def most_of(graph: Any, batches: SampledBatches) -> BatchSize:
+def most_of(graph: Graph, batches: SampledBatches) -> BatchSize:
     """Return what a batch comes to at the most: a generous guess, for errors where there is no memory to sample one."""
     rows, edges = most_rows(graph, batches), 0
     if batches.most_rows is not None:
@@ -169,7 +169,7 @@ def most_of(graph: Any, batches: SampledBatches) -> BatchSize:
     return BatchSize(rows, edges + rows, held, 2 * held, edges)
 
 
-def _others(graph: Any, batches: SampledBatches) -> list[BatchSize]:
+def _others(graph: Graph, batches: SampledBatches) -> list[BatchSize]:
     """Sample some batches of epoch 0 but for its first, spread over it, as far as there is memory."""
     found: list[BatchSize] = []
     for position in sorted({k * (len(batches) - 1) // N_OTHERS for k in range(1, N_OTHERS + 1)} - {0}):
@@ -180,7 +180,7 @@ def _others(graph: Any, batches: SampledBatches) -> list[BatchSize]:
     return found
 
 
-def is_tight(graph: Any, batches: SampledBatches, row_bytes: int) -> bool:
+def is_tight(graph: Graph, batches: SampledBatches, row_bytes: int) -> bool:
     """Whether two batches may need more than half of what is left: then one is measured before anything begins."""
     rows = most_rows(graph, batches)
     return bool(2 * rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
 from featstore.errors import BusyError
 from featstore.graph.feature import FeatureStore
+from featstore.pack.packgraph import Graph
 from featstore.strategies.counters import ReadCounts
 
 __all__ = ["Domain"]
@@ -37,18 +37,18 @@ class Domain:
         Gets what is read of them.
     """
 
-    graph: Any
+    graph: Graph
     n: int
     stores: Mapping[str, FeatureStore]
     reads: ReadCounts
 
     @classmethod
-    def of_nodes(cls, graph: Any, names: Iterable[str]) -> Domain:
+    def of_nodes(cls, graph: Graph, names: Iterable[str]) -> Domain:
         """Make the domain of a graph's nodes and the features of these names."""
         return cls(graph, graph.num_nodes, {name: graph.features[name] for name in names}, ReadCounts())
 
     @classmethod
-    def of_edges(cls, graph: Any, names: Iterable[str]) -> Domain:
+    def of_edges(cls, graph: Graph, names: Iterable[str]) -> Domain:
         """Make the domain of a graph's edges and the features of these names."""
         stores = {name: graph.edge_features[name] for name in names}
         return cls(graph, graph.num_edges if stores else 0, stores, ReadCounts())

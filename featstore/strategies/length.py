@@ -6,12 +6,12 @@ import os
 import shutil
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
 
 from featstore.cache.base import Policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
+from featstore.pack.packgraph import Graph
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 
 __all__ = [
@@ -128,7 +128,7 @@ class Length:
 
 def judge_length(
     planning: Planning,
-    graph: Any,
+    graph: Graph,
     n_batches: int,
     n_accesses: int,
     stored: int,
@@ -184,7 +184,7 @@ def planner_bytes(
 
 
 def choose_size(
-    planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes | None = None
+    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: Passes | None = None
 ) -> int:
     """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch.
 
@@ -214,7 +214,7 @@ def choose_size(
 
 
 def what_would_help(
-    planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes | None, size: int
+    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: Passes | None, size: int
 ) -> str | None:
     """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None.
 

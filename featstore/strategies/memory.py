@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from featstore.budget import Budget, MemoryReport
+from featstore.budget import MemoryReport
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
@@ -122,7 +122,7 @@ class Memory:
         *,
         plans: bool = False,
     ) -> None:
-        self._budget: Budget = setup.graph.budget
+        self._budget = setup.graph.budget
         self._graph, self._sampling = setup.graph, setup.batches
         self._row_bytes, self._edge_row_bytes = setup.nodes.row_bytes, setup.edges.row_bytes
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
@@ -185,7 +185,7 @@ class Memory:
 
     def _held_of(self, report: MemoryReport) -> int:
         """Return the bytes held, but for those of batches, and for what the reader holds, which grows with the memory."""
-        return sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER) - int(self._graph.reader.held_bytes)
+        return sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER) - self._graph.reader.held_bytes
 
     def _fixed_now(self) -> int:
         """Return those of them that are not on loan."""
@@ -199,7 +199,7 @@ class Memory:
 
     def unused(self, returned: int = 0) -> int:
         """Return the bytes that may still be taken beside batches, and without loans; ``returned`` of them are given back."""
-        held = self._held_of(self._budget.report()) - returned + int(self._graph.reader.least_bytes(self._budget.total))
+        held = self._held_of(self._budget.report()) - returned + self._graph.reader.least_bytes(self._budget.total)
         return max(0, self._budget.total - held - self._loop - self._others(idle=True))
 
     def divide(self) -> None:
@@ -278,7 +278,7 @@ class Memory:
         n_rows = int(LARGEST * max(n_rows, self.batch.n_rows))
         needed = self._needed(n_rows) + self._one_more
         # What it names itself is for one allocation: what comes after it, and what is optional, is a part of what is added.
-        needed = max(needed, (error.needed or 0) * 9 // 8) + int(self._graph.topology_bytes())
+        needed = max(needed, (error.needed or 0) * 9 // 8) + self._graph.topology_bytes()
         return BudgetError(before + error.reason, needed)
 
     def _refusal(self) -> BudgetError:

@@ -144,14 +144,14 @@ class OnDemandRunner(Runner):
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
         graph, tier = self.setup.graph, self.setup.tier
         self._beside, self._is_owed = tier, False
-        beside = {} if tier is None or not isinstance(get_policy(policy), StaticPolicy) else {"without": tier.map}
+        beside = None if tier is None or not isinstance(get_policy(policy), StaticPolicy) else tier.map
         with self.setup.watch.time("cache"), AccessCounts(self.setup) as counts:
             for name, n_bytes in sizes.items():
                 if self.setup.nodes.is_claimed(name):
                     self._is_owed = True
                     continue
                 try:
-                    graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, **beside)
+                    graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, without=beside)
                     self._note(name)
                 except BusyError:  # an epoch of plans began meanwhile
                     self._is_owed = True

@@ -26,7 +26,7 @@ from featstore.pack.layout import Layout, LayoutOptions, PackedFeature, check_di
 from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
-from featstore.pack.packgraph import PackedGraph
+from featstore.pack.packgraph import Graph, PackedGraph
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
@@ -63,7 +63,7 @@ def packed_length(length: int | str, n_batches: int) -> int:
 
 
 def batches_of(
-    pack: Pack | str | os.PathLike[str], graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
+    pack: Pack | str | os.PathLike[str], graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
 ) -> PackBatches:
     """Return a pack's batches for a loader; ValueError where it asks for others."""
     found = PackBatches(pack, graph.pool, shuffle, seed)
@@ -157,7 +157,9 @@ class Packed(Strategy):
         """See :class:`~featstore.Strategy`."""
         return by_frequency(workload, machine), by_plan(workload, machine)
 
-    def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
+    def batches(
+        self, graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
+    ) -> SampledBatches | None:
         """See :class:`~featstore.Strategy`."""
         pack = graph.path if self.pack is None and isinstance(graph, PackedGraph) else self.pack
         if pack is None:

@@ -17,6 +17,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.errors import BudgetError
+from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.kept import NEIGHBOR_POLICY
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
@@ -61,7 +62,7 @@ class Keeps(Protocol):
         """Steps for which an embedding is used."""
         ...
 
-    def keep(self, nodes: Int64s, graph: Any, device: torch.device, split: Mapping[str, Any]) -> int:
+    def keep(self, nodes: Int64s, g: OutOfCoreGraph, device: torch.device, split: Mapping[str, Any]) -> int:
         """Keep embeddings of these nodes from now on; return the bytes that this takes. Raises BudgetError."""
         ...
 
@@ -103,6 +104,7 @@ class HistorySplit:
             return
         self.is_done = True
         graph = setup.graph
+        assert isinstance(graph, OutOfCoreGraph)  # it has a sampler
         with setup.watch.time("split"):
             try:
                 nodes, found = self._choose(setup, memory, cache, policy, in_turn=in_turn)
@@ -116,7 +118,8 @@ class HistorySplit:
     def _choose(
         self, setup: Setup, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool
     ) -> tuple[Int64s, Split]:
-        graph, n = setup.graph, int(setup.graph.num_nodes)
+        graph, n = setup.graph, setup.graph.num_nodes
+        assert isinstance(graph, OutOfCoreGraph)
         is_auto = cache == "auto" and bool(setup.features)
         policy = policy.static if isinstance(policy, FixedRows) else policy
         n_accesses = memory.batch.n_rows * len(self._drawn)
@@ -147,7 +150,9 @@ class HistorySplit:
             return top_rows(scores, found.nodes[found.taken]), found
 
 
-def profile(drawn: Drawn, graph: Any, staleness: int, part: RowSample | None = None) -> tuple[SavedIO, float, Trace | None]:
+def profile(
+    drawn: Drawn, graph: OutOfCoreGraph, staleness: int, part: RowSample | None = None
+) -> tuple[SavedIO, float, Trace | None]:
     """Sample an epoch whole; return what its nodes would save, the seconds of sampling, and a part of its accesses.
 
     Raises
@@ -174,7 +179,7 @@ def profile(drawn: Drawn, graph: Any, staleness: int, part: RowSample | None = N
     return counted, seconds, Trace.reading(kept.__getitem__, lengths, part.n)
 
 
-def _sampled(sampler: HopSampler, graph: Any, seeds_of: SeedsOf, position: int) -> tuple[SampledBatch, Outside]:
+def _sampled(sampler: HopSampler, graph: OutOfCoreGraph, seeds_of: SeedsOf, position: int) -> tuple[SampledBatch, Outside]:
     """Return a batch of epoch 0, and what says which nodes' lists were not in memory as it was sampled."""
     with seeds_of(position) as (seeds, lists):
         sampled = sampler.sample(seeds, 0, position, lists)
@@ -182,11 +187,12 @@ def _sampled(sampler: HopSampler, graph: Any, seeds_of: SeedsOf, position: int) 
     return sampled, lambda ids: outside
 
 
-def _outside(graph: Any, ids: Int64s, lists: NearbyLists | None) -> npt.NDArray[np.bool_]:
+def _outside(graph: OutOfCoreGraph, ids: Int64s, lists: NearbyLists | None) -> npt.NDArray[np.bool_]:
     cache = graph.neighbor_cache
-    if cache is not None and cache.whole:
+    offsets = None if cache is None else cache.offset_of_node
+    if cache is not None and offsets is None:  # it has all lists
         return np.zeros(len(ids), bool)
-    found = np.ones(len(ids), bool) if cache is None else cache.offset_of_node[ids] < 0
+    found = np.ones(len(ids), bool) if offsets is None else offsets[ids] < 0
     if lists is not None:
         place = np.full(len(ids), -1, np.int64)  # ~position in the file
         lists.locate(np.ascontiguousarray(ids), place)
@@ -257,14 +263,15 @@ def _more_while_sampling(memory: Memory, room: int, returned: int) -> int:
     return max(0, memory.left_while_sampling(returned) - room)
 
 
-def _saved_by_lists(graph: Any, counted: SavedIO, beta: float, more: int, *, alone: bool) -> Callable[[int], float]:
+def _saved_by_lists(graph: OutOfCoreGraph, counted: SavedIO, beta: float, more: int, *, alone: bool) -> Callable[[int], float]:
     """Return what says how many reads neighbour lists save in so many bytes, chosen as Ginex chooses them.
 
     ``more``: bytes that they have besides; ``alone``: also where these are all.
     """
-    topology, n = graph.topology, int(graph.num_nodes)
+    topology, n, policy = graph.topology, graph.num_nodes, get_policy(NEIGHBOR_POLICY)
+    assert isinstance(policy, StaticPolicy)
     with graph.policy_inputs(topology.id_bytes) as inputs:
-        order = np.argsort(-inputs.scores(get_policy(NEIGHBOR_POLICY), of_lists=True), kind="stable")
+        order = np.argsort(-inputs.scores(policy, of_lists=True), kind="stable")
         ends = np.cumsum(topology.id_bytes * (inputs.context.in_degree[order] + 1))
     sums, table, whole = beta * prefix_sums(counted.drawn, order), huge_bytes(8 * n), NeighborCache.whole_bytes(topology)
 

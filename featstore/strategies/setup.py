@@ -12,6 +12,7 @@ from featstore.cache.base import Policy
 from featstore.cache.devicetier import DeviceTier
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
+from featstore.pack.packgraph import Graph
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, Stopwatch
@@ -118,7 +119,7 @@ class Setup:
         Batches depend on those before them: they are pruned by a history.
     """
 
-    graph: Any
+    graph: Graph
     batches: SampledBatches
     nodes: Domain
     edges: Domain
@@ -160,5 +161,4 @@ class Setup:
     @property
     def budget(self) -> Budget:
         """The graph's budget."""
-        found: Budget = self.graph.budget
-        return found
+        return self.graph.budget

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,13 @@ from featstore.cache.rowmap import huge_array
 from featstore.cache.sizes import rows_within
 from featstore.cache.table import LOAN_COST, FeatureCache
 from featstore.errors import BudgetError, CorruptionError
+from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.strategies.caches import CacheLease
 from featstore.strategies.domain import Domain
-
-if TYPE_CHECKING:
-    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
 
@@ -134,7 +132,8 @@ class CacheSwitch:
         while_sampling: Callable[[], int],
         room: Callable[[], int] | None = None,
     ) -> None:
-        graph: OutOfCoreGraph = nodes.graph
+        graph = nodes.graph
+        assert isinstance(graph, OutOfCoreGraph)
         self._graph, self._nodes = graph, nodes
         self._capacities, self._wanted = dict(capacities), dict(capacities)
         self._most_bytes = n_bytes
