@@ -92,7 +92,9 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
         budget=budget,
         pool=pool,
         options=SimpleNamespace(threads=2),
-        reader=SimpleNamespace(held_bytes=0, least_bytes=lambda total: 0, make_do=lambda: None, made_do=lambda: None),
+        reader=SimpleNamespace(
+            held_bytes=0, least_bytes=lambda total: 0, trim=lambda: None, make_do=lambda: None, made_do=lambda: None
+        ),
         data_bytes=lambda name: 0,
         locked=contextlib.nullcontext,
     )

@@ -44,8 +44,10 @@ def check_edge_features(g: Graph, names: str | Sequence[str], sampler: Any) -> t
         raise ValueError(
             "edge_features: a pack has no rows of edges; open its dataset, and give the pack as strategy=Packed(pack)"
         )
-    found = _check_names("edge_features", names, getattr(g, "edge_features", {}))
-    if found and getattr(sampler, "edges", True) is False:
+    if not isinstance(names, str) and isinstance(names, Sequence) and not names:
+        return ()
+    found = _check_names("edge_features", names, g.edge_features)
+    if getattr(sampler, "edges", True) is False:
         raise ValueError(f"edge_features={list(found)} needs the numbers of edges: make the sampler with edges=True")
     return found
 

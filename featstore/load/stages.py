@@ -127,9 +127,7 @@ class Stages:
         if first:  # reads of other loops may hold memory that a busy machine takes long to give back
             self._g.reader.make_do()
         for idle in (self._setup.batches, self._g.pool, self._g.reader):
-            trim = getattr(idle, "trim", None)
-            if trim is not None:
-                trim()
+            idle.trim()
         return self._g.budget.used < before or run.spare()
 
     def over(self, run: EpochRun) -> None:
