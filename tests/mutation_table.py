@@ -87,7 +87,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "serial schedule begins with an empty cache",
         "initial fill",
         SUPERBATCH,
-        "rows = window.first_rows(self._capacity)",
+        "rows = window.first_rows(planner.capacity)",
         "rows = window.first_rows(0)",
         ("tests/test_serial.py::test_loads_are_those_of_the_initial_prefetch_and_belady",),
     ),

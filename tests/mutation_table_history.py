@@ -232,7 +232,7 @@ HISTORY: tuple[Mutation, ...] = (
         "lists of the neighbour cache cost, too",
         "historical embeddings",
         "featstore/strategies/savedsplit.py",
-        "np.ones(len(ids), bool) if cache is None else cache.offset_of_node[ids] < 0",
+        "np.ones(len(ids), bool) if offsets is None else offsets[ids] < 0",
         "np.ones(len(ids), bool)",
         ("tests/test_savedio.py::test_lists_in_memory_cost_nothing",),
     ),

@@ -16,13 +16,13 @@ import torch
 
 import featstore
 from featstore.errors import CorruptionError
-from featstore.plan import edgeplans
+from featstore.plan import cacheplans, edgeplans
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.testing.faults import run_in_child, sweep
 from tests.conftest import make_graph
 
 N, BATCHES = 1500, 8
-FILES = ["edges-*", "edge-plan-*", "next-edges-*"]
+FILES = ["edges-*", "plan-edges-*", "next-edges-*"]
 
 
 def make(path: Path) -> None:
@@ -64,7 +64,7 @@ def run_files_fail(folder: str, step: int) -> None:
     """Calls on run files fail: the loop's OSError, nothing left, the next epoch right; in the child."""
     path, runs = Path(folder) / "g", Path(folder) / "runs"
     make(path)
-    edgeplans.must_spill = lambda *_: True  # type: ignore[assignment]
+    cacheplans.must_spill = lambda *_: True  # type: ignore[assignment]
     met: set[str] = set()
     with featstore.open(path, memory="64MB") as g:
         for overlap in (True, False):
@@ -113,7 +113,7 @@ def names_fail(folder: str) -> None:
     """Run files that get no name, or cannot be deleted: no descriptor stays, and no bytes on the drive; in the child."""
     path, runs = Path(folder) / "g", Path(folder) / "runs"
     make(path)
-    edgeplans.must_spill = lambda *_: True  # type: ignore[assignment]
+    cacheplans.must_spill = lambda *_: True  # type: ignore[assignment]
 
     def opened() -> list[str]:
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
@@ -162,7 +162,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, path.stat().st_size // 2)], ids=["flipped", "cut"])
-@pytest.mark.parametrize("name", ["edges-*", "edge-plan-*"])
+@pytest.mark.parametrize("name", ["edges-*", "plan-edges-*"])
 def test_damaged_files_reach_the_loop(
     graph: featstore.OutOfCoreGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: Any
 ) -> None:

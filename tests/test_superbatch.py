@@ -19,7 +19,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.cache.belady import Belady
 from featstore.cache.planned import PlannedBatch, Window
-from featstore.plan import planmemory, samples, superbatches
+from featstore.plan import cacheplans, planmemory, samples
 from featstore.plan.samples import SampleFile
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import record
@@ -279,9 +279,9 @@ def test_spilled_next_positions_give_the_same_batches(
     options = {"strategy": "superbatch", "superbatch": 7, "feature_cache": 0.05, "run_dir": tmp_path / "runs"} | options
     _, in_memory = batches(dataset, **options)
     spills = []
-    spill, decide = superbatches.Spill.__init__, superbatches.must_spill
-    monkeypatch.setattr(superbatches.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
-    monkeypatch.setattr(superbatches, "must_spill", lambda *given: (decide(*given), True)[1])
+    spill, decide = cacheplans.Spill.__init__, cacheplans.must_spill
+    monkeypatch.setattr(cacheplans.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
+    monkeypatch.setattr(cacheplans, "must_spill", lambda *given: (decide(*given), True)[1])
     found, stats = batches(dataset, **options)
     assert len(spills) == 2 * -(-25 // options["superbatch"])
     assert same(found, ondemand)
@@ -292,8 +292,8 @@ def test_spilled_next_positions_give_the_same_batches(
 def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where next positions would take more than the planner's share they go to disk, and the budget is kept."""
     spills = []
-    spill = superbatches.Spill.__init__
-    monkeypatch.setattr(superbatches.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
+    spill = cacheplans.Spill.__init__
+    monkeypatch.setattr(cacheplans.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
     indptr, indices = make_graph(N, 40.0)
     features = {"z": np.random.default_rng(1).integers(0, 256, (N, 7), dtype=np.uint8)}
     dataset, labels = tmp_path / "dense", {"train_idx": np.arange(1000)}
@@ -331,8 +331,8 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superbatches, "must_spill", lambda *_: True)
-    append = superbatches.SectionWriter.append
+    monkeypatch.setattr(cacheplans, "must_spill", lambda *_: True)
+    append = cacheplans.SectionWriter.append
 
     def full(self: Any, array: Any) -> int:
         if self.path.endswith("next-1"):
@@ -340,7 +340,7 @@ def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path
             raise OSError(28, "No space left on device", self.path)
         return append(self, array)
 
-    monkeypatch.setattr(superbatches.SectionWriter, "append", full)
+    monkeypatch.setattr(cacheplans.SectionWriter, "append", full)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         with make_loader(
@@ -391,7 +391,7 @@ def test_ids_are_read_twice_at_most(dataset: Path, kind: str, monkeypatch: pytes
     monkeypatch.setattr(SectionFile, "run", counting)
     monkeypatch.setattr(SampleFile, "__init__", making)
     if kind == "spilled":
-        monkeypatch.setattr(superbatches, "must_spill", lambda *given: True)
+        monkeypatch.setattr(cacheplans, "must_spill", lambda *given: True)
     if kind == "without memory":
         monkeypatch.setattr(samples, "FREE_SHARE", 1)
     strategy = "streamed" if kind == "streamed" else "superbatch"

@@ -7,18 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Reservation
-from featstore.cache.base import PolicyContext
-from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
-from featstore.gather.buffers import BufferPool
+from featstore.cache.planned import PlannedBatch
 from featstore.gather.plan import EdgePlan
+from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter, distinct_edges
-from featstore.plan.planfile import PlanFile, write_bytes, write_plan
-from featstore.plan.planmemory import Spill, must_spill
+from featstore.plan.planfile import PlanFile, write_plan
 from featstore.plan.sampledsuperbatch import SampledSuperbatch
 from featstore.sampling.batch import SampledBatch
-from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionWriter
 
 __all__ = ["EdgePlanner"]
@@ -27,87 +22,44 @@ Ints = npt.NDArray[np.int32 | np.int64]
 
 
 class EdgePlanner:
-    """Plan an epoch's caches of edge features, superbatch by superbatch; one thread plans.
+    """Plan an epoch's caches of edge features, empty at first, over the edges of its batches.
 
     Parameters
     ----------
-    policy : PlannedPolicy
-        Its own, not the one that plans rows of nodes.
-    n_edges, capacity : int
-        Edges of the graph; rows of the cache, which is empty at first.
-    runs : RunDirectory
-    disk : DiskBudget
-    memory : Reservation
-        What planning may hold; grown where a window is larger than was expected, see
-        :func:`~featstore.plan.planmemory.must_spill`.
-    room : callable () -> int
-        Bytes that it may grow by.
-    pool : BufferPool
+    planner : CachePlanner
+        Of the edges.
     """
 
-    def __init__(
-        self,
-        policy: PlannedPolicy,
-        n_edges: int,
-        capacity: int,
-        *,
-        runs: RunDirectory,
-        disk: DiskBudget,
-        memory: Reservation,
-        room: Callable[[], int],
-        pool: BufferPool,
-    ) -> None:
-        self._policy, self._n_edges, self._capacity = CheckedPolicy(policy), n_edges, capacity
-        self._runs, self._disk, self._memory, self._room, self._pool = runs, disk, memory, room, pool
-        self._policy.keep_memory(False)
-        self._policy.start(capacity, PolicyContext(n_edges, 1), NO_ROWS)
+    def __init__(self, planner: CachePlanner) -> None:
+        self._planner = planner
+        planner.start(keeps_memory=False)
 
     def distinct(self, batch: SampledBatch) -> DistinctEdges:
         """Return the edges of a batch, each once; see :func:`~featstore.plan.edgetrace.distinct_edges`. Thread-safe."""
-        return distinct_edges(batch, self._n_edges, self._memory.budget)
+        return distinct_edges(batch, self._planner.n, self._planner.memory.budget)
 
     def writer(self, k: int) -> EdgeTraceWriter:
-        """Return what writes the edges of superbatch ``k``."""
-        return EdgeTraceWriter(self._runs.file(f"edges-{k}"), self._disk)
+        """Open the file that takes the edges of superbatch ``k``."""
+        return EdgeTraceWriter(self._planner.runs.file(f"edges-{k}"), self._planner.disk)
 
     def plan(
         self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, first: int, check: Callable[[], None]
     ) -> None:
-        """Plan superbatch ``k``, whose first batch is number ``first``; next uses in the one ``ahead`` of it count.
-
-        Raises
-        ------
-        BudgetError, OSError, PluginError
-            No memory to plan in; the disk is full; the policy failed.
-        """
+        """Plan superbatch ``k``, whose first batch is number ``first``; next uses in the one ``ahead`` of it count."""
         traces = [each.edges for each in (superbatch, ahead) if each is not None and each.edges is not None]
         lengths, n = np.concatenate([trace.lengths for trace in traces]), len(traces[0])
-        spills: list[Spill] = []
 
         def ids(b: int) -> Ints:
             return traces[0].ids(b) if b < n else traces[1].ids(b - n)
 
-        def spill(_: int) -> Spill:
-            spills.append(Spill(self._runs.file(f"next-edges-{k}"), self._disk))
-            return spills[-1]
+        def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:
+            write_plan(writer, planned)
+            check()
 
-        checked = self._policy.is_checked
-        spilled = must_spill(self._memory, self._pool, self._room, self._n_edges, lengths, n, self._capacity, checked)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        window = Window(self._n_edges, offsets, ids, n, spill if spilled else None)
-        writes = write_bytes(int(lengths.max(initial=0)))
-        try:
-            with SectionWriter(self._runs.file(f"edge-plan-{k}"), "plan", self._disk, writes) as writer:
-                for planned in self._policy.plan(window, first):
-                    write_plan(writer, planned)
-                    check()
-                superbatch.edge_plans = PlanFile(writer.finish())
-        finally:
-            for each in spills:
-                each.remove()
+        superbatch.edge_plans = PlanFile(self._planner.plan(k, lengths, ids, n, first, write))
 
     def of(self, superbatch: SampledSuperbatch, number: int) -> EdgePlan:
-        """Return by which plan the rows of the edges of a batch of a planned superbatch are gathered, in pooled memory.
+        """Return the plan that gathers the rows of a batch's edges, in pooled memory.
 
         Raises
         ------
@@ -116,7 +68,7 @@ class EdgePlanner:
         CorruptionError, OSError
             A run file is damaged.
         """
-        trace, plans, array = superbatch.edges, superbatch.edge_plans, self._pool.array
+        trace, plans, array = superbatch.edges, superbatch.edge_plans, self._planner.pool.array
         assert trace is not None
         assert plans is not None
         stored, places = trace.ids(number, array), trace.places(number, array)

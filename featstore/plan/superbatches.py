@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -23,24 +23,20 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Reservation
-from featstore.cache.base import PolicyContext
-from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.devicetier import REST_BYTES, DeviceTier
-from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, PlannedBatch, Window
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, EdgePlan, Tier
 from featstore.gather.sources import ExtentSource
+from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter
 from featstore.plan.overlapped import MissedRows, OverlappedPacking, PackSuperbatch, SuperbatchExtents
-from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
-from featstore.plan.planmemory import Spill, Switch, must_spill
+from featstore.plan.planfile import PlanFile, most_bytes, write_plan
+from featstore.plan.planmemory import Switch
 from featstore.plan.sampledsuperbatch import SampledSuperbatch
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
-from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionWriter
 
 __all__ = ["SuperbatchInspector"]
@@ -61,18 +57,8 @@ class SuperbatchInspector:
         ``sample(position)`` samples the batch that runs as number ``position``; called from several threads.
     start, stop, size : int
         Batch numbers; batches a superbatch.
-    n_rows, capacity : int
-        Rows of the features, and of the cache that is planned.
-    policy : PlannedPolicy
-        Plans window after window.
-    runs : RunDirectory
-    disk : DiskBudget
-    memory : Reservation
-        What planning may hold; grown where a window is larger than was expected. Where that would be more than an eighth of the
-        memory, or more than there is room for, next positions are spilled to ``runs``.
-    room : callable () -> int
-        Bytes that it may grow by: those that no batch needs.
-    pool : BufferPool
+    planner : CachePlanner
+        Of the nodes; its files, memory and pool are those of samples, too.
     threads : int
         Batches sampled at once.
     time : callable
@@ -96,14 +82,7 @@ class SuperbatchInspector:
         start: int,
         stop: int,
         size: int,
-        n_rows: int,
-        policy: PlannedPolicy,
-        capacity: int,
-        runs: RunDirectory,
-        disk: DiskBudget,
-        memory: Reservation,
-        room: Callable[[], int],
-        pool: BufferPool,
+        planner: CachePlanner,
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
@@ -114,11 +93,10 @@ class SuperbatchInspector:
     ) -> None:
         self._sample, self._tier, self._edges = sample, tier, edges
         self._start, self._stop, self._size = start, stop, size
-        self._policy, self._n_rows, self._capacity, self._residents = CheckedPolicy(policy), n_rows, capacity, residents
-        self._runs, self._disk, self._memory, self._room, self._pool = runs, disk, memory, room, pool
+        self._planner, self._pool, self._residents = planner, planner.pool, residents
         self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
-        self._policy.keep_memory(switch is None)  # where it is not another's between epochs
-        self._policy.start(capacity, PolicyContext(n_rows, 1), NO_ROWS if residents is None else residents)
+        # Not where the memory is another's between epochs.
+        planner.start(NO_ROWS if residents is None else residents, keeps_memory=switch is None)
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, SampledSuperbatch] = {}
         self._n_alive = self._n_sampling = 0  # samples being made or not yet written; of them, those being made
@@ -372,12 +350,12 @@ class SuperbatchInspector:
             raise _Stopped
 
     def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> SampledSuperbatch:
-        first = self._start + k * self._size
+        planner, first = self._planner, self._start + k * self._size
         positions = range(first, min(first + self._size, self._stop))
         pending: deque[Future[_Sample]] = deque()
         with (
             self._time("sample"),
-            SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._disk, self._memory.budget) as writer,
+            SampleWriter(planner.runs.file(f"samples-{k}"), planner.n, planner.disk, planner.memory.budget) as writer,
             nullcontext() if self._edges is None else self._edges.writer(k) as edges,
         ):
             try:
@@ -481,7 +459,7 @@ class SuperbatchInspector:
             return
 
         def may_begin(n_missed: Int64s) -> bool:
-            plans = most_bytes(len(samples), int(samples.lengths.sum()), int(n_missed.sum()), self._capacity)
+            plans = most_bytes(len(samples), int(samples.lengths.sum()), int(n_missed.sum()), self._planner.capacity)
             return pack.fits(n_missed, plans)
 
         def run(n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
@@ -499,7 +477,7 @@ class SuperbatchInspector:
     def _plan(
         self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, packing: OverlappedPacking | None
     ) -> PlanFile:
-        samples, tier = superbatch.samples, superbatch.tier
+        samples, tier, planner = superbatch.samples, superbatch.tier, self._planner
         if self._edges is not None:
             with self._time("plan"):
                 self._edges.plan(k, superbatch, ahead, self._start + k * self._size, self._check)
@@ -509,7 +487,6 @@ class SuperbatchInspector:
         lengths = np.concatenate([each.lengths for each in window_of])
         longest = max(int(each.samples.lengths.max(initial=0)) for each in window_of)
         split_bytes = 0 if tier is None else REST_BYTES * longest
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         n = len(samples)
 
         last: tuple[int, Ints] = (-1, NO_ROWS)
@@ -523,31 +500,22 @@ class SuperbatchInspector:
                 last = b, superbatch.ids(b)
             return last[1]
 
-        removed_after = ExitStack()
-
-        def spill(_: int) -> Spill:
-            positions = Spill(self._runs.file(f"next-{k}"), self._disk)
-            removed_after.callback(positions.remove)
-            return positions
-
-        checked, memory = self._policy.is_checked, self._memory
-        spilled = must_spill(memory, self._pool, self._room, self._n_rows, lengths, n, self._capacity, checked, split_bytes)
-        foresee = None if packing is None else packing.foresee
-        window = Window(self._n_rows, offsets, ids, n, spill if spilled else None, foresee)
-        with (
-            self._time("plan"),
-            removed_after,
-            SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk, write_bytes(int(lengths.max(initial=0)))) as writer,
-        ):
+        def begin(window: Window) -> None:
             if self._switch is not None:
-                self._first_rows = window.first_rows(self._capacity) if self._residents is None else self._residents
-                self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), self._first_rows)
-            for number, planned in enumerate(self._policy.plan(window, self._start + k * self._size)):
-                positions = write_plan(writer, planned, None if packing is None else ids(number))
-                if packing is not None:
-                    packing.planned(number, ids(number).take(positions))
-                self._check()
-            return PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
+                self._first_rows = window.first_rows(planner.capacity) if self._residents is None else self._residents
+                planner.start(self._first_rows)
+
+        def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:
+            positions = write_plan(writer, planned, None if packing is None else ids(number))
+            if packing is not None:
+                packing.planned(number, ids(number).take(positions))
+            self._check()
+
+        foresee = None if packing is None else packing.foresee
+        with self._time("plan"):
+            first = self._start + k * self._size
+            file = planner.plan(k, lengths, ids, n, first, write, begin=begin, foresee=foresee, beside=split_bytes)
+        return PlanFile(file, Tier.BASE if self._pack is None else Tier.PACKED)
 
 
 class _Stopped(Exception):

@@ -15,6 +15,7 @@ from featstore.cache.table import FeatureCache
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import MemorySource, RowSource
+from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.superbatches import SuperbatchInspector
@@ -102,14 +103,16 @@ class SuperbatchEpoch(EpochRun):
                 start=start,
                 stop=len(order),
                 size=max(1, int(planning.superbatch)),  # of no batches at all none
-                n_rows=graph.num_nodes,
-                policy=planning.policy,
-                capacity=capacity,
-                runs=self._runs,
-                disk=disk,
-                memory=planner,
-                room=room,
-                pool=graph.pool,
+                planner=CachePlanner(
+                    planning.policy,
+                    graph.num_nodes,
+                    capacity,
+                    runs=self._runs,
+                    disk=disk,
+                    memory=planner,
+                    room=room,
+                    pool=graph.pool,
+                ),
                 threads=threads,
                 time=setup.watch.time,
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
@@ -143,14 +146,17 @@ class SuperbatchEpoch(EpochRun):
         for name in self._setup.edges.stores:
             self._setup.edges.clear_cache(name)
         return EdgePlanner(
-            policy,
-            graph.num_edges,
-            planning.edge_capacity,
-            runs=self._runs,
-            disk=disk,
-            memory=self._memory[EDGE_PLANNER],
-            room=room,
-            pool=graph.pool,
+            CachePlanner(
+                policy,
+                graph.num_edges,
+                planning.edge_capacity,
+                runs=self._runs,
+                disk=disk,
+                memory=self._memory[EDGE_PLANNER],
+                room=room,
+                pool=graph.pool,
+                label="edges-",
+            )
         )
 
     def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> None:
