@@ -279,11 +279,10 @@ class _Run:
         item = self._dtype.itemsize
         with g.budget.reserve(HOLDER, room.held), output:
             output.expect(g.num_nodes - output.first)
-            for each in whole_blocks(g.topology, source, item, output.first, g.budget, room.passes, HOLDER):
-                h = self._as_given(each.rows, source, shape)
-                block = each.block.map(lambda tensor: tensor.to(self._device))
-                output.write(each.first, each.stop, self._timed(layer, costs, h, block))
-                output.passed(each.stop - each.first)
+            for first, block, rows in whole_blocks(g.topology, source, item, output.first, g.budget, room.passes, HOLDER):
+                h, n = self._as_given(rows, source, shape), block.n_dst
+                output.write(first, first + n, self._timed(layer, costs, h, block.map(lambda tensor: tensor.to(self._device))))
+                output.passed(n)
                 costs.blocks += 1
 
     # -- rows --------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +30,7 @@ Order = Literal["minhash", "row"]
 THRESHOLD = 1  # rows that two batches or more need are shared: DiskGNN's m
 HASHES = 8
 NO_ROWS = np.empty(0, np.int64)
+UNBOUNDED = 1 << 62  # bytes
 _PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 
 
@@ -71,19 +71,9 @@ class Segment:
     runs: Int64s
 
 
-class _Scratch:
-    """Memory of a search, in the ledger where there is one."""
-
-    def __init__(self, stack: ExitStack, budget: Budget | None, n_bytes: int) -> None:
-        self._base = n_bytes
-        self._held: Reservation | None = None
-        if budget is not None:
-            self._held = stack.enter_context(budget.reserve("segment search", n_bytes))
-
-    def need(self, n_bytes: int) -> None:
-        """Hold ``n_bytes`` beside what is held throughout."""
-        if self._held is not None:
-            self._held.resize(self._base + n_bytes)
+def _reserve(budget: Budget | None, n_bytes: int) -> Reservation:
+    """Hold memory for a search; without a budget nobody counts it."""
+    return (budget or Budget(UNBOUNDED)).reserve("segment search", n_bytes)
 
 
 def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> Int64s:
@@ -113,12 +103,12 @@ def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> In
     lengths = np.arange(1, n_batches + 1)
     shared = np.zeros(n_batches + 1, np.int64)
     total = 0
-    with ExitStack() as stack:
-        scratch = _Scratch(stack, budget, 4 * n + 64 * (n_batches + 2))
+    fixed = 4 * n + 64 * (n_batches + 2)
+    with _reserve(budget, fixed) as held:
         last = np.full(n, -1, np.int32)
         for b in range(n_batches):
             ids = batches[b]
-            scratch.need(32 * len(ids))
+            held.resize(fixed + 32 * len(ids))
             before = np.bincount(last.take(ids) + 1, minlength=b + 2)  # entry 0: needed for the first time
             since = before[::-1].cumsum()[::-1]  # entry a + 1: rows whose batch before is a or later
             shared[1:] += since[b // lengths * lengths + 1]
@@ -290,8 +280,7 @@ def segments(
     """
     if length < 1 or threshold < 0 or n_hashes < 1:
         raise ValueError(f"length and n_hashes must be at least 1, threshold at least 0: {length}, {n_hashes}, {threshold}")
-    with ExitStack() as stack:
-        scratch = _Scratch(stack, budget, 4 * n)
+    with _reserve(budget, 4 * n) as held:
         state = np.zeros(n, np.int32)  # batches of the segment that need a row; then -1 - its place in the cache
         for first in range(0, len(batches), length):
             stop = min(first + length, len(batches))
@@ -301,12 +290,12 @@ def segments(
                 ids = batches[b]
                 accesses += len(ids)
                 longest = max(longest, len(ids))
-                scratch.need(32 * longest + 16 * n_cached)
+                held.resize(4 * n + 32 * longest + 16 * n_cached)
                 counts = state.take(ids) + 1
                 state.put(ids, counts)
                 found.append(ids[counts == threshold + 1].astype(np.int64))
                 n_cached += len(found[-1])
-            scratch.need(32 * longest + (32 + 4 * n_hashes) * n_cached)
+            held.resize(4 * n + 32 * longest + (32 + 4 * n_hashes) * n_cached)
             rows = np.sort(np.concatenate(found))
             del found
             state[rows] = -1 - np.arange(len(rows), dtype=np.int32)

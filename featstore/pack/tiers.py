@@ -28,7 +28,7 @@ from featstore.gather.plan import NO_CHANGES
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Segment, Segmentation, Stored, segments, shortest_segments
 from featstore.pack.tables import DEVICE, FILL, PLAN, SHARED, SHARED_HEAD, TABLES
-from featstore.plan.planfile import Appends, write_plan
+from featstore.plan.planfile import Append, write_plan
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
@@ -226,7 +226,7 @@ def _leave_device(ids: Ids, tier_of_row: npt.NDArray[np.int32] | None, sizes: Si
 
 
 def write_static(
-    table: Appends, ids: Ids, tier_of_row: npt.NDArray[np.int32], place_of_row: npt.NDArray[np.int32] | None = None
+    append: Append, ids: Ids, tier_of_row: npt.NDArray[np.int32], place_of_row: npt.NDArray[np.int32] | None = None
 ) -> Int64s:
     """Write the plan of a batch whose rows in memory stay, and return the places of its shared rows, ascending.
 
@@ -239,7 +239,7 @@ def write_static(
         places = place_of_row.take(ids[missed])
         order = np.concatenate([order[places[order] < 0], np.argsort(places)[np.count_nonzero(places < 0) :]])
         shared = np.sort(places[places >= 0]).astype(np.int64)
-    write_plan(table, PlannedBatch(slots, NO_CHANGES), missed=missed[order])
+    write_plan(append, PlannedBatch(slots, NO_CHANGES), missed=missed[order])
     return shared
 
 
@@ -262,7 +262,7 @@ def _plan_static(
             place_of_row[segment.rows] = np.arange(len(segment.rows), dtype=np.int32)
         for number in range(segment.first, segment.stop):
             ids = _leave_device(pack.ids(number), tier_of_row, sizes, files)
-            shared = write_static(files[PLAN], ids, tier_of_row, place_of_row if length > 1 else None)
+            shared = write_static(files[PLAN].append, ids, tier_of_row, place_of_row if length > 1 else None)
             if length > 1:
                 files[SHARED].append(_narrow(shared + before))
         place_of_row[segment.rows] = -1
@@ -380,6 +380,6 @@ def _plan_windows(
             checked.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
             for planned in checked.plan(trace.window(), first=number):
                 left = _leave_device(pack.ids(number), tier_of_row, sizes, files)
-                n_missed[number] = len(write_plan(files[PLAN], planned, left))
+                n_missed[number] = len(write_plan(files[PLAN].append, planned, left))
                 number += 1
     return n_missed

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +111,7 @@ def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
         untouched, number = huge_array(n_out * row_bytes).reshape(n_out, row_bytes), 0
         # Slices of several pages, however narrow rows are.
         fresh = settled(lambda: some(untouched, np.resize(rows, n_slice)), begin + 2 * third, n_out // n_slice)
-        with _Streaming(array[:n_stream], _touched(n_stream, row_bytes)):
+        with _streaming(array[:n_stream], _touched(n_stream, row_bytes)):
             batch = settled(lambda: some(out, rows, places), begin + 3 * third)
     return CopySpeed(plain, min(plain, batch), min(plain, fresh))
 
@@ -128,32 +130,21 @@ def _time_copy(
     return out.nbytes / max(1e-9, time.perf_counter() - start)
 
 
-class _Streaming:
-    """A thread that copies rows in sequence until it is left, as reading and checking moves bytes beside a batch's copy."""
+@contextmanager
+def _streaming(source: Uint8s, out: Uint8s) -> Iterator[None]:
+    """Copy rows in sequence in a thread meanwhile, as reading and checking moves bytes beside a batch's copy."""
+    runs, stop = threading.Event(), threading.Event()
 
-    def __init__(self, source: Uint8s, out: Uint8s) -> None:
-        self._source, self._out = source, out
-        self._stop, self._runs = threading.Event(), threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="featstore-measure")
+    def run() -> None:
+        while not stop.is_set():
+            runs.set()
+            copy_rows(source, None, out, None, 1)
 
-    def __enter__(self) -> _Streaming:
-        self._thread.start()
-        self._runs.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._runs.set()
-                copy_rows(self._source, None, self._out, None, 1)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._runs.set()
+    thread = threading.Thread(target=run, name="featstore-measure")
+    thread.start()
+    runs.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -99,7 +99,7 @@ class EdgePlanner:
         try:
             with SectionWriter(self._runs.file(f"edge-plan-{k}"), "plan", self._disk, writes) as writer:
                 for planned in self._policy.plan(window, first):
-                    write_plan(writer, planned)
+                    write_plan(writer.append, planned)
                     check()
                 superbatch.edge_plans = PlanFile(writer.finish())
         finally:

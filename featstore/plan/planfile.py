@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,11 @@ from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.sections import SectionFile
 
-__all__ = ["STORED_PER_ACCESS", "Appends", "PlanFile", "most_bytes", "write_bytes", "write_plan"]
+__all__ = ["STORED_PER_ACCESS", "Append", "PlanFile", "most_bytes", "write_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
+Append: TypeAlias = Callable[[npt.NDArray[Any]], object]  # SectionWriter.append, or what stands for it
 SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted, rows evicted
 BYTES_PER_ACCESS = 6  # of a plan on disk, about
 STORED_PER_ACCESS = 12  # bytes on disk to reckon with: where half of the rows are missed, and as many evicted
@@ -145,16 +146,8 @@ def _copy(values: npt.NDArray[Any], dtype: npt.DTypeLike, array: Callable[..., n
     return copied
 
 
-class Appends(Protocol):
-    """A :class:`~featstore.storage.sections.SectionWriter`, or what stands for one."""
-
-    def append(self, array: npt.NDArray[Any]) -> int:
-        """Write an array; return its number."""
-        ...
-
-
 def write_plan(
-    writer: Appends, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
+    append: Append, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
 ) -> npt.NDArray[np.int32]:
     """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
 
@@ -163,15 +156,15 @@ def write_plan(
     changes = planned.changes
     rows = changes.out_rows
     slots = np.ascontiguousarray(planned.slots, np.int32)
-    writer.append(slots)
+    append(slots)
     if missed is None:
         found = np.empty(len(slots), np.int32)
         found = found[: missed_positions(slots, found)]
         found = found if ids is None else found[np.argsort(ids.take(found))]
     else:
         found = missed.astype(np.int32)
-    writer.append(found)
-    writer.append(changes.in_positions.astype(np.int32))
-    writer.append(changes.in_slots)
-    writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
+    append(found)
+    append(changes.in_positions.astype(np.int32))
+    append(changes.in_slots)
+    append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
     return found

@@ -543,7 +543,7 @@ class SuperbatchInspector:
                 self._first_rows = window.first_rows(self._capacity) if self._residents is None else self._residents
                 self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), self._first_rows)
             for number, planned in enumerate(self._policy.plan(window, self._start + k * self._size)):
-                positions = write_plan(writer, planned, None if packing is None else ids(number))
+                positions = write_plan(writer.append, planned, None if packing is None else ids(number))
                 if packing is not None:
                     packing.planned(number, ids(number).take(positions))
                 self._check()

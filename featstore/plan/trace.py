@@ -61,19 +61,6 @@ def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
     return narrowed
 
 
-class _Reading(Sequence[Ints]):
-    """Batches that are read when they are asked for."""
-
-    def __init__(self, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64]) -> None:
-        self._ids, self.lengths = ids, lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._ids(number)
-
-
 class Trace(Sequence[Ints]):
     """The distinct rows of each batch, in order.
 
@@ -90,39 +77,36 @@ class Trace(Sequence[Ints]):
         A batch names a row twice.
     """
 
-    def __init__(self, batches: Sequence[npt.ArrayLike | torch.Tensor] | SectionFile, n: int | None = None) -> None:
-        self._batches: Sequence[Ints] | SectionFile
-        if isinstance(batches, SectionFile):
-            self.n = int(batches[0][0])
-            self._first = 1
-            self._batches = batches
-            lengths = batches.lengths[1:]
-        elif isinstance(batches, _Reading):
-            self.n = 0 if n is None else n
-            self._first = 0
-            self._batches = batches
-            lengths = batches.lengths
-        else:
-            arrays = [id_array(f"batch {number}", batch) for number, batch in enumerate(batches)]
-            # Of other dtypes nothing can be said of the largest; they are refused below.
-            self.n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
-            self.n = check_at_least("n", self.n, 0)
-            if self.n >= 2**63:
-                raise IndexError(f"row {self.n - 1} is beyond 64 bits")
-            self._first = 0
-            self._batches = _distinct(arrays, self.n)
-            lengths = np.array([len(array) for array in self._batches], np.int64)
+    _file: SectionFile | None = None
+
+    def __init__(self, batches: Sequence[npt.ArrayLike | torch.Tensor], n: int | None = None) -> None:
+        arrays = [id_array(f"batch {number}", batch) for number, batch in enumerate(batches)]
+        # Of other dtypes nothing can be said of the largest; they are refused below.
+        n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
+        n = check_at_least("n", n, 0)
+        if n >= 2**63:
+            raise IndexError(f"row {n - 1} is beyond 64 bits")
+        checked = _distinct(arrays, n)
+        self._set(checked.__getitem__, np.array([len(array) for array in checked], np.int64), n)
+
+    def _set(self, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64], n: int) -> None:
+        self._ids, self.n = ids, n
         self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Trace:
         """Open a trace file that :func:`record` or :meth:`save` wrote; batches are read and checked as they are asked for."""
-        return cls(SectionFile(user_path(path), KIND))
+        file = SectionFile(user_path(path), KIND)
+        trace = cls.reading(lambda number: file[number + 1], file.lengths[1:], int(file[0][0]))
+        trace._file = file
+        return trace
 
     @classmethod
     def reading(cls, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64], n: int) -> Trace:
         """Return the trace of batches that ``ids(number)`` reads, distinct rows each, ``lengths[number]`` of them."""
-        return cls(_Reading(ids, lengths), n)
+        trace = cls.__new__(cls)
+        trace._set(ids, lengths, n)
+        return trace
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file."""
@@ -140,7 +124,7 @@ class Trace(Sequence[Ints]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"batch {index} is out of range for {len(self)} batches")
-        return self._batches[index % len(self) + self._first]
+        return self._ids(index % len(self))
 
     def __iter__(self) -> Iterator[Ints]:
         for index in range(len(self)):
@@ -171,8 +155,8 @@ class Trace(Sequence[Ints]):
 
     def close(self) -> None:
         """Close the file, where there is one."""
-        if isinstance(self._batches, SectionFile):
-            self._batches.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class TraceWriter(SectionWriter):

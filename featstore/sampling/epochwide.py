@@ -5,36 +5,24 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from featstore.budget import Reservation
-from featstore.config import Options, check_at_least, parse_size
+from featstore.config import check_at_least, parse_size
 from featstore.sampling.access import parse_access
 from featstore.sampling.batch import CheckedSampler, SampledBatch
-from featstore.sampling.hops import Graph
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.turns import Coming, Cut, Seeds, Turns, Windows, disk_of
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
 from featstore.storage.rundir import runs_directory
 
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
 __all__ = ["EpochSampler"]
-
-
-class Dataset(Graph, Protocol):
-    """What is needed of a graph beside what every sampler needs."""
-
-    @property
-    def path(self) -> str:
-        """Its directory."""
-        ...
-
-    @property
-    def options(self) -> Options:
-        """How it was opened."""
-        ...
 
 
 class EpochSampler(CheckedSampler):
@@ -106,7 +94,7 @@ class EpochSampler(CheckedSampler):
 
     def __init__(
         self,
-        g: Dataset,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         replace: bool = False,
         seed: int = 0,
@@ -121,7 +109,6 @@ class EpochSampler(CheckedSampler):
         access: str = "auto",
         edges: bool = False,
     ) -> None:
-        self._dataset = g
         self.draws = draws
         self.hops: NeighborSampler | LaborSampler  # whose batches these are
         if draws == "labor":
@@ -164,10 +151,10 @@ class EpochSampler(CheckedSampler):
         else:
             options |= {"replace": hops.replace}
         options |= {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
-        return _make, (type(self), self._dataset, self.fanouts, options)
+        return _make, (type(self), self.graph, self.fanouts, options)
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> OutOfCoreGraph:
         """The graph that the sampler draws from."""
         return self.hops.graph
 
@@ -179,7 +166,7 @@ class EpochSampler(CheckedSampler):
     @property
     def threads(self) -> int:
         """Threads that draw side by side."""
-        return self._dataset.options.threads
+        return self.graph.options.threads
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch alone; see :meth:`NeighborSampler.sample`."""
@@ -237,12 +224,12 @@ class EpochSampler(CheckedSampler):
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
         """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
         n = n_batches if isinstance(self.window, str) else min(self.window, n_batches)
-        width = 8 if is_wide(self._dataset) else 4
+        width = 8 if is_wide(self.graph) else 4
         targets, edges = self.expected(n_seeds)
         drawn = drawn_bytes(edges, targets, width, has_places(self.hops))
         fanouts = self.hops.drawn_fanouts
-        useful = useful_bytes(self._dataset, fanouts, n, drawn, targets, self.threads)
-        return least_bytes(self._dataset, fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
+        useful = useful_bytes(self.graph, fanouts, n, drawn, targets, self.threads)
+        return least_bytes(self.graph, fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
 
     def windows(self, n_batches: int, n_seeds: int, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
         """Return how an epoch is cut into windows in so many bytes; None where the user said.
@@ -258,7 +245,7 @@ class EpochSampler(CheckedSampler):
 
         With ``draws="labor"``, the mean of the most: how many neighbours a node takes is random.
         """
-        n_nodes, n_edges = self._dataset.num_nodes, self._dataset.topology.num_edges
+        n_nodes, n_edges = self.graph.num_nodes, self.graph.topology.num_edges
         mean = n_edges // max(1, n_nodes) + 1
         n, targets, edges = n_seeds, 0, 0
         for fanout in self.hops.drawn_fanouts:
@@ -268,5 +255,5 @@ class EpochSampler(CheckedSampler):
         return targets, edges
 
 
-def _make(cls: type[EpochSampler], g: Dataset, fanouts: Sequence[int], options: dict[str, Any]) -> EpochSampler:
+def _make(cls: type[EpochSampler], g: OutOfCoreGraph, fanouts: Sequence[int], options: dict[str, Any]) -> EpochSampler:
     return cls(g, fanouts, **options)

@@ -10,16 +10,14 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.budget import Budget
 from featstore.config import check_at_least, check_flag, check_integer
 from featstore.gather.arrays import id_array
-from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology
@@ -27,48 +25,14 @@ from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
 
-__all__ = [
-    "Draw",
-    "FanoutSampler",
-    "Graph",
-    "HopKey",
-    "HopSampler",
-    "Prune",
-    "as_ids",
-]
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["Draw", "FanoutSampler", "HopKey", "HopSampler", "Prune", "as_ids"]
 
 Prune = Callable[[Int64s], npt.NDArray[np.bool_]]  # given the sources of the seeds' own hop: which of them are not expanded
 LARGE_FANOUT = 4096  # drawing one takes more than 100 kB of scratch
 HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
-
-
-class Graph(Protocol):
-    """What the sampler needs of a graph."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        ...
-
-    @property
-    def topology(self) -> Topology:
-        """The adjacency."""
-        ...
-
-    @property
-    def neighbor_cache(self) -> NeighborCache | None:
-        """Neighbour lists in memory."""
-        ...
-
-    @property
-    def pool(self) -> BufferPool:
-        """Where batches lie."""
-        ...
-
-    @property
-    def budget(self) -> Budget:
-        """What counts the sampler's scratch."""
-        ...
 
 
 Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the nodes that it adds are numbered
@@ -82,7 +46,7 @@ class HopSampler(CheckedSampler):
 
     Parameters
     ----------
-    g : Graph
+    g : OutOfCoreGraph
     hop_sizes : sequence of int
         What each hop is told to draw.
     seed : int
@@ -99,7 +63,7 @@ class HopSampler(CheckedSampler):
         ``edges`` is no bool.
     """
 
-    def __init__(self, g: Graph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
+    def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         if isinstance(g, (str, os.PathLike)):
             raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
         self._g = g
@@ -113,7 +77,7 @@ class HopSampler(CheckedSampler):
         self._room = self._sources_room = LEAST_ROOM
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> OutOfCoreGraph:
         """The graph that the sampler draws from."""
         return self._g
 
@@ -355,7 +319,7 @@ class FanoutSampler(HopSampler):
 
     replace = False  # a node may draw a neighbour several times
 
-    def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
+    def __init__(self, g: OutOfCoreGraph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         try:
             hop_sizes = [check_integer("a fan-out", fanout) for fanout in fanouts]
         except TypeError:

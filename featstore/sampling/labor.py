@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,12 @@ from featstore.config import check_at_least, check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import FanoutSampler, Graph, HopKey
+from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.rng import source_keys
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["LaborSampler"]
 
@@ -37,8 +40,8 @@ class LaborSampler(FanoutSampler):
 
     Parameters
     ----------
-    g : Graph
-        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
+    g : OutOfCoreGraph
+        A loader takes the sampler for this graph only, or for the same dataset opened
         again. Samples are counted in the budget of the graph given here.
     fanouts : sequence of int
         Neighbours that a node takes on average in each hop, the seeds' own first; -1 takes all.
@@ -107,7 +110,7 @@ class LaborSampler(FanoutSampler):
 
     def __init__(
         self,
-        g: Graph,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         batch_dependency: int = 1,
         seed: int = 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,12 @@ from featstore.config import check_flag, check_integer
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import Graph, HopKey, HopSampler
+from featstore.sampling.hops import HopKey, HopSampler
 from featstore.sampling.pieces import Pieces
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["LayerSampler"]
 
@@ -32,8 +35,8 @@ class LayerSampler(HopSampler):
 
     Parameters
     ----------
-    g : Graph
-        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
+    g : OutOfCoreGraph
+        A loader takes the sampler for this graph only, or for the same dataset opened
         again. Samples are counted in the budget of the graph given here.
     sizes : sequence of int
         Nodes that each layer takes, that of the seeds first; at least 1. A layer with fewer neighbours takes all of them.
@@ -98,7 +101,7 @@ class LayerSampler(HopSampler):
 
     def __init__(
         self,
-        g: Graph,
+        g: OutOfCoreGraph,
         sizes: Sequence[int],
         seed: int = 0,
         skip: bool = False,

@@ -15,7 +15,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError
 from featstore.graph.partlists import NearbyLists, PartLists, Uint8s
 from featstore.graph.topology import huge_bytes
-from featstore.sampling.hops import Graph, HopSampler
+from featstore.sampling.hops import HopSampler
 from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
 from featstore.storage.layout import PAGE_BYTES
 
@@ -52,7 +52,7 @@ class MacroLists:
     do not fit, those of some of its parts are read. Samples do not depend on it. Thread-safe.
     """
 
-    def __init__(self, g: Graph, lists: PartLists, batches: PartitionBatches) -> None:
+    def __init__(self, g: OutOfCoreGraph, lists: PartLists, batches: PartitionBatches) -> None:
         self._g, self._lists = g, lists
         sizes = np.sort(lists.sizes(batches.part_numbers))[::-1]
         self._most_bytes = huge_bytes(int(sizes[: batches.macro].sum()) + lists.beside())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,8 +13,11 @@ from featstore.config import check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import FanoutSampler, Graph, HopKey
+from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.scratch import EMPTY, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["NeighborSampler"]
 
@@ -24,8 +27,8 @@ class NeighborSampler(FanoutSampler):
 
     Parameters
     ----------
-    g : Graph
-        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
+    g : OutOfCoreGraph
+        A loader takes the sampler for this graph only, or for the same dataset opened
         again. Samples are counted in the budget of the graph given here.
     fanouts : sequence of int
         Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
@@ -74,7 +77,7 @@ class NeighborSampler(FanoutSampler):
 
     def __init__(
         self,
-        g: Graph,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         replace: bool = False,
         seed: int = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace as with_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.pieces import Pieces
 from featstore.sampling.scratch import Int64s, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["ShadowSampler"]
 
@@ -29,7 +32,7 @@ class ShadowSampler(NeighborSampler):
 
     Parameters
     ----------
-    g : Graph
+    g : OutOfCoreGraph
         See :class:`~featstore.NeighborSampler`.
     fanouts : sequence of int
         Neighbours that a node draws in the hop after it joined, the seeds' own first; -1 takes all.
@@ -80,7 +83,7 @@ class ShadowSampler(NeighborSampler):
 
     def __init__(
         self,
-        g: Any,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         layers: int | None = None,
         replace: bool = False,

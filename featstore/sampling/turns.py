@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,9 +21,12 @@ from featstore._core.epochs import TARGET_WORDS
 from featstore.budget import Reservation
 from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.hops import FanoutSampler, Graph
+from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["Coming", "Cut", "Seeds", "Turns", "Windows", "disk_of"]
 
@@ -44,7 +47,7 @@ class Drawer(Protocol):
     access: str
 
     @property
-    def graph(self) -> Graph: ...
+    def graph(self) -> OutOfCoreGraph: ...
     @property
     def threads(self) -> int: ...
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,14 @@ from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.fileturns import FileTurns
-from featstore.sampling.hops import FanoutSampler, Graph
+from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
 from featstore.storage.rundir import DiskBudget
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
@@ -49,7 +52,7 @@ BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log th
 PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks for free memory, and seconds between them
 
 
-def is_wide(graph: Graph) -> bool:
+def is_wide(graph: OutOfCoreGraph) -> bool:
     """Return whether logs hold 64-bit words."""
     return graph.num_nodes >= 2**31 or graph.topology.id_bytes == 8
 
@@ -86,7 +89,7 @@ class _Shape:
         return logs + self.sorting_bytes + stream_bytes(self.block_bytes) + 8 * self.scratch_words
 
 
-def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
+def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
     """Divide ``n_bytes`` of one worker; at the least what :func:`least_bytes` says."""
     n, shift = max(1, graph.num_nodes), MOST_BITS
     while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_SHARE:
@@ -108,7 +111,7 @@ def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int,
     return _Shape(shift, n_ranges, n_logs, block, least.scratch_words, targets + more, drawn + left * 3 // 5)
 
 
-def least_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, wide: bool) -> int:
+def least_bytes(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, wide: bool) -> int:
     """Return the least memory in which a window of so many batches is drawn, by one thread."""
     return _shape(graph, fanouts, n_batches, 0, wide).nbytes
 
@@ -118,7 +121,9 @@ def drawn_bytes(n_edges: int, n_targets: int, width: int, places: bool = False) 
     return width * ((2 if places else 1) * n_edges + 2 * n_targets)
 
 
-def useful_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int) -> int:
+def useful_bytes(
+    graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int
+) -> int:
     """Return the memory in which nothing is spilled, where a batch has ``drawn`` bytes of logs and so many ``targets``."""
     least = least_bytes(graph, fanouts, n_batches, True) + STREAM_SHARE * stream_bytes(LIST_BYTES)
     return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
@@ -143,7 +148,7 @@ class EpochWindow:
     ----------
     sampler : FanoutSampler
         Whose batches these are; gives fan-outs, keys, and the memory of batches.
-    graph : Graph
+    graph : OutOfCoreGraph
     seeds : callable
         ``seeds(position)`` returns a batch's seeds.
     epoch, first, stop : int
@@ -161,7 +166,7 @@ class EpochWindow:
     def __init__(
         self,
         sampler: FanoutSampler,
-        graph: Graph,
+        graph: OutOfCoreGraph,
         seeds: Callable[[int], Any],
         epoch: int,
         first: int,

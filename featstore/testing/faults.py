@@ -28,6 +28,7 @@ import os
 import platform
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -296,14 +297,6 @@ _NUMBERS = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 4
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
-class _Filter(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_uint16), ("filters", ctypes.POINTER(_Filter)))
-
-
 def deny_syscalls(names: Iterable[str], error: int = errno.EPERM) -> None:
     """Let the kernel refuse system calls with ``error`` from now on: in this thread and in all that it starts; cannot be undone.
 
@@ -325,10 +318,11 @@ def deny_syscalls(names: Iterable[str], error: int = errno.EPERM) -> None:
     code = [(load, 0, 0, 4), (jump_equal, 0, len(numbers) + 1, _ARCHITECTURES[platform.machine()]), (load, 0, 0, 0)]
     code += [(jump_equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
     code += [(give, 0, 0, allow), (give, 0, 0, refuse)]
-    program = _Program(len(code), (_Filter * len(code))(*(_Filter(*line) for line in code)))
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))  # struct sock_filter
+    program = ctypes.create_string_buffer(struct.pack("HP", len(code), ctypes.addressof(filters)))  # struct sock_fprog
     libc = ctypes.CDLL(None, use_errno=True)
     no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
-    for arguments in ((no_new_privileges, 1, 0, 0, 0), (set_seccomp, mode_filter, ctypes.byref(program), 0, 0)):
+    for arguments in ((no_new_privileges, 1, 0, 0, 0), (set_seccomp, mode_filter, program, 0, 0)):
         if libc.prctl(*arguments):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), "prctl")

@@ -168,8 +168,9 @@ class NeighborLoader:
         if num_neighbors is not None:
             if neighbor_sampler is not None:
                 raise OptionError("neighbor_sampler", "it has its own num_neighbors; give one of the two")
+            assert not isinstance(g, PackedGraph), "_check_graph has refused it"
             if edges is None:
-                edges = bool((() if isinstance(g, PackedGraph) else g.edge_features) if edge_features is None else edge_features)
+                edges = bool(g.edge_features if edge_features is None else edge_features)
             sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=edges)
         if input_nodes is None and sampler is not None:
             input_nodes = torch.arange(g.num_nodes, device="cpu")
@@ -190,7 +191,7 @@ class NeighborLoader:
             edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
         of_edges = (edge_features,) if isinstance(edge_features, str) else tuple(edge_features)
         check_names((*names, *of_edges), labels)
-        self._positions = _Positions(input_nodes) if is_ids and not _is_mask(input_nodes) else None
+        self._positions = _positions_in(input_nodes) if is_ids and not _is_mask(input_nodes) else None
         self.loader = Loader(
             g,
             sampler,
@@ -248,17 +249,17 @@ class NeighborLoader:
         self.loader.__exit__(kind, error, trace)
 
 
-class _Positions:
-    """Where seeds are among ids."""
+def _positions_in(ids: Ids) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function that finds seeds among ``ids``."""
+    given = id_array("input_nodes", ids).astype(np.int64)
+    order = np.argsort(given, kind="stable")
+    ascending = given[order]
 
-    def __init__(self, ids: Ids) -> None:
-        given = id_array("input_nodes", ids)
-        self._order = np.argsort(given.astype(np.int64), kind="stable")
-        self._ids = given.astype(np.int64)[self._order]
+    def positions(seeds: torch.Tensor) -> torch.Tensor:
+        places = np.searchsorted(ascending, seeds.cpu().numpy())
+        return torch.from_numpy(order[places]).to(seeds.device)
 
-    def __call__(self, seeds: torch.Tensor) -> torch.Tensor:
-        places = np.searchsorted(self._ids, seeds.cpu().numpy())
-        return torch.from_numpy(self._order[places]).to(seeds.device)
+    return positions
 
 
 def _is_mask(ids: Any) -> bool:
