@@ -33,24 +33,11 @@ UNKNOWN_TOGETHER = 2  # consecutive batches that are alike, where nobody says: n
 def check_seeds(
     seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None, *, what: str = "seed"
 ) -> torch.Tensor:
-    """Return ``seeds`` as a one-dimensional int64 CPU tensor of distinct nodes; a mask over all nodes gives its true nodes.
+    """Return ``seeds`` as a one-dimensional int64 CPU tensor of distinct nodes; a mask gives its true nodes.
 
-    Parameters
-    ----------
-    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
-    num_nodes : int, optional
-        Nodes of the graph; without it neither the seeds' upper bound nor a mask's length is checked.
-    what : str
-        What errors call one of them.
-
-    Raises
-    ------
-    TypeError
-        Not integers.
-    ValueError
-        Not one-dimensional; a seed occurs twice; a mask of another length than the number of nodes.
-    IndexError
-        A seed is no node; names the first one and its position.
+    ``what`` is what errors call one of them. Without ``num_nodes`` neither the upper bound nor a mask's length is checked.
+    TypeError: not integers. ValueError: not one-dimensional, a seed twice, a mask of another length. IndexError: a seed is no
+    node; names the first one and its position.
     """
     given = id_array(f"{what}s", seeds)
     if given.ndim != 1:
@@ -237,7 +224,7 @@ class _Cut:
 
 
 def together_of(batches: Any) -> int:
-    """Return how many consecutive batches are alike; 1 where each is drawn from all seeds, 2 where that is unknown."""
+    """Return how many consecutive batches are alike: 1 where each is drawn from all seeds, 2 where that is unknown."""
     return int(getattr(batches, "together", UNKNOWN_TOGETHER))
 
 
@@ -249,20 +236,8 @@ def as_batches(
 ) -> Batches:
     """Return random batches of ids or of a mask, or the batches that are given in place of them.
 
-    Parameters
-    ----------
-    seeds : integer array, boolean mask, or Batches
-    batch_size : int, optional
-        Goes with ids; ``default`` without it.
-    **options
-        Of :class:`RandomBatches`.
-
-    Raises
-    ------
-    ValueError
-        ``batch_size`` beside batches; ids without it.
-    TypeError, ValueError, IndexError
-        See :class:`RandomBatches`.
+    ``batch_size``, else ``default``, and ``options`` (of :class:`RandomBatches`) go with ids. ValueError: a batch size beside
+    batches, or ids without one; else errors as of :class:`RandomBatches`.
     """
     if isinstance(seeds, (torch.Tensor, np.ndarray, Sequence)):
         size = default if batch_size is None else batch_size

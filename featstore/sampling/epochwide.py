@@ -209,15 +209,8 @@ class EpochSampler(CheckedSampler):
     ) -> Turns:
         """Return the batches ``start … stop - 1`` of an epoch, for whoever takes them about in order.
 
-        Parameters
-        ----------
-        seeds : callable
-            ``seeds(index)`` returns a batch's seeds; pure, thread-safe.
-        epoch, start, stop : int
-        memory : Reservation, optional
-            What drawing may hold; by default some is reserved of what the budget has left.
-        coming : Coming, optional
-            Draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
+        ``seeds(index)`` returns a batch's seeds: pure, thread-safe. Drawing holds ``memory``, or else reserves some of what is
+        left. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
         """
         return Turns(self, seeds, epoch, start, stop, memory, coming)
 
@@ -234,7 +227,7 @@ class EpochSampler(CheckedSampler):
     def windows(self, n_batches: int, n_seeds: int, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
         """Return how an epoch is cut into windows in so many bytes; None where the user said.
 
-        ``batch``: the nodes and edges of a batch that was sampled.
+        ``batch``: nodes and edges of a batch that was sampled.
         """
         if not isinstance(self.window, str) or not n_batches:
             return None

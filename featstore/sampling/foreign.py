@@ -37,7 +37,7 @@ __all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", 
 def _ids(values: Any) -> torch.Tensor:
     """Return numbers of nodes or edges as a dense int64 tensor in host memory of its own.
 
-    A copy: the sampler may use its memory again for the next batch or keep its batches, and so may the loop.
+    A copy: the sampler may use its memory again or keep its batches, and so may the loop.
     """
     if isinstance(values, torch.Tensor):
         kind, dtype, ndim = values.dtype, str(values.dtype), values.ndim
@@ -136,24 +136,10 @@ def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
 
 
 def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBatch:
-    """Return what a sampler returned as a checked :class:`SampledBatch`.
+    """Check what a sampler returned, in one of the forms above, and return it as a :class:`SampledBatch` of its own memory.
 
-    Parameters
-    ----------
-    sample : object
-        In one of the forms above.
-    num_nodes : int
-    epoch, index : int
-        The batch's place.
-
-    Raises
-    ------
-    PluginError
-        In none of the forms; ids that are no nodes or occur twice; blocks that do not fit each other.
-
-    Notes
-    -----
-    Nothing of the result is the sampler's memory. A :class:`SampledBatch` may have no blocks, for models of features alone.
+    A :class:`SampledBatch` may have no blocks, for models of features alone. PluginError: in none of the forms; ids that are no
+    nodes or occur twice; blocks that do not fit each other.
     """
     if isinstance(sample, SampledBatch):
         nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
@@ -231,7 +217,7 @@ def adjacency_of(graph: Any) -> dict[str, str]:
 
 
 def graph_id(graph: Any) -> str | None:
-    """Return by what a graph's adjacency is told from others, in a text; None where that is not known."""
+    """Return the text that tells a graph's adjacency from others; None where that is not known."""
     if not hasattr(graph, "fingerprint"):
         return None
     # Of the files of an adjacency the one that each form has; edge features, which come and go, are no part of it.
@@ -272,25 +258,11 @@ def _named(graph: Any) -> str:
 def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedSampler:
     """Return a sampler whose batches are checked ones: the library's own as it is.
 
-    Parameters
-    ----------
-    sampler : object
-        With ``sample(seeds, epoch=…, index=…)``, or a callable that is given the seeds; it may return any of the forms above.
-    num_nodes : int
-    graph : OutOfCoreGraph, optional
-        Whose nodes are sampled.
-
-    Raises
-    ------
-    TypeError
-        It is neither, or an iterable of batches of its own.
-    ValueError
-        Its attribute ``graph`` has another adjacency than ``graph``, or it, or the sampler itself, another ``num_nodes``.
-
-    Notes
-    -----
-    Checking a batch takes about as long as sorting its ids. Graphs are compared by the ids of the files that hold the adjacency:
-    a dataset that was opened twice, and a copy of its directory, are one graph.
+    ``sampler`` has ``sample(seeds, epoch=…, index=…)``, or is called with the seeds; it may return any of the forms above.
+    Checking a batch takes about as long as sorting its ids. TypeError: it is neither, or an iterable of batches of its own.
+    ValueError: its attribute ``graph`` has another adjacency than ``graph``, or it, or the sampler itself, another
+    ``num_nodes``. Graphs are compared by the ids of their adjacency's files: a dataset opened twice, and a copy of its
+    directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
     own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)

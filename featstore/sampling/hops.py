@@ -41,26 +41,10 @@ Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the
 class HopSampler(CheckedSampler):
     """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
 
-    Subclasses draw: see :meth:`_expand`, and :meth:`hop_key` where their draws have another key. What they return depends on the
-    graph, their options and the arguments of :meth:`sample` alone.
-
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    hop_sizes : sequence of int
-        What each hop is told to draw.
-    seed : int
-    redraw : bool
-    edges : bool
-        See :class:`~featstore.NeighborSampler`. Subclasses then note where in its list each edge of a hop is, from
-        :attr:`Scratch.starts` on; :meth:`number_edges` makes these the numbers of the input.
-
-    Raises
-    ------
-    ValueError
-        A seed out of range.
-    TypeError
-        ``edges`` is no bool.
+    Subclasses draw: see :meth:`_expand`, and :meth:`hop_key` where their draws have another key. What they return depends on
+    the graph, their options and the arguments of :meth:`sample` alone. ``hop_sizes`` is what each hop is told to draw. With
+    ``edges`` subclasses note where in its list each edge of a hop is, from :attr:`Scratch.starts` on; :meth:`number_edges`
+    makes these the numbers of the input.
     """
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
@@ -100,10 +84,7 @@ class HopSampler(CheckedSampler):
         }
 
     def trim(self) -> bool:
-        """Give back the scratch of threads that do not sample now, but for one; return whether there was any.
-
-        Totals of :meth:`stats` are kept.
-        """
+        """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
         idle = []
         with contextlib.suppress(IndexError):
             while True:
@@ -303,19 +284,7 @@ class HopSampler(CheckedSampler):
 
 
 class FanoutSampler(HopSampler):
-    """A sampler in which each node draws for itself, as many neighbours as its hop's fan-out says.
-
-    Parameters
-    ----------
-    g, seed, redraw, edges
-        See :class:`HopSampler`.
-    fanouts : sequence of int
-
-    Raises
-    ------
-    ValueError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
-    """
+    """A sampler in which each node draws for itself, as many neighbours as its hop's fan-out says."""
 
     replace = False  # a node may draw a neighbour several times
 
@@ -340,7 +309,7 @@ class FanoutSampler(HopSampler):
     def drawn_fanouts(self) -> tuple[int, ...]:
         """The fan-outs, with -1 for each that takes all lists whole, so that memory sized by them fits the graph.
 
-        Needs the largest degree where a fan-out is large: a pass over the offsets, once.
+        A large fan-out asks for the largest degree: a pass over the offsets, once.
         """
         if self.replace or max(self.fanouts) <= LARGE_FANOUT:
             return self.fanouts

@@ -38,18 +38,10 @@ class _Slot:
 
 
 class MacroLists:
-    """Neighbour lists of two macro-batches at most, read in sequence when the first of their batches is sampled.
+    """Neighbour lists of two macro-batches at most, read in sequence when the first of their batches is sampled. Thread-safe.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    lists : PartLists
-    batches : PartitionBatches
-
-    Notes
-    -----
-    Lists are used only once :meth:`use` has given them memory; all of it is on loan, but for lists in use. Where a macro-batch's
-    do not fit, those of some of its parts are read. Samples do not depend on it. Thread-safe.
+    Lists are used only once :meth:`use` has given them memory; all of it is on loan, but for lists in use. Where a
+    macro-batch's do not fit, those of some of its parts are read. Samples do not depend on it.
     """
 
     def __init__(self, g: OutOfCoreGraph, lists: PartLists, batches: PartitionBatches) -> None:
@@ -94,12 +86,7 @@ class MacroLists:
 
     @contextmanager
     def of(self, epoch: int, order: PartitionEpoch, position: int) -> Iterator[NearbyLists | None]:
-        """Context manager: the lists for a batch, read if they are not there; None while other batches use all the memory.
-
-        Raises
-        ------
-        CorruptionError, ClosedError, OSError
-        """
+        """Lend the lists for a batch, read if they are not there; None while other batches use all the memory."""
         slot = self._take(epoch, order, position)
         if slot is None:
             yield None
@@ -164,13 +151,7 @@ class MacroLists:
 
 
 def macro_lists(g: OutOfCoreGraph, sampler: object, batches: object) -> MacroLists | None:
-    """Return the dynamic neighbour cache for a loader; None unless its batches are of parts that are kept with their lists.
-
-    Raises
-    ------
-    BudgetError, CorruptionError, FormatError, OSError
-        The lists cannot be opened.
-    """
+    """Return a loader's dynamic neighbour cache; None unless its batches are of parts that are kept with their lists."""
     # An epoch-wide sampler is none of these: its passes over all lists take the place of a macro-batch's.
     if not (isinstance(sampler, HopSampler) and isinstance(batches, PartitionBatches) and len(batches)):
         return None

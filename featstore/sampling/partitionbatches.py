@@ -205,16 +205,7 @@ def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
 class PartitionEpoch:
     """The batches of one epoch, and the macro-batches that they are cut from; immutable.
 
-    Parameters
-    ----------
-    batches : EpochSeeds
-    batch_size : int
-    parts : int32 array
-        Numbers of the parts, in the order of the epoch.
-    macro : int
-        Parts of a macro-batch.
-    ends : int64 array
-        Seeds up to the end of each macro-batch.
+    ``parts`` are the numbers of the parts in the epoch's order, ``macro`` a macro-batch; ``ends`` counts seeds up to its end.
     """
 
     def __init__(self, batches: EpochSeeds, batch_size: int, parts: npt.NDArray[np.int32], macro: int, ends: Int64s) -> None:

@@ -24,32 +24,12 @@ Read = Callable[[Scratch, Topology, Int64s, npt.NDArray[Any]], None]
 
 
 class Pieces:
-    """Go through the lists of the first ``n_dst`` nodes of a batch, which are located; any number of times.
+    """Go through the whole lists of the first ``n_dst`` nodes of a batch, which are located; any number of times.
 
-    Parameters
-    ----------
-    scratch : Scratch
-    topology : Topology
-    cache : NeighborCache or None
-    n_dst : int
-    pool : BufferPool
-        Of the pieces' memory: 32 bytes an id, of 16,384 to 1,048,576 ids, as the budget allows. A user that numbers edges
-        (``edges=True``) adds 8 bytes an id of its own.
-    total_bytes : int
-        The budget.
-    read : callable
-        ``read(scratch, topology, positions, out)`` reads ids that are not in memory.
-
-    Attributes
-    ----------
-    listed : int32 or int64 array
-        The ids of the piece at hand; its user may write over them.
-    owners : int32 array
-        The numbers of the nodes in whose lists they are, ascending.
-
-    Notes
-    -----
-    Iterating yields the number of ids of each piece. Ids read from the file are checked. What is in memory is not read.
+    Iterating yields the number of ids of each piece, which are in ``listed`` (its user may write over them); ``owners`` has the
+    numbers of the nodes in whose lists they are, ascending. A piece has 16,384 to 1,048,576 ids, as ``total_bytes``, the whole
+    memory, allows: 32 bytes an id, and 8 more of its user's where edges are numbered. ``read(scratch, topology, positions,
+    out)`` reads ids that are not in memory, which are then checked.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ EMPTY = np.zeros(0, np.int64)
 class Scratch:
     """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread.
 
-    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty. Edges are counted as they
-    are stored, or as :meth:`NeighborCache.edge_places` says, where ``cache`` keeps their numbers.
+    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty. Edges are counted as
+    they are stored, or as :meth:`NeighborCache.edge_places` says, where ``cache`` keeps their numbers.
     """
 
     def __init__(self, num_nodes: int, budget: Budget, room: int, edges: bool = False) -> None:

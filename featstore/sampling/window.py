@@ -144,23 +144,9 @@ class _Worker:
 class EpochWindow:
     """The batches ``first … stop - 1`` of an epoch, to be drawn together.
 
-    Parameters
-    ----------
-    sampler : FanoutSampler
-        Whose batches these are; gives fan-outs, keys, and the memory of batches.
-    graph : OutOfCoreGraph
-    seeds : callable
-        ``seeds(position)`` returns a batch's seeds.
-    epoch, first, stop : int
-    n_bytes : int
-        Memory, which the caller has reserved; :func:`least_bytes` at the least.
-    n_workers : int
-        Threads, as far as the memory suffices.
-    path : callable
-        Names run files, for what does not fit the memory.
-    disk : DiskBudget
-    access : {"auto", "pass", "random"}
-        How lists are read: see :class:`~featstore.EpochSampler`.
+    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds(position)`` a batch's seeds. The caller has reserved
+    ``n_bytes``, :func:`least_bytes` at the least; ``n_workers`` threads draw, as far as that suffices. ``path()`` names run
+    files for what does not fit. ``access`` says how lists are read: see :class:`~featstore.EpochSampler`.
     """
 
     def __init__(
@@ -244,13 +230,7 @@ class EpochWindow:
         return self._is_urgent.is_set()
 
     def draw(self) -> None:
-        """Draw all hops of all batches.
-
-        Raises
-        ------
-        BudgetError, OSError, CorruptionError
-            As the sampler's ``sample``; and OSError where the run files do not fit the disk. The window is of no use then.
-        """
+        """Draw all hops of all batches; after an error, such as run files that do not fit, the window is of no use."""
         for hop in range(len(self._fanouts)):
             self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
             # The targets' logs are read from here on, and what sorts them is not there while batches are numbered.
@@ -275,7 +255,7 @@ class EpochWindow:
         """Call ``work(worker, number)`` for each number of ``files``, which says what file it reads (:class:`FileTurns`).
 
         Where memory is short for several at once, they come one after the other. ``again``: work that lacked memory has done
-        nothing, and may be done again.
+        nothing.
         """
         coming, short = FileTurns(files), list[int]()
         lock = threading.Lock()
