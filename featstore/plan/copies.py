@@ -32,16 +32,10 @@ Uint8s = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class CopySpeed:
-    """What copying rows from memory to memory was measured to do, in bytes of rows a second.
+    """Measured rates of copying rows within memory, in bytes of rows a second.
 
-    Parameters
-    ----------
-    copy_bandwidth : float
-        Scattered rows into a sequence, nothing beside it.
-    batch_bandwidth : float
-        Scattered rows to scattered places, as a batch plan says, beside a thread that copies in sequence.
-    fresh_bandwidth : float
-        Scattered rows into a sequence of memory that was never touched.
+    ``copy_bandwidth``: scattered rows into a sequence, nothing beside it. ``batch_bandwidth``: to scattered places, as a batch
+    plan says, beside a thread that copies in sequence. ``fresh_bandwidth``: into a sequence of memory that was never touched.
     """
 
     copy_bandwidth: float
@@ -50,31 +44,11 @@ class CopySpeed:
 
 
 def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, again: bool = False) -> CopySpeed:
-    """Return what copies of rows of a width do: from the dataset's catalog, or measured now and kept there.
+    """Return the rates of copies of rows of a width by ``n_threads``: the catalog's, or measured now and kept there.
 
-    Parameters
-    ----------
-    dataset : str
-        The dataset's directory.
-    row_bytes : int
-    n_threads : int
-        That copy.
-    budget : Budget
-        Pays for what is copied.
-    again : bool
-        Measure in any case.
-
-    Raises
-    ------
-    BudgetError
-        No memory for what is copied.
-
-    Notes
-    -----
-    Each rate is the median of slices, which are copied until it is stable, or its share of the time is over
-    (:func:`featstore.storage.drive.share_end`). The catalog has the rates of one width and number of threads. What was measured
-    more than a day ago, on another machine, of another width or in another way is not used. A dataset that may not be written,
-    or that somebody is writing, keeps nothing.
+    ``again``: measure in any case. Each rate is the median of slices, copied until it is stable or its share of the time is
+    over (:func:`featstore.storage.drive.share_end`). Rates that are older than a day, of another machine, width or method, are
+    not used. A dataset that may not be written, or that somebody is writing, keeps nothing.
     """
     where = {"machine": platform.node(), "row_bytes": row_bytes, "threads": n_threads, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, CopySpeed, lambda: _measure(row_bytes, n_threads, budget), again)

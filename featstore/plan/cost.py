@@ -82,20 +82,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What a pack's layout has on disk, counted to the byte where the disk is small, and what an epoch reads of shared rows.
+    """Bytes and rows of a pack's layout, counted exactly where the disk is small, and an epoch's reads of shared rows.
 
     Parameters
     ----------
-    disk_bytes : int
-        Of the whole layout.
-    rows : int
-        Of all epochs: in extents of batches, and shared.
+    disk_bytes, rows : int
+        Of the whole layout: extents of all batches, and shared rows.
     packed : int
-        That an epoch has in the extents of its batches.
+        Rows that an epoch has in extents.
     length : int
         Batches of a segment that share rows; 1: none do.
     reads, n_bytes : int
-        Of shared rows, an epoch: read operations after close pages were merged, and what they move.
+        Read operations of shared rows an epoch, after close pages were merged, and what they move.
     fails : str
         Why it cannot be made; empty where it can.
     """
@@ -273,11 +271,7 @@ def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, driv
 
 
 def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, drive: DriveSpeed) -> float:
-    """Seconds that :func:`random_reads` take.
-
-    A read takes the time of an operation, which moves one page, and that of its other pages at the rate of gathers; so where
-    nearly all pages are wanted it is a scan.
-    """
+    """Return the seconds of :func:`random_reads`; where nearly all pages are wanted it is a scan."""
     reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, drive)
     return reads_s(reads, n_bytes, drive)
 
@@ -331,15 +325,9 @@ def first_touch_s(w: Workload, m: Machine) -> float:
 
 
 def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]:
-    """Return the possible one that takes least for so many epochs, and why.
+    """Return the possible estimate that takes least for so many epochs, and why; ValueError where none is possible.
 
-    Of those that are nearer to each other than estimates are exact, the one whose epochs take least: what is made once may be
-    used again.
-
-    Raises
-    ------
-    ValueError
-        None is possible.
+    Of estimates nearer to each other than they are exact, the one whose epochs take least: what is made once may be used again.
     """
     possible = sorted((each for each in estimates if not each.impossible), key=lambda each: each.total_s(epochs))
     if not possible:

@@ -29,20 +29,8 @@ Ints = npt.NDArray[np.int32 | np.int64]
 class EdgePlanner:
     """Plan an epoch's caches of edge features, superbatch by superbatch; one thread plans.
 
-    Parameters
-    ----------
-    policy : PlannedPolicy
-        Its own, not the one that plans rows of nodes.
-    n_edges, capacity : int
-        Edges of the graph; rows of the cache, which is empty at first.
-    runs : RunDirectory
-    disk : DiskBudget
-    memory : Reservation
-        What planning may hold; grown where a window is larger than was expected, see
-        :func:`~featstore.plan.planmemory.must_spill`.
-    room : callable () -> int
-        Bytes that it may grow by.
-    pool : BufferPool
+    ``policy`` is its own, not the one that plans rows of nodes; ``capacity`` rows are empty at first. ``memory`` grows by up to
+    ``room()`` where a window is larger than was expected, see :func:`~featstore.plan.planmemory.must_spill`.
     """
 
     def __init__(
@@ -63,7 +51,7 @@ class EdgePlanner:
         self._policy.start(capacity, PolicyContext(n_edges, 1), NO_ROWS)
 
     def distinct(self, batch: SampledBatch) -> DistinctEdges:
-        """Return the edges of a batch, each once; see :func:`~featstore.plan.edgetrace.distinct_edges`. Thread-safe."""
+        """Return the distinct edges of a batch. Thread-safe."""
         return distinct_edges(batch, self._n_edges, self._memory.budget)
 
     def writer(self, k: int) -> EdgeTraceWriter:
@@ -73,13 +61,7 @@ class EdgePlanner:
     def plan(
         self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, first: int, check: Callable[[], None]
     ) -> None:
-        """Plan superbatch ``k``, whose first batch is number ``first``; next uses in the one ``ahead`` of it count.
-
-        Raises
-        ------
-        BudgetError, OSError, PluginError
-            No memory to plan in; the disk is full; the policy failed.
-        """
+        """Plan superbatch ``k``, whose first batch is number ``first``; next uses in the one ``ahead`` of it count."""
         traces = [each.edges for each in (superbatch, ahead) if each is not None and each.edges is not None]
         lengths, n = np.concatenate([trace.lengths for trace in traces]), len(traces[0])
         spills: list[Spill] = []
@@ -107,15 +89,7 @@ class EdgePlanner:
                 each.remove()
 
     def of(self, superbatch: SampledSuperbatch, number: int) -> EdgePlan:
-        """Return by which plan the rows of the edges of a batch of a planned superbatch are gathered, in pooled memory.
-
-        Raises
-        ------
-        BudgetError
-            No memory; may be called again.
-        CorruptionError, OSError
-            A run file is damaged.
-        """
+        """Return the plan that gathers the rows of a batch's edges, in pooled memory; a BudgetError may be tried again."""
         trace, plans, array = superbatch.edges, superbatch.edge_plans, self._pool.array
         assert trace is not None
         assert plans is not None

@@ -30,14 +30,7 @@ DistinctEdges: TypeAlias = tuple[Ints, npt.NDArray[np.int32]]
 def distinct_edges(batch: SampledBatch, n_edges: int, budget: Budget) -> DistinctEdges:
     """Return the distinct edges of a batch of a graph of ``n_edges``; ``budget`` counts the memory of finding them.
 
-    Hops that draw anew draw an edge several times. Its row is then needed once.
-
-    Raises
-    ------
-    PluginError
-        See :func:`~featstore.sampling.numbered.edge_numbers`.
-    BudgetError
-        No memory; may be called again.
+    Hops that draw anew draw an edge several times; its row is needed once. A BudgetError may be tried again.
     """
     with budget.reserve("edges of a batch", FINDING_BYTES * sum(len(block.src) for block in batch.blocks)):
         numbers = edge_numbers(batch.blocks, n_edges, whole=True)

@@ -133,20 +133,10 @@ class MissCurve:
 
 
 def parse_sizes(text: str, n: int, row_bytes: int) -> list[int]:
-    """Return cache sizes in rows, ascending, from a list such as ``"1%,0.05,20000,1GiB"``.
+    """Return cache sizes in rows, ascending, from a list such as ``"1%,0.05,20000,1GiB"``; ValueError says what is wrong.
 
-    Parameters
-    ----------
-    text : str
-        Separated by commas: shares of the rows (``5%`` or ``0.05``), rows (a whole number), or the memory that the cache may take
-        (a number with a unit).
-    n, row_bytes : int
-        Rows of the field and their bytes.
-
-    Raises
-    ------
-    ValueError
-        Not such a list, or a size is not between one row and all rows; says which.
+    Parts are shares of the rows (``5%`` or ``0.05``), rows (a whole number), or the memory that the cache may take (with a
+    unit).
     """
     rows = []
     for part in (part.strip() for part in text.split(",")):

@@ -39,18 +39,8 @@ def most_bytes(n_batches: int, n_accesses: int, n_missed: int, capacity: int) ->
 class PlanFile:
     """Plans of consecutive batches: the address tables, made once.
 
-    Parameters
-    ----------
-    file : SectionFile
-    tier : Tier
-        Where the rows are that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them.
-    n_slots : int, optional
-        Slots of the host cache: a plan that names another is refused.
-
-    Raises
-    ------
-    CorruptionError
-        The file has not five sections a batch.
+    ``tier`` has the rows that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them. A plan
+    that names a slot from ``n_slots`` on is refused. CorruptionError: the file has not five sections a batch.
     """
 
     def __init__(self, file: SectionFile, tier: Tier = Tier.BASE, n_slots: int | None = None) -> None:
@@ -69,25 +59,17 @@ class PlanFile:
         return self._file.lengths[1::SECTIONS]
 
     def missed(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[np.int32]:
-        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row.
-
-        ``array`` as for :meth:`plan`.
-        """
+        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
         found = self._file.read(SECTIONS * number + 1, array)
         if found.dtype != np.int32:
             raise CorruptionError(f"the plan of batch {number} is not of integers", self._file.path)
         return found
 
     def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``.
+        """Return the plan of a batch whose input ids are ``ids``; CorruptionError if the file is damaged, or of other batches.
 
-        ``array(n, dtype)`` allocates the plan: 12 bytes a row, and up to 16 more for each miss. Reading needs 4 bytes a row, and
-        12 for each missed or admitted row, on top. Its exceptions propagate.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The file is damaged, or of other batches.
+        ``array(n, dtype)`` allocates the plan: 12 bytes a row, and up to 16 more for each miss. Reading needs 4 bytes a row,
+        and 12 for each missed or admitted row, on top. Its exceptions propagate.
         """
         arrays = self._file.run(SECTIONS * number, SECTIONS, array)
         slots, missed, in_positions, in_slots, out_rows = arrays

@@ -29,20 +29,10 @@ RANGES_A_BATCH = 2  # contiguous ranges that hold a batch of seeds
 
 @dataclass(frozen=True)
 class Requested:
-    """What the counted batches of one way request.
+    """Seeds and rows of the counted batches of one way of making (``batches``) and sampling them.
 
-    Parameters
-    ----------
-    batches : str
-        How batches are made: ``"random"``, ``"ranges"`` or ``"partition"``.
-    parts : str or None
-        Name of the kept parts, with ``"partition"``.
-    macro : int or None
-        Parts of a macro-batch; None with ``"random"``.
-    sampler : str
-        The sampler's name.
-    n_seeds, n_rows : int
-        Seeds and rows of the counted batches, each batch's distinct rows added up.
+    ``batches`` is ``"random"``, ``"ranges"`` or ``"partition"``; with the last, ``parts`` names the kept parts. ``macro``:
+    parts of a macro-batch, None with ``"random"``. Each batch's distinct rows are added up.
     """
 
     batches: str

@@ -70,14 +70,9 @@ class SavedIO:
         self.n_batches = self.n_edges = self.n_rows = 0
 
     def add(self, sampled: SampledBatch, is_outside: Callable[[Int64s], npt.NDArray[np.bool_]]) -> None:
-        """Count the next batch, one that was sampled whole.
+        """Count the next batch, one that was sampled whole by nodes that draw anew in every hop.
 
-        Parameters
-        ----------
-        sampled : SampledBatch
-            Of a sampler whose nodes draw anew in every hop.
-        is_outside : callable
-            Given nodes, says whose lists are not in memory.
+        ``is_outside(nodes)`` says whose lists are not in memory.
         """
         ids = sampled.input_ids.numpy()
         last, *later = reversed(sampled.blocks)
@@ -171,8 +166,7 @@ class Split:
     alphas : list of float
         Shares of the embeddings.
     features, embeddings, lists : list of float
-        Reads that each saves an epoch at each alpha, in rows; ``lists`` of neighbours where these have the features' memory in
-        turn, else zeros.
+        Reads that each saves an epoch at each alpha, in rows; ``lists`` where they share the features' memory, else zeros.
     nodes : list of int
         Embeddings kept at each alpha.
     taken : int
@@ -247,17 +241,9 @@ def best_split(
 ) -> Split:
     """Divide ``n_bytes`` so that most I/O is saved (equation 5): alpha = 0, 0.01 … 1 of them for embeddings.
 
-    Parameters
-    ----------
-    n_bytes : int
-    embeddings : float64 array, shape (n,)
-        What each node's embedding saves; those of no use are never kept.
-    embedding_bytes : int
-        Of a kept node, tables included.
-    features, lists : callable (n_bytes) -> float
-        Reads that the features' cache saves in so many bytes, its tables included; that neighbour lists save in the same bytes.
-    beta : float
-        For the record.
+    ``embeddings`` has what each node's saves; those of no use are never kept, the others take ``embedding_bytes``, tables
+    included. ``features(n)`` and ``lists(n)`` return the reads that a cache of so many bytes saves. ``beta`` is kept for the
+    record.
     """
     sums = prefix_sums(embeddings[embeddings > 0])
     steps = range(STEPS + 1)

@@ -46,10 +46,7 @@ def _checked(ids: npt.ArrayLike | torch.Tensor, n: int, bits: npt.NDArray[np.uin
 
 
 def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
-    """Return batches checked and narrowed; ValueError where one names a row twice.
-
-    By a bit a row, or by sorting where rows are far more than accesses.
-    """
+    """Return batches checked and narrowed, by a bit a row, or by sorting where rows are far more; ValueError: a row twice."""
     by_bits = n <= 64 * sum(array.size for array in batches)
     bits = np.zeros(n // 64 + 1, np.uint64) if by_bits else _NO_BITS
     narrowed = []
@@ -160,16 +157,7 @@ class Trace(Sequence[Ints]):
 
 
 class TraceWriter(SectionWriter):
-    """Write a trace batch by batch; ``finish()`` completes the file.
-
-    Parameters
-    ----------
-    path : path-like
-    n : int
-        Rows of the field.
-    disk : DiskBudget, optional
-        Pays for what is written.
-    """
+    """Write a trace of a field of ``n`` rows batch by batch; ``finish()`` completes the file."""
 
     def __init__(self, path: str | os.PathLike[str], n: int, disk: DiskBudget | None = None) -> None:
         super().__init__(user_path(path), KIND, disk)
