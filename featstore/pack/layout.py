@@ -68,13 +68,11 @@ class LayoutOptions:
     ----------
     features : tuple of str
     policy : str
-        Name of the host tier's policy: a static one, which keeps the same rows for all batches, or a planned one.
-    capacity : int
-        Rows of the host tier.
+        Of the host tier: a static one, which keeps the same rows for all batches, or a planned one.
+    capacity, device_rows : int
+        Rows of the host tier and of the device's.
     superbatch : int
         Batches that are planned together, from an empty cache; 0 for static policies.
-    device_rows : int
-        Rows of the device's tier.
     digest : str
         What else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`); "" for the library's own.
     disk : int
@@ -177,21 +175,9 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
 class Layout:
     """A layout, open.
 
-    Attributes
-    ----------
-    tables : TierTables
-        Where each row of the pack's batches is.
-    group : int
-        Batches that run in their order, after each other, from an empty cache; 1: batches run in any order.
-
-    Raises
-    ------
-    FileNotFoundError
-        The pack has no such layout.
-    CorruptionError, FormatError, VersionError
-        It is damaged; not a layout; of a newer release.
-    StaleError
-        Another pack was made in the place of this one.
+    ``tables`` say where each row of the pack's batches is. ``group`` batches run in their order, after each other, from an
+    empty cache; 1: in any order. FileNotFoundError: the pack has no such layout. StaleError: another pack was made in its
+    place.
     """
 
     def __init__(self, pack: OfflineSamples, options: LayoutOptions, reader: Reader) -> None:

@@ -80,10 +80,9 @@ def make_layout(
     disk: int | None = None,
     progress: bool = True,
 ) -> bool:
-    """Make a layout, or finish one that a killed process began; nothing happens where it is there.
+    """Make a layout of a pack, or finish one that a killed process began; return whether this call made it.
 
-    Returns whether this call made it. Where another process, or thread, is making one of this pack, it is waited for; what it
-    made is used.
+    Where another process, or thread, is making one of this pack, it is waited for, and what it made is used.
 
     Parameters
     ----------
@@ -102,22 +101,20 @@ def make_layout(
         What copies of the pack shall have besides; written where the pack has it not. Where the layout is there and the pack
         cannot be written, copies go without.
     disk : int, optional
-        Most bytes that the layout and this data may take. Where copying every row into the extent of each batch would take more,
-        and ``policy`` is static, segments of batches share rows on disk (:mod:`featstore.pack.segments`).
+        Most bytes of the layout and this data. Where a copy of every row for each batch would take more, and ``policy`` is
+        static, segments of batches share rows on disk (:mod:`featstore.pack.segments`).
     progress : bool
-        Show a progress bar, of bytes read and written, on a terminal and in a notebook.
 
     Raises
     ------
     StaleError
         Another pack was made in the place of this one since it was opened.
     BudgetError
-        Not enough memory.
     CommittedError
         The layout is whole and in place, but making its name durable failed.
     OSError
-        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
-        layout had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
+        The disk, or ``disk``, is full, or failed; pack and dataset are as they were, and what an earlier maker of this layout
+        had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
         there. ENOSPC also where the layout that is there takes more than ``disk``.
 
     References
@@ -205,8 +202,8 @@ def _locked(pack: OfflineSamples, progress: bool) -> FileLock:
 def _make_whole(job: _Job, target: str) -> None:
     """Make the layout in ``job.folder``, from where an earlier maker ended, and give it its name.
 
-    An error of the disk leaves nothing. Whatever else ends it (Ctrl-C, a kill, too little memory) leaves what a later call can go
-    on from, until the pack is removed or replaced; other layouts' makers do not touch it.
+    An error of the disk leaves nothing. Any other end (Ctrl-C, a kill, too little memory) leaves what a later call can go on
+    from, until the pack is removed or replaced; other layouts' makers do not touch it.
     """
     pack, folder, before = job.pack, job.folder, job.disk.used
     for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)):
@@ -235,7 +232,7 @@ def _make_whole(job: _Job, target: str) -> None:
 
 
 def _origin(job: _Job) -> dict[str, Any]:
-    """Return what a partial layout is made of."""
+    """Return the record of what a partial layout is made of."""
     features = {name: [source.file.fingerprint, source.file.row_bytes] for name, source in job.sources.items()}
     return {"format": 1, "samples": job.pack.record["samples"], "features": features}
 
@@ -298,7 +295,7 @@ def _check_drive(job: _Job, tables: TierTables) -> None:
 
 
 def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
-    """Return what a layout's tables are made for, of features whose rows have these bytes, with what is left of a budget."""
+    """Return the sizes of a layout's tables, for features whose rows have these bytes, with what is left of a budget."""
     piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_SHARE))
     group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
 

@@ -72,13 +72,7 @@ def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudg
 def read_record(path: str, kind: str, directory: OpenDirectory | None = None) -> dict[str, Any]:
     """Read what :func:`write_record` wrote; where ``directory`` is given, it is looked up there.
 
-    Raises
-    ------
-    CorruptionError, FormatError
-        Damaged, or no such file.
-    VersionError
-        Of a newer release.
-    FileNotFoundError
+    CorruptionError, FormatError: damaged, or no such file. VersionError: of a newer release.
     """
     file = SectionFile(path, kind, directory=directory)
     try:

@@ -53,7 +53,7 @@ class Segment:
     first, stop : int
         Its batches.
     rows : int64 array, shape (c,)
-        Rows of its cache, in the order in which the file has them.
+        Rows of its cache, in the order of the file.
     accesses : int
         Rows that its batches ask for, all together.
     packed : int64 array, shape (stop - first,)
@@ -79,25 +79,13 @@ def _reserve(budget: Budget | None, n_bytes: int) -> Reservation:
 def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> Int64s:
     """Count the rows that disk must hold for every length of segment, where rows used twice or more in one are shared.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        Distinct rows of each batch, in ``[0, n)``; from memory or from disk, each asked for once.
-    n : int
-        Rows of the field.
-    budget : Budget, optional
+    Entry ``s`` is for segments of ``s`` batches; entries 0 and 1: a copy for every access. Batches, of distinct rows in ``[0,
+    n)``, may lie on disk: each is asked for once.
 
-    Returns
-    -------
-    int64 array, shape (n_batches + 1,)
-        Entry ``s``: for segments of ``s`` batches. Entries 0 and 1: a copy for every access.
-
-    Notes
-    -----
-    With the threshold of 1 a row is stored once a segment that needs it, in an extent or in the cache: so an access counts unless
-    the batch that needed the row before lies in the same segment. A histogram of those earlier batches, one a batch, tells it for
-    all lengths at once: linear in the accesses, and in the square of the batches. Memory: 4 bytes a row, and a batch's ids eight
-    times.
+    With the threshold of 1 a row is stored once a segment that needs it, in an extent or in the cache: so an access counts
+    unless the batch that needed the row before lies in the same segment. A histogram of those earlier batches, one a batch,
+    tells it for all lengths at once: linear in the accesses, and in the square of the batches. Memory: 4 bytes a row, and a
+    batch's ids eight times.
     """
     n_batches = len(batches)
     lengths = np.arange(1, n_batches + 1)
@@ -122,15 +110,8 @@ def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> In
 class Segmentation:
     """The segments that fit a disk.
 
-    Attributes
-    ----------
-    length : int
-        Batches a segment; 1: nothing is shared, every batch has all its rows in its extent.
-    n_batches : int
-    rows : int
-        Rows on disk, shared and copied.
-    disk_bytes : int
-        What they take, exactly.
+    ``length`` batches a segment; 1: nothing is shared, every batch has all its rows in its extent. ``rows`` on disk, shared and
+    copied, take exactly ``disk_bytes``.
     """
 
     length: int
@@ -141,17 +122,9 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows that segments of one length have on disk.
+    """Rows that segments of one length have on disk: of each batch's extent (``packed``), of each segment's cache (``cached``).
 
-    Attributes
-    ----------
-    length : int
-    packed : int64 array, shape (n_batches,)
-        Rows that each batch has in an extent of its own.
-    cached : int64 array, shape (n_segments,)
-        Rows of each segment's cache.
-    shared : int
-        Accesses, of all batches, to rows of the caches.
+    ``shared``: accesses, of all batches, to rows of the caches.
     """
 
     length: int
@@ -182,31 +155,13 @@ def shortest_segments(
 ) -> Segmentation:
     """Find the shortest segments with which the rows of all batches fit a disk: the shorter, the less is read in vain.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        The distinct rows that each batch wants of the disk, in ``[0, n)``.
-    n, row_bytes : int
-        Rows of the field and their bytes; of several fields together, where they are stored alike.
-    disk_bytes : int
-        Most bytes that extents, caches and their checksums may take.
-    takes : callable, optional
-        What some rows take on disk exactly, not less than the bytes of the rows; by default a file of extents and one of caches.
-    budget : Budget, optional
+    ``n`` rows of ``row_bytes``: of the field, or of several fields together that are stored alike. Extents, caches and
+    checksums may take ``disk_bytes``. ``takes(stored)`` returns what some rows take on disk exactly, not less than their bytes;
+    by default a file of extents and one of caches. OSError (ENOSPC): not even one segment of all batches fits; says what would.
 
-    Raises
-    ------
-    OSError
-        ENOSPC: not even one segment of all batches fits; says what would.
-
-    Notes
-    -----
     One pass counts the rows of every length (:func:`stored_rows`), and two more those of the length that is taken, to the page.
-    What a length takes need not fall as it grows: longer segments may part batches that shorter ones join.
-
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, section 5.1 (search for the cache configuration).
+    What a length takes need not fall as it grows: longer segments may part batches that shorter ones join (Liu et al., DiskGNN,
+    SIGMOD 2025, section 5.1).
     """
 
     def exactly(length: int) -> int:
@@ -246,37 +201,16 @@ def segments(
     seed: int = 0,
     budget: Budget | None = None,
 ) -> Iterator[Segment]:
-    """Lay out the disk cache of each segment in turn.
+    """Lay out the disk cache of each segment of ``length`` batches in turn; each batch is asked for three times.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        Distinct rows of each batch, in ``[0, n)``; each is asked for three times.
-    n : int
-        Rows of the field.
-    length : int
-        Batches a segment.
-    row_bytes : int
-    threshold : int
-        Rows that more batches of the segment need than this are in its cache.
-    order : {"minhash", "row", None}
-        Of a cache's rows: by which batches need them, or by number. None: by number, and pages are not counted (they are 0).
-    n_hashes : int
-        Rows are sorted by so many MinHashes, each settling the ties of those before it.
-    seed : int
-        Of the hashes.
-    budget : Budget, optional
+    Rows that more than ``threshold`` batches of the segment need are in its cache, ordered by which batches need them, or by
+    number. ``order`` None: by number, and pages are not counted (they are 0). Rows are sorted by ``n_hashes`` MinHashes, each
+    settling the ties of those before it.
 
-    Notes
-    -----
     A MinHash of a row is the least place that its batches have in a random order of the segment's batches: rows needed by the
-    same batches have the same, whatever the order, and others the more likely the more batches they share. Memory: 4 bytes a row
-    of the field, and about 50 a cached row.
-
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, algorithm 1. There the least over all hash functions is one key, which is the MinHash of a
-    single, coarser function; keys sorted one after the other tell more sets of batches apart.
+    same batches have the same, and others the more likely the more batches they share. In Liu et al. (DiskGNN, SIGMOD 2025,
+    algorithm 1) the least over all hash functions is one key, which is the MinHash of a single, coarser function. Memory: 4
+    bytes a row of the field, and about 50 a cached row.
     """
     if length < 1 or threshold < 0 or n_hashes < 1:
         raise ValueError(f"length and n_hashes must be at least 1, threshold at least 0: {length}, {n_hashes}, {threshold}")

@@ -100,13 +100,7 @@ class SharedRows:
 class TierTables:
     """The tables of a layout, open; a batch's plan, by number. Thread-safe but for :meth:`close`.
 
-    Parameters
-    ----------
-    folder : str
-    pack : OfflineSamples
-    n_features : int
-    sizes : tuple of int, optional
-        Rows of the host's cache and of the device's: no slot is beyond them.
+    No slot is beyond ``sizes``, the rows of the host's cache and of the device's.
 
     Attributes
     ----------
@@ -118,10 +112,6 @@ class TierTables:
         Rows of each batch's extent.
     ids : dict of str to str
         The id of each file.
-
-    Raises
-    ------
-    CorruptionError, FormatError, VersionError
     """
 
     def __init__(self, folder: str, pack: OfflineSamples, n_features: int, sizes: tuple[int, int] | None = None) -> None:
@@ -203,13 +193,7 @@ class TierTables:
         return on_host
 
     def plan(self, number: int, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``; ``array`` as for :meth:`PlanFile.plan`.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The tables are damaged, or of other batches.
-        """
+        """Return the plan of a batch whose input ids are ``ids``; ``array`` as for :meth:`PlanFile.plan`."""
         device = None
         if self._device is not None:
             slots = self._device.read(2 * number + 1, array)

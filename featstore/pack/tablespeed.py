@@ -37,16 +37,11 @@ NODE_BYTES, BATCH_BYTES = 16, 128  # its tiers, its count; the rows that are dra
 
 @dataclass(frozen=True)
 class TableSpeed:
-    """What making a pack's tables was measured to take, in seconds a row of a batch; writing them to the drive is not in it.
+    """Measured seconds of making a pack's tables, a row of a batch; writing them to the drive is not in it.
 
-    Parameters
-    ----------
-    static_table_s : float
-        Where rows in memory stay: counting rows, and looking each up.
-    planned_table_s : float
-        Where Belady's policy changes them: finding slots, once it is known which rows are missed.
-    missed_table_s : float
-        More for a row that is missed: ordering it as extents are filled.
+    ``static_table_s``, where rows in memory stay: counting rows, and looking each up. ``planned_table_s``, where Belady's
+    policy changes them: finding slots, once it is known which rows are missed. ``missed_table_s``: more for a row that is
+    missed, which is put in the order of extents.
     """
 
     static_table_s: float
@@ -55,30 +50,11 @@ class TableSpeed:
 
 
 def table_speed(dataset: str, n_nodes: int, budget: Budget, *, again: bool = False) -> TableSpeed:
-    """Return what making tables takes: from the dataset's catalog, or measured now and kept there.
+    """Return the seconds of making tables: from the dataset's catalog, or measured now and kept there.
 
-    Parameters
-    ----------
-    dataset : str
-        The dataset's directory.
-    n_nodes : int
-        Its nodes.
-    budget : Budget
-        Pays for what is measured with.
-    again : bool
-        Measure in any case.
-
-    Raises
-    ------
-    BudgetError
-        No memory for it.
-
-    Notes
-    -----
-    Seconds are those of the processor: others may use it meanwhile.
-
-    What was measured more than a day ago, on another machine, of other nodes or in another way is not used. A dataset
-    that may not be written, or that somebody is writing, keeps nothing.
+    ``again``: measure in any case. Seconds are those of the processor: others may use it meanwhile. Those that are older than a
+    day, of another machine, number of nodes or method, are not used. A dataset that may not be written, or that somebody is
+    writing, keeps nothing.
     """
     where = {"machine": platform.node(), "nodes": n_nodes, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, TableSpeed, lambda: _measure(n_nodes, budget), again)

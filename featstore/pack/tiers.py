@@ -63,18 +63,9 @@ def _narrow(rows: Ids) -> Ids:
 class Sizes:
     """What a layout's tables are made for, and what the rows will take.
 
-    Parameters
-    ----------
-    device_rows, host_rows : int
-        Rows of these tiers.
-    superbatch : int
-        Batches that a planned policy plans together, from an empty cache.
-    row_bytes : int
-        Of all features together.
-    n_bytes : callable
-        ``n_bytes(n_device, n_host, stored)``: bytes on disk of all rows, those of the two tiers in memory among them.
-    group_rows : sequence of int
-        Kept with the tables: rows of a piece of shared rows, a feature.
+    A planned policy plans ``superbatch`` batches together, from an empty cache. ``row_bytes`` is of all features together.
+    ``n_bytes(n_device, n_host, stored)`` returns the bytes on disk of all rows, those of the two tiers in memory among them.
+    ``group_rows``, kept with the tables: rows of a piece of shared rows, a feature.
     """
 
     device_rows: int
@@ -146,37 +137,12 @@ def make_tables(
 ) -> None:
     """Decide where each row of a pack's batches is, and write it to ``folder``.
 
-    Parameters
-    ----------
-    pack : OfflineSamples
-    sizes : Sizes
-    policy : Policy
-        Of the host's rows: a static one, which also says which rows the device holds, or a planned one; the device then holds
-        the rows that most batches need.
-    scores_of : callable
-        Returns a static policy's scores, checked.
-    budget : Budget
-    folder : str
-    disk : DiskBudget
-        Where all rows of all batches do not fit beside each other into what is left of it, a static policy's batches share
-        caches on disk.
+    A static ``policy`` of the host's rows also says which rows the device holds; with a planned one the device holds the rows
+    that most batches need. ``scores_of`` returns a static policy's scores, checked. Where all rows of all batches do not fit
+    beside each other into what is left of ``disk``, a static policy's batches share caches on disk. OSError (ENOSPC): it is too
+    small even so; names the least that would do.
 
-    Raises
-    ------
-    BudgetError
-        Not enough memory.
-    PluginError
-        The policy failed.
-    OSError
-        ENOSPC: the disk, or ``disk``, is too small; names the least that would do.
-
-    Notes
-    -----
-    Holds, beside what the policy's scores take, 16 bytes a node.
-
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, sections 4 (levels) and 5.1 (segmented disk cache).
+    Holds, beside what the policy's scores take, 16 bytes a node. Liu et al., DiskGNN, SIGMOD 2025, sections 4 and 5.1.
     """
     n = pack.num_nodes
     with contextlib.ExitStack() as stack:
@@ -284,12 +250,9 @@ def segmentation(
     budget: Budget,
     disk: DiskBudget,
 ) -> Segmentation:
-    """Find how many batches share a cache on disk, 1 where none need, so that a layout fits what is left of ``disk``.
+    """Find how many batches share a cache on disk so that a layout fits what is left of ``disk``; 1 where none need.
 
-    Raises
-    ------
-    OSError
-        ENOSPC: none do; says what would.
+    OSError (ENOSPC): none do; says what would.
     """
     assert disk.total is not None
     n = len(pack)
@@ -316,7 +279,7 @@ def segmentation(
 
 
 def windows(pack: OfflineSamples, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
-    """Yield what is planned together, in order: of each superbatch of each epoch the rows that the device leaves."""
+    """Yield the trace of each superbatch of each epoch, in order: the rows that the device leaves are planned together."""
 
     def rest(begin: int, batch: int) -> Ids:
         ids = pack.ids(begin + batch)

@@ -158,10 +158,7 @@ class _Check:
         self._bar.add(record.n_sums_bytes)
 
     def _check_plans(self, options: LayoutOptions, tables: TierTables, path: str) -> None:
-        """Follow the plans of all batches: every row must be where its batch is told to find it.
-
-        Holds 8 bytes a row of the host tier.
-        """
+        """Follow the plans of all batches: every row must be where its batch finds it. Holds 8 bytes a row of the host tier."""
         pack, fill = self._pack, tables.fill_rows
         held = np.full(options.capacity, -1, np.int64)  # the row in each slot of the host tier
         held[: len(fill)] = fill
