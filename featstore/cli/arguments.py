@@ -64,7 +64,7 @@ BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 
 
 def typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``parse`` with its ValueError as what an argument parser reports."""
+    """Return ``parse``, whose ValueError then is what an argument parser reports."""
 
     def read(text: str) -> Any:
         try:
@@ -252,16 +252,7 @@ _NOT_GIVEN = {"epochs"}
 def add_strategy_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Sequence[str], **defaults: Any
 ) -> None:
-    """Add the options of some strategies, as their fields declare them; one that is not given is None, or its default here.
-
-    Parameters
-    ----------
-    parser : ArgumentParser
-    names : sequence of str
-        Strategies.
-    defaults : optional
-        Other defaults than the strategies'.
-    """
+    """Add the options of some strategies, as their fields declare them; one that is not given is None, or its default here."""
     taken: dict[str, list[str]] = {}
     for name in names:
         for option in options_of(find_strategy(name)):
@@ -289,10 +280,7 @@ def add_strategy_options(
 def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strategy:
     """Return the strategy that the options of :func:`add_strategy_options` describe; ``given`` come on top.
 
-    Raises
-    ------
-    OptionError
-        An option was given that the strategy does not take.
+    OptionError: an option was given that the strategy does not take.
     """
     cls = find_strategy(name)
     names = available_strategies()
@@ -419,12 +407,7 @@ def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler:
 def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
     """Make the batches of seeds that :func:`add_sampling`'s options describe.
 
-    Raises
-    ------
-    ValueError
-        The dataset keeps no parts, or none of that name; an option goes with partition batches alone.
-    StaleError, BudgetError, CorruptionError, OSError
-        From reading the parts.
+    ValueError: the dataset keeps no parts, or none of that name; an option goes with partition batches alone.
     """
     if options.batches == "random":
         for name in ("parts", "macro"):

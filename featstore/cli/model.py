@@ -37,13 +37,7 @@ class ModelSizes:
 
 
 def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes) -> None:
-    """Write a model to a file, in place of what is there, and of what a killed writer left beside it.
-
-    Raises
-    ------
-    OSError
-        What was there stays.
-    """
+    """Write a model to a file, in place of what is there, and of what a killed writer left beside it."""
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     record = {"format": 1, "sizes": asdict(sizes), "weights": list(state)}
     remove_file(f"{os.fspath(path)}.tmp")
@@ -55,14 +49,7 @@ def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[GraphSAGE, ModelSizes]:
-    """Read what :func:`save_model` wrote; the model does not train.
-
-    Raises
-    ------
-    FormatError, CorruptionError
-        No model, or a damaged one.
-    FileNotFoundError
-    """
+    """Read what :func:`save_model` wrote; the model does not train. FormatError, CorruptionError: no model, or a damaged one."""
     file = SectionFile(path, KIND)
     try:
         record = json.loads(file[0].tobytes())

@@ -122,12 +122,7 @@ def _pack_dataset(
 ) -> dict[str, Any]:
     """Sample epochs, unless ``--add-layout`` takes the samples that are there, and pack them; return what was made.
 
-    Raises
-    ------
-    FileExistsError
-        Something is there, and neither ``--add-layout`` nor ``--overwrite`` was given.
-    OSError
-        The disk, or ``--disk``, is full, or an estimate says that it cannot suffice; what was there before is as it was.
+    After an OSError (the disk, or ``--disk``, is full, or an estimate says that it cannot suffice) what was there is as it was.
     """
     begin = time.perf_counter()
     estimate: PackEstimate | None = None

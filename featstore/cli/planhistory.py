@@ -69,14 +69,7 @@ def check_unused(options: argparse.Namespace) -> None:
 
 
 def plan_history(options: argparse.Namespace) -> int:
-    """Let a loader divide its memory as for training, without training; print and draw the scan.
-
-    Raises
-    ------
-    ValueError
-        An option does not go with it; the memory is too short to judge.
-    OptionError, MissingExtraError, BudgetError, CorruptionError, OSError
-    """
+    """Let a loader divide its memory as for training, without training; print and draw the scan."""
     given = getattr(options, "given", ())
     for name in _OTHERS:
         if name in given or (name != "sizes" and getattr(options, name)):

@@ -30,14 +30,8 @@ LEAST_TICK_GAP = 0.12  # of the axis: labels closer than that would overlap
 def check_plot(path: str | os.PathLike[str]) -> None:
     """Make sure, before any work, that a picture can be written to ``path``.
 
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    ValueError
-        The name's ending is no format that matplotlib writes.
-    OSError
-        The folder is not there, or is none that may be written to.
+    MissingExtraError: matplotlib is not installed. ValueError: it writes no such format. OSError: the folder is not there, or
+    may not be written to.
     """
     try:
         from matplotlib.figure import Figure
@@ -64,18 +58,7 @@ def _short(number: float) -> str:
 
 
 def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: int, title: str = "") -> None:
-    """Draw rows loaded against cache size, a line a policy, and write the picture.
-
-    Parameters
-    ----------
-    curve : MissCurve
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    row_bytes : int
-        Bytes of a row, for the memory that a cache takes.
-    title : str
-        What was recorded.
-    """
+    """Draw rows loaded against cache size, a line a policy, and write the picture to ``path``, whose ending says the format."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -123,18 +106,7 @@ def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: i
 def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], title: str = "") -> None:
     """Draw seconds for all epochs, and bytes moved in one, against the memory of the host tier: a line a strategy.
 
-    Parameters
-    ----------
-    choices : sequence of Choice
-        One a budget; of the same workload.
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    title : str
-        What was looked at.
-
-    Notes
-    -----
-    What cannot be taken, such as a packed layout without a pack, is drawn in dashes.
+    ``choices`` are of the same workload, one a size. What cannot be taken, such as a layout without a pack, is drawn in dashes.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -194,16 +166,7 @@ def _label_sizes(axes: Axes, shares: Any, curve: MissCurve, row_bytes: int) -> N
 
 
 def draw_redundancy(found: Redundancy, path: str | os.PathLike[str], title: str = "") -> None:
-    """Draw rows requested a seed, a group of bars for each way of making batches, a bar a sampler.
-
-    Parameters
-    ----------
-    found : Redundancy
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    title : str
-        What was counted.
-    """
+    """Draw rows requested a seed, a group of bars for each way of making batches, a bar a sampler."""
     from matplotlib.figure import Figure
 
     labels, samplers = (list(dict.fromkeys(getattr(way, name) for way in found.ways)) for name in ("label", "sampler"))
@@ -232,17 +195,7 @@ def draw_redundancy(found: Redundancy, path: str | os.PathLike[str], title: str 
 def draw_split(split: Split, path: str | os.PathLike[str], title: str = "") -> None:
     """Draw reads saved an epoch against the embeddings' share of the memory, and mark the share that is taken.
 
-    Parameters
-    ----------
-    split : Split
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    title : str
-        What was counted.
-
-    References
-    ----------
-    Sheng et al.: OUTRE, VLDB 2024, figure 5, whose red lines are the sum.
+    See Sheng et al.: OUTRE, VLDB 2024, figure 5, whose red lines are the sum.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter

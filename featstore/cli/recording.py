@@ -21,15 +21,7 @@ __all__ = ["TracedBatches", "record_epoch", "seeds_of"]
 
 
 class TracedBatches(SampledBatches):
-    """The batches of a trace, as far as strategies ask of them before a run: how many, and how large.
-
-    Parameters
-    ----------
-    n_batches, n_rows : int
-        Of an epoch; rows of one.
-    batch_size : int
-        Seeds of one.
-    """
+    """The batches of a trace, as far as strategies ask of them before a run: how many, and how large."""
 
     together = 1
 
@@ -49,20 +41,10 @@ class TracedBatches(SampledBatches):
 
 
 def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.Tensor:
-    """Return the nodes that training would begin its batches with.
+    """Return the nodes that training would begin its batches with; ValueError, which says what to do, where there are none.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    labels : str
-        Node data with labels; nodes that have none are left out (:func:`split_seeds`).
-    name : str, optional
-        Other node data with the seeds themselves, ids or a mask, whatever their labels.
-
-    Raises
-    ------
-    ValueError
-        There are none; says what there is, and what to do.
+    Nodes without a label are left out (:func:`split_seeds`). ``name`` is other node data with the seeds themselves, ids or a
+    mask, whatever their labels.
     """
     there = f"it has {sorted(g.node_data)}"
     if name is not None:
@@ -87,26 +69,7 @@ def record_epoch(
     disk: DiskBudget | None = None,
     progress: bool = False,
 ) -> Trace:
-    """Sample the first epoch as a :class:`~featstore.Loader` of these batches would, and write its rows to a trace file.
-
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    sampler : Sampler
-    batches : Batches
-    path : str
-        The file to make.
-    max_batches : int, optional
-        Record so many batches at most.
-    disk : DiskBudget, optional
-    progress : bool
-        Show a bar on stderr.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written, or is there already.
-    """
+    """Sample the first epoch as a :class:`~featstore.Loader` of these batches would, and write its rows to a new trace file."""
     with g.budget.reserve("loader order", batches.nbytes):
         order = batches.epoch(0)
         numbers = range(len(order) if max_batches is None else min(len(order), max_batches))

@@ -23,9 +23,8 @@ def mean_of_neighbors(h: torch.Tensor, block: Block) -> torch.Tensor:
 def mean_over_edges(rows: torch.Tensor, block: Block) -> torch.Tensor:
     """Return the mean of each destination's edges, of one row an edge, shape (n_dst, d); zero where it has none.
 
-    Of a block with weights, the weighted mean: the sum of the weights estimates the number of all neighbours.
-
-    ``index_select`` and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
+    Of a block with weights, the weighted mean: the sum of the weights estimates the number of all neighbours. ``index_select``
+    and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
     """
     if block.weight is not None:
         weight = block.weight.to(rows.dtype)

@@ -28,14 +28,8 @@ MOST_CLASSES = 100_000  # ids beyond are numbers of something else, and the mode
 def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
     """Return the labelled nodes of a split, from the first of its names in :data:`SPLITS`; None where there is none of them.
 
-    A node has no label where all entries of its row are NaN, or negative in labels that are whole numbers.
-
-    Raises
-    ------
-    ValueError
-        Labels without an entry for each node; seeds that are not one-dimensional, or repeat; a mask of another length.
-    TypeError, IndexError
-        Seeds that are no integers, or no nodes.
+    A node has no label where all entries of its row are NaN, or negative in labels that are whole numbers. Errors are those of
+    :func:`~featstore.sampling.batches.check_seeds`, and ValueError for labels without an entry for each node.
     """
     ids = _split_nodes(g, split)
     return None if ids is None else ids[_is_labelled(_labels_of(g, labels)[ids])]
@@ -78,10 +72,7 @@ def _is_labelled(y: torch.Tensor) -> torch.Tensor:
 def count_classes(g: OutOfCoreGraph | PackedGraph, labels: str) -> int:
     """Return how many classes a model has: one more than the largest class id among a graph's labels.
 
-    Raises
-    ------
-    ValueError
-        Not one number a node; numbers that are not whole; ids beyond :data:`MOST_CLASSES`.
+    ValueError: not one number a node; numbers that are not whole; ids beyond :data:`MOST_CLASSES`.
     """
     y = _labels_of(g, labels)
     what, own = f"labels: {labels!r}", "for other tasks write a loop over featstore.Loader, which delivers any labels"

@@ -233,12 +233,8 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
 def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *, quiet: bool = False) -> TrainResult:
     """Open a dataset, or a pack in its place, and train on it as :func:`add_arguments`'s options say.
 
-    Prints a line an epoch unless ``quiet``.
-
-    Notes
-    -----
-    Makes torch use deterministic algorithms, so that losses are the same, bit for bit, whatever the cache and the strategy, and
-    with the dataset of a pack or without.
+    Prints a line an epoch unless ``quiet``. Makes torch use deterministic algorithms, so that losses are the same, bit for bit,
+    whatever the cache and the strategy, and with the dataset of a pack or without.
     """
     is_alone = is_pack(path)
     if is_alone:
