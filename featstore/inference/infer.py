@@ -34,16 +34,10 @@ HOLDER: Final = "inference"  # in the budget's report
 
 @dataclass
 class LayerCosts:
-    """What a layer came to.
+    """What a layer came to: the passes of one that aggregates, the blocks of one of another kind, and seconds.
 
-    Parameters
-    ----------
-    passes : PassCosts
-        Of a layer that aggregates.
-    blocks : int
-        Of a layer of another kind.
-    apply_s, write_s, total_s : float
-        Seconds: in the layer's own code, copying rows to be written and waiting for earlier ones, and altogether.
+    ``apply_s`` in the layer's own code, ``write_s`` copying rows to be written and waiting for earlier ones, ``total_s``
+    altogether.
     """
 
     passes: PassCosts = field(default_factory=PassCosts)

@@ -235,20 +235,9 @@ class PartQuality:
 
 
 def judge(g: OutOfCoreGraph, parts: Given, n_parts: int, train_idx: Given | None = None, *, progress: bool = True) -> PartQuality:
-    """Count what parts cut, and how even they are; reads the adjacency once, in sequence.
+    """Count the edges that parts cut, and how even the parts are; reads the adjacency once, in sequence.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    parts : integer array, shape (num_nodes,)
-    n_parts : int
-    train_idx : integer array, or boolean mask, optional
-    progress : bool
-
-    Raises
-    ------
-    ValueError, TypeError, IndexError, BudgetError, CorruptionError, OSError
-        As of :func:`partition`.
+    Errors are those of :func:`partition`.
     """
     checked = check_parts(parts, g.num_nodes, n_parts)
     topology, n_inside = g.topology, 0

@@ -247,10 +247,7 @@ def run_in_child(
 def forked(function: Callable[[], object]) -> int | None:
     """Run ``function()`` in a fork of this process; return None where it returned, else the signal that killed it.
 
-    Raises
-    ------
-    AssertionError
-        It raised (the stack is on stderr).
+    AssertionError: it raised (the stack is on stderr).
     """
     pid = os.fork()
     if pid == 0:
@@ -300,16 +297,8 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 def deny_syscalls(names: Iterable[str], error: int = errno.EPERM) -> None:
     """Let the kernel refuse system calls with ``error`` from now on: in this thread and in all that it starts; cannot be undone.
 
-    Parameters
-    ----------
-    names : iterable of str
-        ``io_uring_setup``, ``io_uring_enter``, ``io_uring_register``.
-    error : int
-        What the calls fail with; a container's runtime uses EPERM, a kernel built without them ENOSYS.
-
-    References
-    ----------
-    seccomp(2); linux/filter.h.
+    ``names``: ``io_uring_setup``, ``io_uring_enter``, ``io_uring_register``. A container's runtime fails them with EPERM, a
+    kernel built without them with ENOSYS. See seccomp(2); linux/filter.h.
     """
     load, jump_equal, give = 0x20, 0x15, 0x06
     allow, refuse = 0x7FFF0000, 0x00050000 | error

@@ -159,14 +159,7 @@ class StrategyContract(ABC):
     def loader(self, g: Any, sampler: str, strategy: featstore.Strategy, **options: Any) -> featstore.Loader:
         """Return a loader of the strategy over the seeds of :func:`contract_graph`; override it where batches come otherwise.
 
-        Parameters
-        ----------
-        g : OutOfCoreGraph
-        sampler : str
-            A key of :data:`SAMPLERS`.
-        strategy : Strategy
-        options
-            Of the loader.
+        ``sampler`` is a key of :data:`SAMPLERS`; ``options`` are the loader's.
         """
         seeds = contract_graph().seeds
         return featstore.Loader(g, SAMPLERS[sampler](g), seeds, BATCH, strategy=strategy, seed=SEED, **options)

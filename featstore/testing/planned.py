@@ -57,11 +57,6 @@ def play_planned(
     spill, foresee : callable, optional
         Of every :class:`~featstore.cache.planned.Window`.
 
-    Returns
-    -------
-    list of PlannedBatch
-        Of each batch the plan.
-
     Raises
     ------
     PluginError

@@ -101,20 +101,7 @@ class _Witness(OnlinePolicy):
 
 
 def play(policy: OnlinePolicy, n: int, capacity: int, batches: Sequence[Int64s], context: PolicyContext | None = None) -> Played:
-    """Run a policy over a trace of id batches from an empty cache, checking every invariant after every batch.
-
-    Parameters
-    ----------
-    policy : OnlinePolicy
-    n, capacity : int
-        Rows and slots.
-    batches : sequence of int64 array
-    context : PolicyContext, optional
-
-    Returns
-    -------
-    Played
-    """
+    """Run a policy over a trace of id batches from an empty cache, checking every invariant after every batch."""
     game = _Game(policy, n, capacity, context or PolicyContext(n, 4))
     for ids in batches:
         game.batch(ids)

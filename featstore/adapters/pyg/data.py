@@ -123,21 +123,10 @@ def sampled_nodes(n_nodes: int, blocks: tuple[Block, ...]) -> list[int]:
 
 
 def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[int]]:
-    """Return the edges that each hop added, hop after hop.
+    """Return the edges that each hop added, hop after hop; ``blocks`` come outermost first.
 
-    Parameters
-    ----------
-    blocks : tuple of Block
-        Outermost first.
-
-    Returns
-    -------
-    int64 tensor, shape (2, n_edges)
-        Local sources and destinations.
-    dict of str to tensor, shape (n_edges,)
-        Their ``edge_pos`` and ``weight``, those that all blocks have.
-    list of int
-        Edges of each hop, the seeds' own first: those whose destination is none of the hop before.
+    Local sources and destinations, int64 [2, n_edges]; their ``edge_pos`` and ``weight``, where all blocks have them; and how
+    many each hop added, the seeds' own first: those whose destination is none of the hop before.
     """
     if not blocks:
         return torch.empty((2, 0), dtype=torch.int64, device="cpu"), {}, []

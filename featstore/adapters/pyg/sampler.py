@@ -75,13 +75,7 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
 
     @property
     def num_neighbors(self) -> list[int]:
-        """Neighbours of each hop, the seeds' first; -1 takes all. PyG's ``model.inference(loader)`` asks for them.
-
-        Raises
-        ------
-        AttributeError
-            The sampler has no fan-outs.
-        """
+        """Neighbours of each hop, the seeds' first; -1 takes all. PyG's ``model.inference(loader)`` asks for them."""
         fanouts = getattr(self.sampler, "fanouts", None)
         if fanouts is None:
             raise AttributeError(
@@ -90,27 +84,11 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         return list(fanouts)
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
-        """Return the sampled neighbourhood of nodes; PyG's loaders call this.
-
-        Raises
-        ------
-        IndexError
-            A seed is no node.
-        NotImplementedError
-            The input has times, or a type of nodes.
-        """
+        """Return the sampled neighbourhood of nodes; PyG's loaders call this. NotImplementedError: times, or a type of nodes."""
         return node_sample(_without_types(index), self._sample)
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None) -> SamplerOutput:
-        """Return the sampled neighbourhood of the ends of edges, and of negative ones; PyG's loaders call this.
-
-        Raises
-        ------
-        IndexError
-            An end is no node.
-        NotImplementedError
-            The input has times, or a type of edges.
-        """
+        """Return the sampled neighbourhood of the ends of edges, and of negative ones; PyG's loaders call this."""
         return edge_sample(_without_types(index), self._sample, self.num_nodes, disjoint=False, neg_sampling=neg_sampling)
 
     def _sample(self, seeds: torch.Tensor, times: torch.Tensor | None = None) -> SamplerOutput:
