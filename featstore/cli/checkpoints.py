@@ -16,8 +16,7 @@ import torch
 from featstore.config import user_path
 from featstore.errors import FormatError
 from featstore.storage.lock import FileLock
-from featstore.storage.rundir import remove_file
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile, replacing
 
 __all__ = ["Checkpoints"]
 
@@ -127,12 +126,10 @@ class Checkpoints:
         state["device_rng"] = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         tensors: list[torch.Tensor] = []
         record = json.dumps(_packed(state, tensors)).encode()
-        remove_file(f"{self.path}.tmp")  # of a writer that was killed
-        with SectionWriter(self.path, KIND) as writer:
+        with replacing(self.path, KIND) as writer:
             writer.append(np.frombuffer(record, np.uint8))
             for tensor in tensors:
                 writer.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
-            writer.finish(durable=True).close()
 
     def close(self) -> None:
         """Let other trainings use the directory."""

@@ -17,9 +17,9 @@ from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile, replacing
 
-__all__ = ["Trace", "TraceWriter", "record"]
+__all__ = ["Trace", "record"]
 
 Ints = npt.NDArray[Any]
 
@@ -106,11 +106,8 @@ class Trace(Sequence[Ints]):
         return trace
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to a file."""
-        with TraceWriter(path, self.n) as writer:
-            for batch in self:
-                writer.append(batch)
-            writer.finish().close()
+        """Write the trace to a file, durably, in place of what is there."""
+        _write(path, self.n, self)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -156,17 +153,12 @@ class Trace(Sequence[Ints]):
             self._file.close()
 
 
-class TraceWriter(SectionWriter):
-    """Write a trace of a field of ``n`` rows batch by batch; ``finish()`` completes the file."""
-
-    def __init__(self, path: str | os.PathLike[str], n: int, disk: DiskBudget | None = None) -> None:
-        super().__init__(user_path(path), KIND, disk)
-        self._n = n
-        super().append(np.array([n], np.int64))
-
-    def append(self, array: npt.ArrayLike | torch.Tensor) -> int:
-        """Write the distinct rows of the next batch."""
-        return super().append(_checked(array, self._n)[0]) - 1
+def _write(path: str | os.PathLike[str], n: int, batches: Iterable[Ints], disk: DiskBudget | None = None) -> None:
+    """Write a trace file of a field of ``n`` rows; ``batches`` have distinct ones."""
+    with replacing(user_path(path), KIND, disk) as writer:
+        writer.append(np.array([n], np.int64))
+        for batch in batches:
+            writer.append(_checked(batch, n)[0])
 
 
 def record(
@@ -202,8 +194,5 @@ def record(
     samples = (checked.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
     if path is None:
         return Trace([ids.numpy().astype(np.int32 if n < 2**31 else np.int64) for ids in samples], n)
-    with TraceWriter(path, n, disk) as writer:
-        for ids in samples:
-            writer.append(ids.numpy())
-        writer.finish().close()
+    _write(path, n, (ids.numpy() for ids in samples), disk)
     return Trace.open(path)
