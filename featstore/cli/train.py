@@ -46,6 +46,8 @@ from featstore.load.history import History
 from featstore.load.threads import STAGES
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
+from featstore.sampling.batches import Batches
+from featstore.sampling.partitionbatches import PartitionBatches
 from featstore.strategies.devicecache import DeviceCache, device_rows
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
@@ -277,7 +279,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             epochs=options.epochs,
             batch_size=options.batch_size,
             seed=options.seed,
-            batches=None if isinstance(graph, PackedGraph) else partial(make_batches, graph, options),
+            batches=None if isinstance(graph, PackedGraph) else partial(_make_batches, graph, options),
             max_batches=options.max_batches,
             progress=is_seen() and not quiet,
             on_epoch=None if quiet else _say,
@@ -311,6 +313,14 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
         policy = get_policy(options.policy or "belady").name
         check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
     return pack
+
+
+def _make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
+    """Make the batches of seeds, and print a line about the macro-batches that were chosen."""
+    batches = make_batches(graph, options, seeds)
+    if isinstance(batches, PartitionBatches) and options.macro is None:
+        print(f"featstore: --macro {batches.macro}: {batches.macro_reason}", file=sys.stderr, flush=True)
+    return batches
 
 
 def _say_resumed(checkpoints: Checkpoints, options: argparse.Namespace) -> None:
