@@ -6,8 +6,8 @@ import argparse
 import errno
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 
 import torch
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         row_bytes = store.nbytes // max(1, len(store))
         sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
         with _trace(options, graph, show) as trace, graph.policy_inputs(row_bytes, seed=options.seed) as inputs:
-            with _Countdown(show) as countdown:
+            with _countdown() if show else nullcontext() as on_step:
                 curve = miss_curve(
                     trace,
                     sizes,
@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
                     out_degree=lambda: inputs.context.out_degree,
                     seed=options.seed,
                     budget=graph.budget,
-                    on_step=countdown.step,
+                    on_step=on_step,
                 )
     result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes), "plot": options.plot}
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}\n{curve.table(row_bytes)}"
@@ -345,26 +345,19 @@ _EXPLAINING = {
 }
 
 
-class _Countdown:
-    """A bar over simulations that says how much time is left; nothing where it is not shown."""
+@contextmanager
+def _countdown() -> Iterator[Callable[[Step], None]]:
+    """Yield what shows simulations as a bar that says how much time is left."""
+    form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
+    with ExitStack() as stack:
+        bar: tqdm[int] | None = None
 
-    def __init__(self, show: bool) -> None:
-        self._show = show
-        self._bar: tqdm[int] | None = None
+        def show(step: Step) -> None:
+            nonlocal bar
+            if bar is None:
+                bar = stack.enter_context(make_bar(total=step.total, desc="simulating", bar_format=form, leave=False))
+            bar.n = step.done
+            left = "" if step.left_s is None else f", about {Bar.format_interval(step.left_s)} left"
+            bar.set_postfix_str(f"{step.policy}, {step.capacity:,} rows{left}")
 
-    def step(self, step: Step) -> None:
-        if not self._show:
-            return
-        if self._bar is None:
-            form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
-            self._bar = make_bar(total=step.total, desc="simulating", bar_format=form, leave=False)
-        self._bar.n = step.done
-        left = "" if step.left_s is None else f", about {Bar.format_interval(step.left_s)} left"
-        self._bar.set_postfix_str(f"{step.policy}, {step.capacity:,} rows{left}")
-
-    def __enter__(self) -> _Countdown:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        yield show
