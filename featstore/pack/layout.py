@@ -50,6 +50,7 @@ __all__ = [
     "fitting",
     "layout_bytes",
     "layout_records",
+    "partial_layouts",
     "unfinished_bytes",
 ]
 
@@ -122,8 +123,13 @@ def layout_bytes(folder: str) -> int:
 
 def unfinished_bytes(pack: OfflineSamples) -> int:
     """Return the bytes of layouts whose making was interrupted, which asking for them again finishes."""
-    names = [name for name in os.listdir(pack.path) if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
-    return sum(layout_bytes(pack.file(name)) for name in names)
+    return sum(map(layout_bytes, partial_layouts(pack)))
+
+
+def partial_layouts(pack: OfflineSamples) -> list[str]:
+    """Return the folders of layouts whose making was interrupted."""
+    names = sorted(os.listdir(pack.path))
+    return [pack.file(name) for name in names if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
 
 
 def check_disk(folder: str, disk: int | None) -> None:

@@ -21,7 +21,6 @@ from featstore.config import format_size
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.pack.layout import (
-    LAYOUT_PREFIX,
     PARTIAL,
     FeatureExtents,
     LayoutOptions,
@@ -29,6 +28,7 @@ from featstore.pack.layout import (
     check_disk,
     extent_map,
     layout_bytes,
+    partial_layouts,
 )
 from featstore.pack.nodedata import Carrier, NodeData, is_carried
 from featstore.pack.packing import fill_extents
@@ -206,7 +206,7 @@ def _make_whole(job: _Job, target: str) -> None:
     from, until the pack is removed or replaced; other layouts' makers do not touch it.
     """
     pack, folder, before = job.pack, job.folder, job.disk.used
-    for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)):
+    for path in partial_layouts(pack):
         if not (_can_go_on(job) if path == folder else os.path.exists(os.path.join(path, BEGUN))):
             shutil.rmtree(path, ignore_errors=True)
     goes_on = os.path.isdir(folder)

@@ -18,11 +18,11 @@ from featstore.gather.arrays import id_array
 __all__ = [
     "UNKNOWN_TOGETHER",
     "Batches",
+    "CutSeeds",
     "EpochSeeds",
     "RandomBatches",
     "as_batches",
     "check_seeds",
-    "cut",
     "together_of",
     "warn_of_none",
 ]
@@ -194,16 +194,11 @@ class RandomBatches:
         if self.shuffle:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
             order = torch.from_numpy(generator.permutation(len(self.seeds)))
-        return cut(self.seeds, order, self.batch_size, len(self))
+        return CutSeeds(self.seeds, order, self.batch_size, len(self))
 
 
-def cut(seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> EpochSeeds:
-    """Return seeds cut into batches, in their order or in that of their positions in ``order``."""
-    return _Cut(seeds, order, batch_size, n_batches)
-
-
-class _Cut:
-    """Seeds in an order, cut into batches."""
+class CutSeeds:
+    """Seeds cut into batches, in their order or in that of their positions in ``order``; immutable."""
 
     def __init__(self, seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> None:
         self._seeds, self._order, self._batch_size, self._n_batches = seeds, order, batch_size, n_batches
@@ -215,6 +210,7 @@ class _Cut:
         return self._n_batches
 
     def seeds(self, index: int) -> torch.Tensor:
+        """See :class:`EpochSeeds`."""
         first = index * self._batch_size
         last = min(first + self._batch_size, len(self._seeds))
         if self._order is None:

@@ -58,7 +58,7 @@ class HopSampler(CheckedSampler):
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
         self._all: deque[Scratch] = deque()
-        self._room = self._sources_room = LEAST_ROOM
+        self._room = LEAST_ROOM
 
     @property
     def graph(self) -> OutOfCoreGraph:
@@ -172,7 +172,6 @@ class HopSampler(CheckedSampler):
         try:
             yield scratch
             self._room = max(self._room, scratch.room)
-            self._sources_room = max(self._sources_room, scratch.sources_room)
             scratch.seconds += time.perf_counter() - start
         finally:
             scratch.cache = scratch.lists = None

@@ -13,7 +13,7 @@ import torch
 from featstore.config import check_at_least, check_flag
 from featstore.graph.partarrays import by_part, check_parts
 from featstore.graph.savedparts import KeptParts, find_parts
-from featstore.sampling.batches import EpochSeeds, check_seeds, cut, warn_of_none
+from featstore.sampling.batches import CutSeeds, check_seeds, warn_of_none
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -174,8 +174,7 @@ class PartitionBatches:
             order = torch.from_numpy(self._order(generator, parts))
         ends = np.cumsum(np.diff(self._offsets)[parts])
         last = np.minimum(np.arange(self.macro, len(parts) + self.macro, self.macro), len(parts)) - 1
-        batches = cut(self.seeds, order, self.batch_size, len(self))
-        return PartitionEpoch(batches, self.batch_size, self.part_numbers[parts], self.macro, ends[last])
+        return PartitionEpoch(self.seeds, order, self.batch_size, len(self), self.part_numbers[parts], self.macro, ends[last])
 
     def _order(self, generator: np.random.Generator, parts: Int64s) -> Int64s:
         """Return where the seeds of an epoch are, macro-batch by macro-batch."""
@@ -202,24 +201,27 @@ def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
     return max(-(-n_parts // MACRO_SHARE), of_two), reason
 
 
-class PartitionEpoch:
+class PartitionEpoch(CutSeeds):
     """The batches of one epoch, and the macro-batches that they are cut from; immutable.
 
     ``parts`` are the numbers of the parts in the epoch's order, ``macro`` a macro-batch; ``ends`` counts seeds up to its end.
     """
 
-    def __init__(self, batches: EpochSeeds, batch_size: int, parts: npt.NDArray[np.int32], macro: int, ends: Int64s) -> None:
-        self._batches, self._batch_size, self._parts, self._macro, self._ends = batches, batch_size, parts, macro, ends
+    def __init__(
+        self,
+        seeds: torch.Tensor,
+        order: torch.Tensor | None,
+        batch_size: int,
+        n_batches: int,
+        parts: npt.NDArray[np.int32],
+        macro: int,
+        ends: Int64s,
+    ) -> None:
+        super().__init__(seeds, order, batch_size, n_batches)
+        self._parts, self._macro, self._ends = parts, macro, ends
 
     def __repr__(self) -> str:
         return f"<{len(self)} batches of up to {self._batch_size} seeds, {self._macro} parts at a time>"
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def seeds(self, index: int) -> torch.Tensor:
-        """See :class:`~featstore.sampling.batches.EpochSeeds`."""
-        return self._batches.seeds(index)
 
     def macro_of(self, index: int) -> int:
         """Return the number of the macro-batch that a batch's middle seed is of."""

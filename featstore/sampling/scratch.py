@@ -52,11 +52,6 @@ class Scratch:
         self._sources.need(LEAST_ROOM)
         return self._sources
 
-    @property
-    def sources_room(self) -> int:
-        """Nodes that there is room for in :attr:`sources`."""
-        return 0 if self._sources is None else self._sources.room
-
     def need(self, room: int) -> None:
         """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
         room = min(room, self._num_nodes + 1)
