@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
-    """Return what a dataset holds."""
+    """Return a dataset's description as plain containers."""
     catalog = graph.snapshot.catalog
     features, edge_features = (
         {

@@ -211,7 +211,7 @@ def _pack_dataset(
 
 
 def _seen_damage(g: OutOfCoreGraph, pack: Pack, options: LayoutOptions) -> str | None:
-    """Return what opening a layout finds wrong: its files' sizes, headers, indexes, and whether they are its own."""
+    """Say what opening a layout finds wrong: its files' sizes, headers, indexes, and whether they are its own."""
     try:
         Layout(pack, options, g.reader).close()
     except (CorruptionError, FormatError, FileNotFoundError) as error:

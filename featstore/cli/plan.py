@@ -29,9 +29,8 @@ from featstore.cli.arguments import (
     positive,
     share_or_size,
 )
-from featstore.cli.output import print_result
 from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
-from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy
+from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
 from featstore.cli.recording import TracedBatches, record_epoch, seeds_of
 from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
@@ -126,8 +125,7 @@ def run(options: argparse.Namespace) -> int:
     for name, why in _EXPLAINING.items():
         if getattr(options, name):
             raise ValueError(f"--{name.replace('_', '-')} goes with --explain: {why}; leave it out")
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_plot(options.plot)
     policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
     for name in policies or []:
         get_policy(name)
@@ -148,20 +146,20 @@ def run(options: argparse.Namespace) -> int:
                     budget=graph.budget,
                     on_step=on_step,
                 )
-    result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes), "plot": options.plot}
+    result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes)}
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}\n{curve.table(row_bytes)}"
-    if options.plot is not None:
-        draw_miss_curve(curve, options.plot, row_bytes, f"{os.path.basename(graph.path)}, feature {options.feature!r}")
-        text += f"\ndrawn: {options.plot}"
-    print_result(options, result, text)
+
+    def draw(name: str) -> None:
+        draw_miss_curve(curve, options.plot, row_bytes, f"{name}, feature {options.feature!r}")
+
+    print_drawn(options, result, text, draw)
     return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
     if options.policies is not None:
         raise ValueError("--policies goes with --simulate")
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph:
         store = feature_of(options, graph)
@@ -208,15 +206,12 @@ def _explain(options: argparse.Namespace) -> int:
             choices = [_choice(options, graph, each, machine) for each in workloads]
             if options.device_cache == "auto":
                 choices = [replace(each, note=SIZED_LATER) for each in choices]
-    listed = [each.to_dict() for each in choices]
-    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
+    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": [each.to_dict() for each in choices]}
     unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
     text += "\n\n".join(each.table() for each in choices)
-    if options.plot is not None:
-        draw_estimates(choices, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, feature {options.feature!r}")
-        text += f"\ndrawn: {options.plot}"
-    print_result(options, result, text)
+    title = f"feature {options.feature!r}"
+    print_drawn(options, result, text, lambda name: draw_estimates(choices, options.plot, f"{name}, {title}"))
     return 0
 
 
@@ -255,8 +250,7 @@ def _redundancy(options: argparse.Namespace) -> int:
         raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy: {why}; leave it out")
     if options.all and options.max_batches is not None:
         raise ValueError("--all and --max-batches: leave one out")
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
         samplers = {
@@ -286,14 +280,10 @@ def _redundancy(options: argparse.Namespace) -> int:
         )
     fanouts = ",".join(map(str, options.fanouts))
     result = {"path": os.fspath(options.path), "fanouts": options.fanouts, "seed": options.seed, **found.to_dict()}
-    result["plot"] = options.plot
     text = f"{options.path}: fan-outs {fanouts}\n{found.table()}"
     if found.n_counted < found.n_batches:
         text += "\n--all counts every batch"
-    if options.plot is not None:
-        draw_redundancy(found, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, fan-outs {fanouts}")
-        text += f"\ndrawn: {options.plot}"
-    print_result(options, result, text)
+    print_drawn(options, result, text, lambda name: draw_redundancy(found, options.plot, f"{name}, fan-outs {fanouts}"))
     return 0
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.errors import MissingExtraError
 from featstore.plan.choice import Choice
@@ -19,7 +21,7 @@ from featstore.plan.savedio import Split
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy", "draw_split"]
+__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy", "draw_split", "print_drawn"]
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 MARKERS = "osD^vP<>Xh"
@@ -27,12 +29,14 @@ STYLES = {"static": "--", "online": "-", "planned": "-"}
 LEAST_TICK_GAP = 0.12  # of the axis: labels closer than that would overlap
 
 
-def check_plot(path: str | os.PathLike[str]) -> None:
-    """Make sure, before any work, that a picture can be written to ``path``.
+def check_plot(path: str | os.PathLike[str] | None) -> None:
+    """Make sure, before any work, that a picture can be written to ``path``, if one is asked for.
 
     MissingExtraError: matplotlib is not installed. ValueError: it writes no such format. OSError: the folder is not there, or
     may not be written to.
     """
+    if path is None:
+        return
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -47,6 +51,14 @@ def check_plot(path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(errno.ENOENT, f"the folder of the plot {name!r} is not there", folder)
     if not os.access(folder, os.W_OK):
         raise PermissionError(errno.EACCES, f"the plot {name!r} cannot be written", folder)
+
+
+def print_drawn(options: argparse.Namespace, result: dict[str, Any], text: str, draw: Callable[[str], None]) -> None:
+    """Draw ``--plot`` where it is asked for, under a title that begins with the dataset's name, and print the result."""
+    if options.plot is not None:
+        draw(os.path.basename(os.path.abspath(options.path)))
+        text += f"\ndrawn: {options.plot}"
+    print_result(options, {**result, "plot": options.plot}, text)
 
 
 def _short(number: float) -> str:

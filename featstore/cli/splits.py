@@ -36,7 +36,7 @@ def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | No
 
 
 def unlabelled(g: OutOfCoreGraph, labels: str) -> dict[str, tuple[int, int]]:
-    """Return how many nodes of each split :func:`split_seeds` leaves out, and of how many; only splits where it does."""
+    """Count the nodes of each split that :func:`split_seeds` leaves out, and of how many; only splits where it does."""
     counts = {}
     for split in SPLITS:
         ids, seeds = _split_nodes(g, split), split_seeds(g, split, labels)
@@ -61,7 +61,7 @@ def _labels_of(g: OutOfCoreGraph | PackedGraph, name: str) -> torch.Tensor:
 
 
 def _is_labelled(y: torch.Tensor) -> torch.Tensor:
-    """Return which rows have a label, shape (n,)."""
+    """Mark the rows that have a label, shape (n,)."""
     rows = y.flatten(1) if y.ndim > 1 else y[:, None]
     known = ~rows.isnan()
     if not rows.is_floating_point() or bool((rows == rows.floor())[known].all()):
@@ -109,7 +109,7 @@ def unknown_splits(names: Iterable[str]) -> list[str]:
 
 
 def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
-    """Return what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
+    """Say what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
     if seeds is None:
         return f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(there)}"
     return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"

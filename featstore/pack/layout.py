@@ -263,7 +263,7 @@ class Layout:
 
 
 def fill_step(row_bytes: int, tier: Tier) -> int:
-    """Return how many rows of what a tier in memory starts with are read at once."""
+    """Return the rows that are read at once of those that a tier in memory starts with."""
     return max(1, (FILL_BYTES if tier == Tier.HOST else DEVICE_FILL_BYTES) // row_bytes)
 
 
@@ -289,7 +289,7 @@ class FeatureExtents:
         return np.arange(first, first + n_host) if tier == Tier.HOST else np.arange(first + n_host, len(self.extents.n_rows))
 
     def ordered(self) -> Ordered:
-        """Return what puts shared rows in their order."""
+        """Make what puts shared rows in their order."""
         size = self.layout.group_rows
 
         def rows_of(piece: int) -> npt.NDArray[Any]:
@@ -323,7 +323,7 @@ def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence
 
 
 def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
-    """Return what a layout's record says of a file of extents; FormatError, which names the record ``where``, if it cannot be."""
+    """Read a file of extents out of a layout's record; FormatError, which names the record ``where``, if it cannot be one."""
     name, file_id = record["name"], record["id"]
     if os.path.basename(name) != name or not FILE_ID.fullmatch(file_id):
         raise FormatError(f"{where}: {name!r} with the id {file_id!r} is no file of extents", where)

@@ -157,7 +157,7 @@ def carried(pack: OfflineSamples) -> dict[str, dict[str, Any]]:
 
 
 def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a file of node data says of it, once it is the one that the record names."""
+    """Check that a file of node data is the one that the record names, and return its description."""
     file = _open(pack, name, entry)
     try:
         record = json.loads(file[0].tobytes())

@@ -117,11 +117,9 @@ class RunPacker:
 
     @property
     def most_held(self) -> int:
-        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         return self._memory.n_bytes // 8
 
     def fits(self, n_missed: Int64s, n_bytes: int = 0) -> bool:
-        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         if self._disk.total is None:
             return True
         return self._disk.used - self._reuse.n_bytes + self._needed(n_missed) + n_bytes <= self._disk.total
@@ -130,7 +128,6 @@ class RunPacker:
         return sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
-        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         counts = self.counts
         if self._may_skip and not self.fits(n_missed):
             counts.done, counts.unpacked = counts.done + 1, counts.unpacked + 1

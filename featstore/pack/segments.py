@@ -35,7 +35,7 @@ _PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 
 
 def stored_bytes(n_pages: int) -> int:
-    """Return what a file of so many data pages takes on disk: its header page and its checksums come to them."""
+    """Return the bytes on disk of a file of so many data pages, its header page and its checksums included."""
     n_bytes = file_bytes(_PAGES, n_pages)
     return n_bytes + sums_bytes(n_bytes)
 
@@ -253,7 +253,7 @@ def segments(
 
 
 def _places(ids: Ints, state: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return where a batch's cached rows lie in the cache."""
+    """Return the places of a batch's cached rows in the cache."""
     places = state.take(ids)
     return -1 - places[places < 0]
 

@@ -88,12 +88,12 @@ class SharedRows:
         return SHARED_HEAD + batch + batch // self.length + 1
 
     def addresses(self, batch: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ids:
-        """Return where a batch's shared rows lie, ascending; ``array`` as for :meth:`PlanFile.plan`."""
+        """Return the places of a batch's shared rows, ascending; ``array`` as for :meth:`PlanFile.plan`."""
         found = self._file.read(self._section(batch), array)
         return checked_ids(found, *self.segment(batch), f"places of batch {batch}", self._file.path)
 
     def counts(self, n_batches: int) -> Int64s:
-        """Return how many shared rows each batch needs."""
+        """Count the shared rows that each batch needs."""
         return self._file.lengths[[self._section(b) for b in range(n_batches)]]
 
 
@@ -186,7 +186,7 @@ class TierTables:
         return rows
 
     def _on_host(self, number: int, positions: Ids, n: int) -> npt.NDArray[np.bool_]:
-        """Return which of a batch's ``n`` rows are not on the device, by the positions of those that are."""
+        """Mark those of a batch's ``n`` rows that are not on the device, by the positions of the others."""
         assert self._device is not None
         on_host = np.ones(n, bool)
         on_host.put(checked_ids(positions, 0, n, f"positions of batch {number}", self._device.path, ascend=True), False)

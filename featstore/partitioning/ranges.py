@@ -22,11 +22,9 @@ class Ranges(Partitioner):
 
     @property
     def n_passes(self) -> int:
-        """See :class:`Partitioner`."""
         return 0
 
     def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
-        """See :class:`Partitioner`."""
         return ranges(graph.num_nodes, graph.n_parts)
 
 

@@ -55,7 +55,7 @@ class EdgePlanner:
         return distinct_edges(batch, self._n_edges, self._memory.budget)
 
     def writer(self, k: int) -> EdgeTraceWriter:
-        """Return what writes the edges of superbatch ``k``."""
+        """Open the file that takes the edges of superbatch ``k``."""
         return EdgeTraceWriter(self._runs.file(f"edges-{k}"), self._disk)
 
     def plan(

@@ -31,7 +31,7 @@ class RowSample:
         self._n, self._modulus, self.n = n, 1 << bits, 1 << (bits - halvings)
 
     def trace(self, trace: Trace) -> Trace:
-        """Return what a trace asks of the rows that are taken; held in memory, 4 bytes an access (8 from 2³¹ rows on)."""
+        """Return a trace's requests for the rows that are taken, in memory: 4 bytes an access (8 from 2³¹ rows on)."""
         batches = []
         for ids in trace:
             spread = ids.astype(np.uint64) * np.uint64(SPREAD) & np.uint64(self._modulus - 1)

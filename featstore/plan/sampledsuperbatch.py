@@ -55,12 +55,6 @@ class SampledSuperbatch:
 
     def remove(self) -> None:
         """Delete its files."""
-        self.samples.remove()
-        if self.plans is not None:
-            self.plans.remove()
-        if self.edges is not None:
-            self.edges.remove()
-        if self.edge_plans is not None:
-            self.edge_plans.remove()
-        if self.packed is not None:
-            self.packed.remove()
+        for file in (self.samples, self.plans, self.edges, self.edge_plans, self.packed):
+            if file is not None:
+                file.remove()

@@ -25,14 +25,7 @@ NEVER = -1
 
 
 class SavedIO:
-    """Accesses of an epoch by node, and what expanding a node of the seeds' own hop has cost where a kept embedding would do.
-
-    Parameters
-    ----------
-    n : int
-        Nodes.
-    staleness : int
-        Steps for which an embedding is used.
+    """Accesses of an epoch by node, and the cost of expanding a node of the seeds' own hop where a kept embedding would do.
 
     Attributes
     ----------
@@ -49,16 +42,12 @@ class SavedIO:
 
     Notes
     -----
-    A node that joins in a later hop is credited to the node that drew it first, and so on up to a node of the seeds' own hop. So
-    each row and each edge is credited once. (The paper counts edges that several nodes lead to once for each.) A kept node is
-    credited in those batches alone in which it would be pulled: not where it is a seed, and not where it was never pushed, or
-    longer ago than the staleness allows. As nodes are decided on one by one, no other node's embedding matters.
+    A node that joins in a later hop is credited to the node that drew it first, and so on up to a node of the seeds' own hop.
+    So each row and each edge is credited once. (The paper counts edges that several nodes lead to once for each.) A kept node
+    is credited in those batches alone in which it would be pulled: not where it is a seed, and not where it was never pushed,
+    or longer ago than ``staleness`` steps. As nodes are decided on one by one, no other node's embedding matters.
 
-    ``BYTES`` bytes a node; linear in the edges of a batch.
-
-    References
-    ----------
-    Sheng et al.: OUTRE, VLDB 2024, sections 4.4 and 5.3.
+    ``BYTES`` bytes a node; linear in the edges of a batch. Sheng et al.: OUTRE, VLDB 2024, sections 4.4 and 5.3.
     """
 
     BYTES = 36
@@ -104,39 +93,15 @@ class SavedIO:
         self.n_rows += len(ids)
 
     def embeddings(self, beta: float) -> Floats:
-        """Return what each node's embedding saves (equation 4), in reads of a row; an edge costs ``beta``."""
+        """Return the reads of a row that each node's embedding saves (equation 4); an edge costs ``beta``."""
         saved: Floats = np.float64(beta) * self.edges.astype(np.float64) + self.rows
         return saved
 
 
 def edges_drawn(sampler: Sampler, batches: Batches, n: int, epoch: int = 0) -> Int64s:
-    """Sample an epoch, and count the edges that each node draws from its list.
+    """Sample an epoch, and count the edges that each node draws from its list, int64 [n].
 
-    These are the ``counts=`` of ``g.cache_neighbors(…, policy="saved_io")``.
-
-    Parameters
-    ----------
-    sampler : Sampler
-    batches : Batches
-        Such as :class:`~featstore.RandomBatches`.
-    n : int
-        Nodes.
-    epoch : int
-
-    Returns
-    -------
-    int64 array, shape (n,)
-
-    Raises
-    ------
-    PluginError
-        The sampler returned what is no batch of ``n`` nodes.
-    BudgetError, CorruptionError, OSError
-        From sampling.
-
-    References
-    ----------
-    Sheng et al.: OUTRE, VLDB 2024, section 4.4.
+    These are the ``counts=`` of ``g.cache_neighbors(…, policy="saved_io")``: Sheng et al.: OUTRE, VLDB 2024, section 4.4.
     """
     counts, drawn = np.zeros(n, np.int64), Drawn(checked_sampler(sampler, n), batches)
     order = drawn.epoch(epoch)

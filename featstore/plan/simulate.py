@@ -102,7 +102,7 @@ def simulate(
 
 
 def row_counts(trace: Trace) -> Int64s:
-    """Return how many batches ask for each row, int64 [n]."""
+    """Count the batches that ask for each row, int64 [n]."""
     counts = np.zeros(trace.n, np.int64)
     for ids in trace:
         counts[ids.astype(np.intp, copy=False)] += 1

@@ -169,26 +169,10 @@ def record(
     epoch: int = 0,
     disk: DiskBudget | None = None,
 ) -> Trace:
-    """Sample batches and keep the rows that each asks for.
+    """Sample batches and keep the rows that each asks for, in memory, or in a trace file that is made at ``path``.
 
-    Parameters
-    ----------
-    sampler : Sampler
-        Any sampler.
-    batches : iterable of int64 tensors
-        The seeds of each batch, in the epoch's order.
-    n : int
-        Rows of the field.
-    path : path-like, optional
-        Write a trace file, holding one batch at a time; in memory if absent.
-    epoch : int
-    disk : DiskBudget, optional
-        Pays for the file.
-
-    Raises
-    ------
-    PluginError
-        The sampler returned what is no batch of ``n`` nodes.
+    ``batches`` has the seeds of each batch, in the epoch's order; ``n`` are the rows of the field. A file is written a batch at
+    a time, and ``disk`` pays for it. PluginError: the sampler returned what is no batch of ``n`` nodes.
     """
     checked = checked_sampler(sampler, n)
     samples = (checked.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))

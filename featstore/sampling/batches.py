@@ -83,7 +83,7 @@ class Batches(Protocol):
     batch_size : int
         Most seeds that a batch has.
     nbytes : int
-        Memory that the batches take, one epoch's order included; counted in the budget.
+        Memory that the batches take, one epoch's order included; the loader counts it.
 
     Notes
     -----

@@ -195,7 +195,7 @@ class EpochSampler(CheckedSampler):
         self._windows.append((window.passes_s, window.list_bytes, window.drawn_reads, window.spilled_bytes))
 
     def coming(self, seeds_of: Callable[[int], Seeds]) -> Coming:
-        """Return what draws the first window of the next epoch beside this one; ``seeds_of(epoch)`` tells its batches' seeds."""
+        """Make the drawer of the next epoch's first window; ``seeds_of(epoch)`` returns its batches' seeds."""
         return Coming(seeds_of)
 
     def in_turn(

@@ -83,7 +83,7 @@ class HistoryTurns:
         return _pruned(self._seeds_of, self._sampler, self._epoch, position, self._nodes, step, is_pulled)
 
     def _decided(self, position: int) -> npt.NDArray[np.uint8]:
-        """Return which sources of a batch's last block are pulled, as bits."""
+        """Return the sources of a batch's last block that are pulled, as bits."""
         with self._lock:
             while self._next <= position:
                 self._decide(self._next)

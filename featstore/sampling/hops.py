@@ -203,7 +203,7 @@ class HopSampler(CheckedSampler):
         return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
 
     def _drawing(self, epoch: int, index: int) -> Draw:
-        """Return what looks up the lists of a batch's nodes, and draws from them."""
+        """Return the function that looks up the lists of a batch's nodes, and draws from them."""
         topology = self._topology
         if topology is None:
             topology = self._topology = self._g.topology

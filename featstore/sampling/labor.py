@@ -42,7 +42,7 @@ class LaborSampler(FanoutSampler):
     ----------
     g : OutOfCoreGraph
         A loader takes the sampler for this graph only, or for the same dataset opened
-        again. Samples are counted in the budget of the graph given here.
+        again. Samples take memory of the graph given here.
     fanouts : sequence of int
         Neighbours that a node takes on average in each hop, the seeds' own first; -1 takes all.
     batch_dependency : int

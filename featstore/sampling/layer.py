@@ -37,7 +37,7 @@ class LayerSampler(HopSampler):
     ----------
     g : OutOfCoreGraph
         A loader takes the sampler for this graph only, or for the same dataset opened
-        again. Samples are counted in the budget of the graph given here.
+        again. Samples take memory of the graph given here.
     sizes : sequence of int
         Nodes that each layer takes, that of the seeds first; at least 1. A layer with fewer neighbours takes all of them.
     seed : int
@@ -83,7 +83,7 @@ class LayerSampler(HopSampler):
     The lists of all destinations are gone through, so a layer costs time in proportion to their degrees. Lists that are not in
     memory are read whole, a piece at a time, and a second time where they do not fit one piece (:class:`Pieces`); a piece is one
     batch of asynchronous reads. About a hundred bytes are held for each distinct neighbour of the destinations; all memory is
-    counted in the graph's budget. Thread-safe. Releases the GIL.
+    counted. Thread-safe. Releases the GIL.
 
     References
     ----------
@@ -137,7 +137,7 @@ class LayerSampler(HopSampler):
     ) -> Block:
         """One layer over the first ``n_dst`` nodes."""
         pool, hops, sources = self._g.pool, scratch.hops, scratch.sources
-        pieces = Pieces(scratch, topology, cache, n_dst, pool, self._g.budget.total, self._read)
+        pieces = Pieces(self._g, scratch, topology, n_dst, self._read)
         sources.hops.begin(EMPTY)
         candidates = Candidates(sources.hops, pieces.lists, self.op == "mean")
         factors = self._draw(sources, pieces, candidates, size, at)

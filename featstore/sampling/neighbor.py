@@ -29,7 +29,7 @@ class NeighborSampler(FanoutSampler):
     ----------
     g : OutOfCoreGraph
         A loader takes the sampler for this graph only, or for the same dataset opened
-        again. Samples are counted in the budget of the graph given here.
+        again. Samples take memory of the graph given here.
     fanouts : sequence of int
         Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
     replace : bool
@@ -61,7 +61,7 @@ class NeighborSampler(FanoutSampler):
     (:mod:`featstore.sampling.rng`). It does not depend on caches, threads or the order of batches.
 
     Thread-safe; any number of threads may sample at once. Each has scratch memory for a number of nodes, 56 to 88 bytes a node
-    (less on a small graph). The number doubles until the largest batch fits. Scratch counts in the graph's budget and is kept
+    (less on a small graph). The number doubles until the largest batch fits. Scratch takes memory of the graph and is kept
     for the next batch. Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
 
     With ``edges`` scratch has 8 bytes a node more. Where lists were given in another order than the ascending one, the numbers

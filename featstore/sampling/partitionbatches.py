@@ -177,7 +177,7 @@ class PartitionBatches:
         return PartitionEpoch(self.seeds, order, self.batch_size, len(self), self.part_numbers[parts], self.macro, ends[last])
 
     def _order(self, generator: np.random.Generator, parts: Int64s) -> Int64s:
-        """Return where the seeds of an epoch are, macro-batch by macro-batch."""
+        """Return the places of an epoch's seeds, macro-batch by macro-batch."""
         starts, lengths = self._offsets[:-1], np.diff(self._offsets)
         order, end = np.empty(len(self.seeds), np.int64), 0
         for first in range(0, len(lengths), self.macro):

@@ -115,10 +115,10 @@ class ShadowSampler(NeighborSampler):
 
     def _induced(self, scratch: Scratch, n: int) -> Block:
         """Return the edges among the first ``n`` nodes, by destination."""
-        pool, cache = self._g.pool, scratch.cache
+        pool = self._g.pool
         topology = self._g.topology if self._topology is None else self._topology
         self._locate(scratch, topology, 0, n)
-        pieces = Pieces(scratch, topology, cache, n, pool, self._g.budget.total, self._read)
+        pieces = Pieces(self._g, scratch, topology, n, self._read)
         room = max(1, len(pieces.owners))
         numbers, positions = pool.array((room,), np.int32), pool.array((room,), np.int64) if self.edges else None
         kept, kept_positions = [], []

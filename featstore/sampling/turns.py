@@ -87,7 +87,7 @@ class Cut:
         self._each = 2 * LOG_WORDS * width * len(self._fanouts)
 
     def size(self, held: int, disk: int) -> int:
-        """Return how many batches a window has, in so many bytes of memory and disk."""
+        """Return the batches of a window in so many bytes of memory and disk."""
         size = max(1, min(self._n, held // self._each, disk // self._stored))
         if size < self._n:
             size = max(1, size // 2)  # two windows at once

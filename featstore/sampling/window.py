@@ -53,12 +53,12 @@ PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks f
 
 
 def is_wide(graph: OutOfCoreGraph) -> bool:
-    """Return whether logs hold 64-bit words."""
+    """Whether logs hold 64-bit words."""
     return graph.num_nodes >= 2**31 or graph.topology.id_bytes == 8
 
 
 def has_places(sampler: FanoutSampler) -> bool:
-    """Return whether logs hold a word more for each neighbour: its place in its list, which no key tells without the list."""
+    """Whether logs hold a word more for each neighbour: its place in its list, which no key tells without the list."""
     return sampler.edges and not isinstance(sampler, NeighborSampler)
 
 

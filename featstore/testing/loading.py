@@ -47,7 +47,7 @@ NONSENSE: tuple[Any, ...] = (object(), -1, "", "no such thing", math.nan, 1j)
 
 
 def _callable(g: Any) -> Any:
-    """Return what another library's sampler may be: a function of the seeds, which knows neither epoch nor batch."""
+    """Return a sampler as another library may have it: a function of the seeds, which knows neither epoch nor batch."""
     sampler = featstore.NeighborSampler(g, [3, 2], seed=5)
 
     def draw(seeds: torch.Tensor) -> Any:
@@ -329,7 +329,7 @@ class StrategyContract(ABC):
         assert not os.path.exists(runs) or not os.listdir(runs), f"run files are left: {os.listdir(runs)}"
 
     def _held(self, g: Any) -> dict[str, int]:
-        """Return what is held beside caches of features, idle buffers and the scratch of samplers, by holder."""
+        """Return the bytes held beside caches of features, idle buffers and the scratch of samplers, by holder."""
         for name in g.features:
             if g.features[name].cache is not None:
                 g.cache(name, budget=0)

@@ -306,7 +306,7 @@ class OnlinePolicyContract(_PolicyContract):
         """Return a new policy."""
 
     def context(self, n: int) -> PolicyContext:
-        """Return what the policy may know of ``n`` rows; override where it asks for more than their number."""
+        """Return the policy's knowledge of ``n`` rows; override where it asks for more than their number."""
         return PolicyContext(n, 4)
 
     def test_any_trace_in_any_capacity(self) -> None:

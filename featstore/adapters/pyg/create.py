@@ -138,7 +138,7 @@ def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
 
 
 def _is_of_links(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether an attribute is a list of links, or has their labels: ``edge_label_index`` and ``edge_label``."""
+    """Whether an attribute is a list of links, or has their labels: ``edge_label_index`` and ``edge_label``."""
     key = name.removesuffix("_index")
     shape = tuple(getattr(given.get(f"{key}_index"), "shape", ()))
     if f"{key}_index" in _EDGES or len(shape) != 2 or shape[0] != 2:

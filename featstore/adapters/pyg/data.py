@@ -193,7 +193,7 @@ def _join(parts: list[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def _begins_with(block: Block, n: int, before: Block) -> bool:
-    """Return whether the first ``n`` edges of a block, and no fewer, are those of the hop before."""
+    """Whether the first ``n`` edges of a block, and no fewer, are those of the hop before."""
     if len(before.src) != n:
         return False
     return all(

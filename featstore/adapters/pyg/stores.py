@@ -90,7 +90,7 @@ class NodeAttr(TensorAttr):  # type: ignore[misc]  # of a package without types
         return cls(None) if args == (None,) and not kwargs else super().cast(*args, **kwargs)
 
     def is_set(self, key: str) -> bool:
-        """Return whether a field was given."""
+        """Whether a field was given."""
         return getattr(self, key) is not _FieldStatus.UNSET
 
 
