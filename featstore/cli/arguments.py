@@ -93,7 +93,6 @@ def positive(text: str) -> int:
 
 
 def _steps(text: str) -> int:
-    """Parse a number of steps, or -1."""
     if not (text.isdigit() or text == "-1"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of steps nor -1")
     return int(text)
@@ -147,7 +146,6 @@ def check_feature(graph: OutOfCoreGraph, name: str) -> None:
 
 
 def _window(text: str) -> int | str:
-    """Read ``--window``."""
     return text if text == "auto" else positive(text)
 
 

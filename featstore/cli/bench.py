@@ -22,7 +22,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore bench``."""
     add_opening(parser)
     parser.add_argument("--feature", help="feature to gather from (default: the largest)")
     parser.add_argument("--rows", type=positive, default=50_000, help="rows a gather (default: 50000)")

@@ -36,7 +36,6 @@ def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _unpacked(value: Any, file: SectionFile) -> Any:
-    """Return the state that :func:`_packed` made JSON of."""
     if isinstance(value, list):
         return [_unpacked(each, file) for each in value]
     if not isinstance(value, dict):

@@ -23,7 +23,6 @@ def _named_path(text: str) -> tuple[str, str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore create``."""
     add_path(parser, "--indptr", metavar="FILE", help="CSC offsets, integer [N+1]; with --indices")
     add_path(parser, "--indices", metavar="FILE", help="in-neighbours, integer [E]")
     add_path(parser, "--edge-index", metavar="FILE", help="instead of those: edges, integer [2, E], sources then destinations")

@@ -31,7 +31,7 @@ from featstore.cli.arguments import (
 )
 from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
-from featstore.cli.recording import TracedBatches, record_epoch, seeds_of
+from featstore.cli.recording import TracedBatches, seeds_of
 from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
@@ -42,7 +42,7 @@ from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, SAMPLE_BYTES, Machine, Workload
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
-from featstore.plan.trace import Trace
+from featstore.plan.trace import Trace, record
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory, runs_directory
@@ -59,7 +59,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore plan``."""
     add_opening(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
@@ -312,15 +311,14 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
                 path = runs.file("trace")
             elif os.path.exists(path):
                 raise FileExistsError(errno.EEXIST, "a file is there already; use it with --trace, or remove it", path)
-            trace = record_epoch(
-                graph,
-                make_sampler(graph, options),
-                make_batches(graph, options, seeds_of(graph, options.labels, options.seeds)),
-                path,
-                max_batches=options.max_batches,
-                disk=DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path),
-                progress=show,
-            )
+            disk = DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path)
+            sampler = make_sampler(graph, options)
+            batches = make_batches(graph, options, seeds_of(graph, options.labels, options.seeds))
+            with graph.budget.reserve("loader order", batches.nbytes):
+                order = batches.epoch(0)
+                numbers = range(len(order))[: options.max_batches]
+                bar = make_bar(numbers, desc="sampling", unit="batch", leave=False, disable=not show)
+                trace = record(sampler, (order.seeds(index) for index in bar), graph.num_nodes, path, disk=disk)
             stack.callback(trace.close)
         yield trace
 

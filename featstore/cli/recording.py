@@ -1,4 +1,4 @@
-"""Recording what training would ask for: a trace of one epoch, without reading a feature."""
+"""The seeds that training would begin with, and the batches of a recorded trace."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from featstore.cli.splits import no_seeds, split_seeds
-from featstore.graph.progress import make_bar
-from featstore.plan.trace import Trace, record
-from featstore.sampling.batch import Sampler
-from featstore.sampling.batches import Batches, check_seeds
+from featstore.sampling.batches import check_seeds
 from featstore.sampling.drawn import EpochBatches, SampledBatches
-from featstore.storage.rundir import DiskBudget
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["TracedBatches", "record_epoch", "seeds_of"]
+__all__ = ["TracedBatches", "seeds_of"]
 
 
 class TracedBatches(SampledBatches):
@@ -57,21 +53,3 @@ def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.T
     if seeds is None or not len(seeds):
         raise ValueError(f"{no_seeds(seeds, g.node_data)}. Name other nodes with --seeds")
     return check_seeds(seeds, g.num_nodes)
-
-
-def record_epoch(
-    g: OutOfCoreGraph,
-    sampler: Sampler,
-    batches: Batches,
-    path: str,
-    *,
-    max_batches: int | None = None,
-    disk: DiskBudget | None = None,
-    progress: bool = False,
-) -> Trace:
-    """Sample the first epoch as a :class:`~featstore.Loader` of these batches would, and write its rows to a new trace file."""
-    with g.budget.reserve("loader order", batches.nbytes):
-        order = batches.epoch(0)
-        numbers = range(len(order) if max_batches is None else min(len(order), max_batches))
-        shown = make_bar(numbers, desc="sampling", unit="batch", leave=False) if progress else numbers
-        return record(sampler, (order.seeds(index) for index in shown), g.num_nodes, path, disk=disk)

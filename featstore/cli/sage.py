@@ -74,20 +74,8 @@ class SageLayer(torch.nn.Module):
 
 
 class GraphSAGE(torch.nn.Module):
-    """A layer a block, with layer normalisation, ReLU and dropout between them.
+    """A layer a block, with layer normalisation, ReLU and dropout between them; ``n_edge`` numbers a row of the edges, or 0.
 
-    Parameters
-    ----------
-    n_in, hidden, n_out : int
-        Width of the features, of the layers between, and number of classes.
-    n_layers : int
-        As many as the sampler has fan-outs.
-    dropout : float
-    n_edge : int
-        Numbers a row of the edges; 0: edges have none.
-
-    References
-    ----------
     Hamilton, Ying, Leskovec: Inductive Representation Learning on Large Graphs. NeurIPS 2017. With features of edges beside the
     neighbours', as in Lo et al.: E-GraphSAGE. NOMS 2022.
     """

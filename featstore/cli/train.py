@@ -205,7 +205,6 @@ def _batches_ahead(text: str) -> int | str:
 
 
 def _stage_threads(text: str) -> dict[str, int]:
-    """Return the threads of each stage that is named."""
     found: dict[str, int] = {}
     for part in text.split(","):
         stage, _, number = part.partition("=")
@@ -324,7 +323,6 @@ def _make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: tor
 
 
 def _say_resumed(checkpoints: Checkpoints, options: argparse.Namespace) -> None:
-    """Print a line about where ``--resume`` goes on."""
     if options.resume:
         done = len(checkpoints.epochs)
         text = f"going on after {done} of {max(done, options.epochs)} epochs" if done else "no epoch is trained yet"

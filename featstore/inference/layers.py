@@ -132,7 +132,6 @@ def _add(digest: xxhash.xxh3_128, value: Any, seen: set[int]) -> None:
 
 
 def _bound(value: Any) -> list[Any]:
-    """Return the objects that a callable is bound to."""
     if isinstance(value, types.MethodType):
         return [value.__self__, value.__func__]
     if isinstance(value, functools.partial):

@@ -65,19 +65,10 @@ DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passe
 class LayoutOptions:
     """What a layout is made for.
 
-    Parameters
-    ----------
-    features : tuple of str
-    policy : str
-        Of the host tier: a static one, which keeps the same rows for all batches, or a planned one.
-    capacity, device_rows : int
-        Rows of the host tier and of the device's.
-    superbatch : int
-        Batches that are planned together, from an empty cache; 0 for static policies.
-    digest : str
-        What else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`); "" for the library's own.
-    disk : int
-        Bytes that it may take, where it was made beside one that takes more; else 0, whatever it may take.
+    The host tier holds ``capacity`` rows by ``policy``: a static one, which keeps the same rows for all batches, or a planned
+    one, which plans ``superbatch`` batches together, from an empty cache (0 for static ones). The device holds ``device_rows``.
+    ``digest``: what else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`). ``disk``: bytes that it may
+    take, where it was made beside one that takes more; else 0, whatever it may take.
     """
 
     features: tuple[str, ...]
@@ -151,7 +142,6 @@ def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
 
 
 def _read(pack: OfflineSamples, name: str) -> dict[str, Any]:
-    """Return the record of the layout ``name``."""
     path = os.path.join(pack.file(name), "layout")
     record = read_record(path, "layout")
     if _options(record).name != name:

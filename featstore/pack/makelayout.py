@@ -84,42 +84,18 @@ def make_layout(
 
     Where another process, or thread, is making one of this pack, it is waited for, and what it made is used.
 
-    Parameters
-    ----------
-    pack : OfflineSamples
-    options : LayoutOptions
-    policy : Policy
-        The one that ``options`` names.
-    scores_of : callable
-        Returns its scores, where it is a static one.
-    sources : mapping of str to PackedFeature
-        The features of ``options``.
-    reader : Reader
-    budget : Budget
-        Half of what it has left is used at most, given back afterwards.
-    node_data : sequence of NodeData
-        What copies of the pack shall have besides; written where the pack has it not. Where the layout is there and the pack
-        cannot be written, copies go without.
-    disk : int, optional
-        Most bytes of the layout and this data. Where a copy of every row for each batch would take more, and ``policy`` is
-        static, segments of batches share rows on disk (:mod:`featstore.pack.segments`).
-    progress : bool
+    ``policy`` is the one that ``options`` names, and ``scores_of`` returns its scores if it is static. Half of what ``budget``
+    has left is used at most, given back afterwards. Copies of the pack shall have ``node_data`` besides; where the layout is
+    there and the pack cannot be written, they go without. Layout and data may take ``disk`` bytes: where a copy of every row
+    for each batch would take more, and ``policy`` is static, segments of batches share rows on disk
+    (:mod:`featstore.pack.segments`).
 
-    Raises
-    ------
-    StaleError
-        Another pack was made in the place of this one since it was opened.
-    BudgetError
-    CommittedError
-        The layout is whole and in place, but making its name durable failed.
-    OSError
-        The disk, or ``disk``, is full, or failed; pack and dataset are as they were, and what an earlier maker of this layout
-        had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
-        there. ENOSPC also where the layout that is there takes more than ``disk``.
+    StaleError: another pack was made in the place of this one since it was opened. CommittedError: the layout is whole and in
+    place, but making its name durable failed. OSError: the disk, or ``disk``, is full, or failed, also where the layout that is
+    there takes more; pack and dataset are as they were, and what an earlier maker of this layout had left is removed. Only
+    where the last step failed, which names ``node_data`` in the pack's record, the layout is there.
 
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
+    See Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
     """
     target = pack.file(options.name)
     if os.path.exists(target):
@@ -232,7 +208,6 @@ def _make_whole(job: _Job, target: str) -> None:
 
 
 def _origin(job: _Job) -> dict[str, Any]:
-    """Return the record of what a partial layout is made of."""
     features = {name: [source.file.fingerprint, source.file.row_bytes] for name, source in job.sources.items()}
     return {"format": 1, "samples": job.pack.record["samples"], "features": features}
 

@@ -150,7 +150,6 @@ class OfflineSamples:
         return self.samples.lengths
 
     def __len__(self) -> int:
-        """Batches of all epochs."""
         return len(self.samples)
 
     def ids(self, number: int) -> npt.NDArray[Any]:

@@ -46,20 +46,11 @@ def _pages(n_rows: Int64s | int, row_bytes: int) -> Any:
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment's rows, and what its batches read.
+    """One segment's rows, and what its batches ``first … stop - 1`` read.
 
-    Attributes
-    ----------
-    first, stop : int
-        Its batches.
-    rows : int64 array, shape (c,)
-        Rows of its cache, in the order of the file.
-    accesses : int
-        Rows that its batches ask for, all together.
-    packed : int64 array, shape (stop - first,)
-        Rows that each batch has in an extent of its own.
-    pages, runs : int64 array, shape (stop - first,)
-        Distinct pages of the cache that each batch touches, and runs of adjacent ones: the reads, duplicates merged.
+    ``rows`` of its cache, in the order of the file; ``accesses``, the rows that its batches ask for, all together. Of each
+    batch: rows in an extent of its own (``packed``), distinct ``pages`` of the cache that it touches, and ``runs`` of adjacent
+    ones: the reads, duplicates merged.
     """
 
     first: int
@@ -134,14 +125,12 @@ class Stored:
 
 
 def _count(batches: Batches, n: int, length: int, row_bytes: int, budget: Budget | None) -> Stored:
-    found = list(_sizes(segments(batches, n, length, row_bytes, order=None, budget=budget)))
+    found = [
+        (each.packed, len(each.rows), each.accesses - int(each.packed.sum()))
+        for each in segments(batches, n, length, row_bytes, order=None, budget=budget)
+    ]
     packed = np.concatenate([NO_ROWS, *(each[0] for each in found)])
     return Stored(length, packed, np.array([each[1] for each in found], np.int64), sum(each[2] for each in found))
-
-
-def _sizes(found: Iterator[Segment]) -> Iterator[tuple[Int64s, int, int]]:
-    for segment in found:
-        yield segment.packed, len(segment.rows), segment.accesses - int(segment.packed.sum())
 
 
 def shortest_segments(

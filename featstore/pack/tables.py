@@ -100,18 +100,10 @@ class SharedRows:
 class TierTables:
     """The tables of a layout, open; a batch's plan, by number. Thread-safe but for :meth:`close`.
 
-    No slot is beyond ``sizes``, the rows of the host's cache and of the device's.
-
-    Attributes
-    ----------
-    fill_rows, device_rows : int64 array
-        Rows that the host's cache starts with, and those of the device: the i-th in slot i.
-    shared : SharedRows or None
-        Of the segments' caches, where there are any.
-    n_packed : int64 array, shape (n_batches,)
-        Rows of each batch's extent.
-    ids : dict of str to str
-        The id of each file.
+    No slot is beyond ``sizes``, the rows of the host's cache and of the device's. ``fill_rows``, int64, are those that the
+    host's cache starts with, ``device_rows`` those of the device: the i-th in slot i. ``shared`` has the segments' caches,
+    where there are any; ``n_packed``, int64 [n_batches], counts the rows of each batch's extent; ``ids`` has the id of each
+    file.
     """
 
     def __init__(self, folder: str, pack: OfflineSamples, n_features: int, sizes: tuple[int, int] | None = None) -> None:

@@ -20,10 +20,9 @@ from featstore.pack.tiers import write_static
 from featstore.plan.planfile import write_plan
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
-from featstore.storage.catalog import Catalog
 from featstore.storage.keptrates import kept_or_measured
 
-__all__ = ["TableSpeed", "kept_tables", "table_speed"]
+__all__ = ["KEY", "TableSpeed", "table_speed"]
 
 KEY = "tables/speed"
 METHOD = 1  # of measuring; what another one found is measured again
@@ -58,11 +57,6 @@ def table_speed(dataset: str, n_nodes: int, budget: Budget, *, again: bool = Fal
     """
     where = {"machine": platform.node(), "nodes": n_nodes, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, TableSpeed, lambda: _measure(n_nodes, budget), again)
-
-
-def kept_tables(catalog: Catalog) -> dict[str, Any] | None:
-    """Return the entry of a catalog with the seconds of tables; None where there is none."""
-    return catalog.extra.get(KEY)
 
 
 def _nowhere(array: npt.NDArray[Any]) -> None:

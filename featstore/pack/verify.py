@@ -217,7 +217,6 @@ def _shared(tables: TierTables, addresses: Any, number: int) -> Int64s | None:
 
 
 def _size(path: str) -> int:
-    """Return the bytes of a file, or of the files that lie in a folder."""
     if not os.path.isdir(path):
         return os.path.getsize(path)
     return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file(follow_symlinks=False))

@@ -66,7 +66,6 @@ class Choice:
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         epochs = self.workload.epochs
         return {
             "taken": self.taken.to_dict(epochs),
@@ -277,7 +276,6 @@ def _look(
 
 
 def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:
-    """Return a trace without the rows that are marked."""
     left = ~rows
     lengths = np.array([np.count_nonzero(left.take(ids)) for ids in trace], np.int64)
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +15,10 @@ import numpy.typing as npt
 from featstore._core.rows import copy_rows
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
-from featstore.storage.catalog import Catalog
 from featstore.storage.drive import settled, share_end
 from featstore.storage.keptrates import kept_or_measured
 
-__all__ = ["CopySpeed", "copy_speed", "kept_copies"]
+__all__ = ["KEY", "CopySpeed", "copy_speed"]
 
 KEY = "copy/speed"
 METHOD = 2  # of measuring; what another one found is measured again
@@ -52,11 +50,6 @@ def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, 
     """
     where = {"machine": platform.node(), "row_bytes": row_bytes, "threads": n_threads, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, CopySpeed, lambda: _measure(row_bytes, n_threads, budget), again)
-
-
-def kept_copies(catalog: Catalog) -> dict[str, Any] | None:
-    """Return the entry of a catalog with the rates of copies; None where there is none."""
-    return catalog.extra.get(KEY)
 
 
 def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:

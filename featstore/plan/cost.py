@@ -84,18 +84,9 @@ class Machine:
 class OnDisk:
     """Bytes and rows of a pack's layout, counted exactly where the disk is small, and an epoch's reads of shared rows.
 
-    Parameters
-    ----------
-    disk_bytes, rows : int
-        Of the whole layout: extents of all batches, and shared rows.
-    packed : int
-        Rows that an epoch has in extents.
-    length : int
-        Batches of a segment that share rows; 1: none do.
-    reads, n_bytes : int
-        Read operations of shared rows an epoch, after close pages were merged, and what they move.
-    fails : str
-        Why it cannot be made; empty where it can.
+    The whole layout takes ``disk_bytes`` and has ``rows``: in extents, of which an epoch has ``packed``, and shared by
+    ``length`` batches of a segment (1: none). Shared rows cost an epoch ``reads`` of ``n_bytes``, close pages merged.
+    ``fails``: why it cannot be made.
     """
 
     disk_bytes: int

@@ -48,7 +48,6 @@ class EdgeTraceWriter(SectionWriter):
         super().__init__(path, KIND, disk)
 
     def add(self, edges: DistinctEdges) -> None:
-        """Append a batch."""
         for array in edges:
             self.append(array)
 
@@ -76,5 +75,4 @@ class EdgeTrace:
         return self._file.read(SECTIONS * number + 1, array)
 
     def remove(self) -> None:
-        """Delete the file."""
         self._file.remove()

@@ -75,7 +75,6 @@ class MissCurve:
         return [max(FeatureCache.least_bytes(rows, row_bytes, self.n, policy) for policy in policies) for rows in self.sizes]
 
     def to_dict(self, row_bytes: int) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         return {
             "rows": self.n,
             "row_bytes": row_bytes,
@@ -280,7 +279,6 @@ class _Task:
     capacities: list[int]
 
     def held_bytes(self, trace: Trace) -> int:
-        """Bytes that it holds meanwhile."""
         rows = self.capacities[-1]
         if isinstance(self.policy, StaticPolicy):
             return (1 + self.policy.score_bytes) * trace.n + 16 * rows

@@ -55,7 +55,6 @@ class MissedRows:
         return None if kept is None else kept[batch]
 
     def __call__(self, batch: int) -> npt.NDArray[np.int32 | np.int64]:
-        """Return a batch's rows."""
         kept = self.kept(batch)
         return self._read(batch) if kept is None else kept
 

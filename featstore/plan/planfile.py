@@ -96,7 +96,6 @@ class PlanFile:
         return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def misses(self, number: int, ids: Ints, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Int64s:
@@ -114,7 +113,6 @@ class PlanFile:
         return taken
 
     def remove(self) -> None:
-        """Delete the file."""
         self._file.remove()
 
 

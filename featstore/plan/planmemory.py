@@ -106,7 +106,6 @@ class Spill:
         return self._file[self._numbers[batch]]
 
     def remove(self) -> None:
-        """Delete the file."""
         if self._file is None:
             self._writer.abort()
         else:

@@ -78,7 +78,6 @@ class Redundancy:
         return round(way.ratio * self.n_seeds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         return {
             "nodes": self.n,
             "seeds": self.n_seeds,

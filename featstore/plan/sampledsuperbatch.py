@@ -54,7 +54,6 @@ class SampledSuperbatch:
         return np.take(self.ids(number), self.plans.missed(number))
 
     def remove(self) -> None:
-        """Delete its files."""
         for file in (self.samples, self.plans, self.edges, self.edge_plans, self.packed):
             if file is not None:
                 file.remove()

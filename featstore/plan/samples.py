@@ -265,7 +265,6 @@ class SampleFile:
         return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks), history)
 
     def _history(self, number: int, pool: BufferPool) -> HistoryRows:
-        """Read a batch's step and :data:`HISTORY_ARRAYS`."""
         step = self._file[number].tolist()
         found = []
         for i in range(len(HISTORY_ARRAYS)):
@@ -278,7 +277,6 @@ class SampleFile:
         return HistoryRows(step[0], *found)
 
     def _edge_array(self, number: int, name: str, n_edges: int, pool: BufferPool) -> torch.Tensor:
-        """Read one of :data:`EDGE_ARRAYS` of a block."""
         stored = self._file.read(number, pool.array)
         dtype = torch.from_numpy(stored[:0]).dtype
         if len(stored) != n_edges or dtype not in EDGE_ARRAYS[name]:
@@ -294,6 +292,5 @@ class SampleFile:
             self._kept.drop()
 
     def remove(self) -> None:
-        """Delete the file."""
         self.forget()
         self._file.remove()

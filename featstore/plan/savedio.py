@@ -122,22 +122,11 @@ def prefix_sums(values: npt.NDArray[Any], order: npt.NDArray[Any] | None = None)
 
 @dataclass(frozen=True)
 class Split:
-    """The memory divided between features and embeddings, for each alpha that was tried.
+    """The memory divided between features and embeddings, for each alpha, the embeddings' share, that was tried.
 
-    Attributes
-    ----------
-    n_bytes : int
-        That are divided.
-    alphas : list of float
-        Shares of the embeddings.
-    features, embeddings, lists : list of float
-        Reads that each saves an epoch at each alpha, in rows; ``lists`` where they share the features' memory, else zeros.
-    nodes : list of int
-        Embeddings kept at each alpha.
-    taken : int
-        Which alpha saves most; of equals the least.
-    beta : float
-        What an edge that is sampled costs, in reads of a row.
+    Of ``n_bytes``: the reads that ``features``, ``embeddings`` and ``lists`` of neighbours save an epoch at each of ``alphas``,
+    in rows (lists only where they share the features' memory), and the embeddings kept (``nodes``). ``alphas[taken]`` saves
+    most; of equals it is the least. ``beta``: what an edge that is sampled costs, in reads of a row.
     """
 
     n_bytes: int
@@ -160,7 +149,6 @@ class Split:
         return [sum(each) for each in zip(self.features, self.embeddings, self.lists, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         return {
             "alpha": self.alpha,
             "beta": self.beta,

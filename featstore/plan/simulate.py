@@ -59,10 +59,8 @@ def simulate(
 
     Raises
     ------
-    ValueError
-        The capacity is negative, or the policy needs an array that is not given.
-    TypeError
-        The capacity is no integer.
+    ValueError, TypeError
+        The capacity is negative or no integer, or the policy needs an array that is not given.
     PluginError
         The policy raised, or answered what its contract forbids.
 

@@ -36,16 +36,11 @@ class EpochSampler(CheckedSampler):
 
     Parameters
     ----------
-    g : OutOfCoreGraph
-    fanouts : sequence of int
-    replace : bool
-    seed : int
-    redraw : bool
+    g, fanouts, replace, seed, redraw
         See :class:`NeighborSampler`.
     draws : str
         ``"neighbor"``: every edge is drawn by itself. ``"labor"``: nodes share the neighbours that they take.
-    batch_dependency : int
-    layer_dependency : bool
+    batch_dependency, layer_dependency
         See :class:`LaborSampler`; they go with ``draws="labor"``. Importance sampling needs the lists of all nodes of a hop at
         once, and a pass has a part of them at a time: :class:`LaborSampler` alone offers it.
     window : int or "auto"
@@ -61,9 +56,8 @@ class EpochSampler(CheckedSampler):
         taken is drawn first, and only the pages that hold them are read, once for all batches of the window that draw together.
         ``"auto"``: what costs less on this drive, chosen anew in every hop for each range of nodes.
     edges : bool
-        Fill ``edge_pos`` of the blocks; see :class:`NeighborSampler`. Taking a batch then looks up where its nodes' lists begin.
-        With ``draws="neighbor"`` the numbers are drawn once more; with ``"labor"`` logs hold a word more for each neighbour, its
-        place in its list: twice the memory or run files.
+        Fill ``edge_pos`` of the blocks. Taking a batch then looks up where its nodes' lists begin. With ``draws="neighbor"`` the
+        numbers are drawn once more; with ``"labor"`` logs hold a neighbour's place in its list, too, twice the memory.
 
     Raises
     ------
@@ -74,17 +68,13 @@ class EpochSampler(CheckedSampler):
     Notes
     -----
     A window's cost is, a hop: the lists that its batches need, read once in the order of the file, or less (``access``; lists in
-    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. With
-    ``draws="labor"`` every node also goes through its whole list, as :class:`LaborSampler` does. Where the epoch has several
+    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. With several
     windows, the next one is drawn while batches of this one are taken, each in half of the memory. So is the first window of a
-    loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone.
-
-    Thread-safe. Memory is counted in the graph's budget as ``epoch samples``.
+    loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone. Thread-safe.
 
     References
     ----------
     Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, sections 2.2 and 2.3.
-    Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023.
 
     Examples
     --------

@@ -194,11 +194,9 @@ class _ForeignSampler(CheckedSampler):
 
     @property
     def fanouts(self) -> Sequence[int] | None:
-        """Neighbours that a node draws in each hop, where the sampler says them in the library's way."""
         return self._fanouts
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
-        """Sample one batch and check it."""
         seeds = copy.deepcopy(seeds)  # a tensor cannot be read-only, and batches of other makes may keep it
         sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
         return as_sampled(sample, self.num_nodes, epoch, index)

@@ -125,18 +125,10 @@ class HopSampler(CheckedSampler):
 
         Raises
         ------
-        IndexError
-            A seed is no node; names it and its position.
-        ValueError
-            A seed is given twice; names it. Seeds are not 1-D.
-        TypeError
-            Seeds are not integers.
-        CorruptionError
-            The file holds an id that is no node's.
-        BudgetError
-            The scratch or the batch does not fit the graph's budget.
-        OSError
-            The drive failed.
+        IndexError, ValueError, TypeError
+            A seed is no node, or given twice: names it and its position. Seeds are not 1-D, or not integers.
+        CorruptionError, BudgetError, OSError
+            The file holds an id that is no node's; the scratch or the batch does not fit the memory; the drive failed.
         """
         epoch, index = operator.index(epoch), operator.index(index)
         if not (0 <= epoch < 2**64 and 0 <= index < 2**64):

@@ -35,13 +35,10 @@ class LayerSampler(HopSampler):
 
     Parameters
     ----------
-    g : OutOfCoreGraph
-        A loader takes the sampler for this graph only, or for the same dataset opened
-        again. Samples take memory of the graph given here.
+    g, seed, edges
+        See :class:`~featstore.NeighborSampler`.
     sizes : sequence of int
         Nodes that each layer takes, that of the seeds first; at least 1. A layer with fewer neighbours takes all of them.
-    seed : int
-        In ``[0, 2**64)``.
     skip : bool
         Skip connections: neighbours that the batch has already are taken beside the others, with probability 1. Their rows are
         there, so they cost edges only.
@@ -50,15 +47,11 @@ class LayerSampler(HopSampler):
         layers have fewer distinct nodes. If false, all are distinct.
     op : {"sum", "mean"}
         What the weighted sum over a block's edges estimates: the sum over all neighbours of a destination, or their mean.
-    edges : bool
-        Fill ``edge_pos`` of the blocks; see :class:`~featstore.NeighborSampler`.
 
     Raises
     ------
-    ValueError
-        ``sizes`` is empty, a size is below 1 or 2³¹ or more, a seed is out of range, ``op`` is another word.
-    TypeError
-        A size or the seed is no integer, ``skip``, ``replace`` or ``edges`` no bool.
+    ValueError, TypeError
+        ``sizes`` is empty, a size is below 1 or 2³¹ or more, a seed is out of range, ``op`` is another word; wrong types.
 
     Notes
     -----
@@ -69,21 +62,17 @@ class LayerSampler(HopSampler):
     Each edge from ``u`` has the weight ``1 / (n q(u))`` (float32), over the destination's degree with ``"mean"``. With
     ``replace``, this is times how often ``u`` was drawn. Without, nodes are drawn with probabilities of exactly
     ``min(1, c n q(u))``, and the weight is one over that; ``c`` is such that they sum to ``n``, and 1 where no node is certain to
-    be taken (ordered pivotal sampling). Either way **the weighted sum over the block's edges has no bias**: its mean over many
-    draws is the exact sum or mean over all neighbours. Weights of one over ``n q(u)`` for distinct nodes drawn one after the
-    other, as in some released code, do not have this property.
+    be taken (ordered pivotal sampling). Either way **the weighted sum over the block's edges has no bias**. Weights of one over
+    ``n q(u)`` for distinct nodes drawn one after the other, as in some released code, do not have this property.
 
     A destination of which no neighbour was taken has no edges, so its sum is 0. A model must cope with that, as where the graph
     has such nodes. The sum of a destination's weights estimates its degree (or 1), so dividing by it gives a mean that varies
     less, with a small bias.
 
-    Blocks, seeds, the order of edges and of nodes are as with :class:`~featstore.NeighborSampler`. A batch is a pure function of
-    the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`).
-
-    The lists of all destinations are gone through, so a layer costs time in proportion to their degrees. Lists that are not in
-    memory are read whole, a piece at a time, and a second time where they do not fit one piece (:class:`Pieces`); a piece is one
-    batch of asynchronous reads. About a hundred bytes are held for each distinct neighbour of the destinations; all memory is
-    counted. Thread-safe. Releases the GIL.
+    Blocks, the order of edges and nodes, and threads are as with :class:`~featstore.NeighborSampler`. The lists of all
+    destinations are gone through, so a layer costs time in proportion to their degrees. Lists that are not in memory are read
+    whole, a piece at a time, and a second time where they do not fit one piece (:class:`Pieces`). About a hundred bytes are held
+    for each distinct neighbour of the destinations.
 
     References
     ----------
@@ -135,7 +124,6 @@ class LayerSampler(HopSampler):
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
-        """One layer over the first ``n_dst`` nodes."""
         pool, hops, sources = self._g.pool, scratch.hops, scratch.sources
         pieces = Pieces(self._g, scratch, topology, n_dst, self._read)
         sources.hops.begin(EMPTY)

@@ -52,7 +52,6 @@ class PartitionBatches:
         Parts of a macro-batch, of those that have a seed. Fewer parts share more neighbours, so that fewer rows are read, and mix
         seeds less, which can cost accuracy. ``"auto"``, as None: as many as hold one batch of seeds, if all had as many and these
         are 36 or more; of larger parts half, and at least as many as hold two batches.
-        ``macro_reason`` says what was chosen, and why.
     shuffle : bool
         A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
         are in the order of ``ids``.
@@ -71,8 +70,8 @@ class PartitionBatches:
     Raises
     ------
     TypeError, ValueError, IndexError
-        See :func:`~featstore.sampling.batches.check_seeds`; a number out of range; parts of a wrong length, dtype or range; the
-        dataset keeps no parts, or none of that name.
+        Seeds that are not distinct nodes; a number out of range; parts of a wrong length, dtype or range; the dataset keeps no
+        parts, or none of that name.
     StaleError
         The parts were made for another adjacency than the dataset has now.
     BudgetError, CorruptionError, OSError
@@ -81,9 +80,7 @@ class PartitionBatches:
     Notes
     -----
     Where the parts are kept with their lists (``keep_lists`` of :func:`featstore.partition`), a loader reads the lists of a
-    macro-batch in sequence (:class:`~featstore.sampling.macrolists.MacroLists`).
-
-    Memory: 16 bytes a seed and 40 a part that has seeds, counted by the loader; 4 bytes a node while it is made from kept parts.
+    macro-batch in sequence. Memory: 16 bytes a seed and 40 a part that has seeds; 4 bytes a node while kept parts are read.
 
     References
     ----------

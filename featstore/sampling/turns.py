@@ -325,7 +325,6 @@ class Turns:
         which.close()
 
     def _begin(self, plan: _Plan) -> None:
-        """Let the next window be drawn."""
         first, stop = self._next, min(self._stop, self._next + plan.size)
         self._append(_Open(self._sampler, self._seeds, self._epoch, first, stop, plan))
         self._next = stop

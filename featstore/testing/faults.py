@@ -113,12 +113,10 @@ class Fault:
     operations : str or sequence of str
         Which of :data:`OPERATIONS` count.
     action : str
-        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), ``"end"`` (0 bytes, as at a file's end), or
-        ``"kill"`` (SIGKILL before the call).
-    k : int
-        The call that fails, from 1.
-    times : int
-        How many calls in a row fail.
+        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), ``"end"`` (0 bytes, as at a file's end),
+        or ``"kill"`` (SIGKILL before the call).
+    k, times : int
+        The call that fails, from 1, and how many calls in a row do.
 
     Notes
     -----
@@ -204,9 +202,7 @@ def run_in_child(
     Parameters
     ----------
     function : callable
-        Defined at the top level of a file.
-    *arguments
-        What JSON can carry.
+        Defined at the top level of a file; ``arguments`` are what JSON can carry.
     faults : bool
         Preload the fault library.
     environment : dict of str, optional

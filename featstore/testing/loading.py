@@ -121,7 +121,6 @@ def _check(
 
 
 def _check_all(order: Sequence[int], sampler: str, epoch: int) -> None:
-    """Check that these are the indexes of all batches of an epoch, each once."""
     n = len(_reference(sampler, epoch))
     assert sorted(order) == list(range(n)), f"epoch {epoch} has {n} batches; delivered were {list(order)}"
 

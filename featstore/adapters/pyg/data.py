@@ -55,16 +55,14 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     -------
     torch_geometric.data.Data
         The features by their names, and those of edges, in the order of ``edge_index``; ``y``, the first of the labels, and
-        others by their names, of the seeds alone;
-        ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``, how many of the first nodes are seeds; ``input_id``;
-        ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop; ``num_sampled_edges``, of each hop; ``e_id`` and
-        ``edge_weight`` where the blocks have edge positions and weights.
+        others by their names, of the seeds alone; ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``, how many of the
+        first nodes are seeds; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
+        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` where the blocks have edge positions and weights.
 
     Raises
     ------
     OptionError
-        A feature or a label is named like one of these; the batch was pruned by a history, so that layers do not follow each
-        other.
+        A feature or a label is named like one of these; a history has pruned the batch, so that layers do not follow each other.
 
     Notes
     -----

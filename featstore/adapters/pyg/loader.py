@@ -250,7 +250,6 @@ class NeighborLoader:
 
 
 def _positions_in(ids: Ids) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function that finds seeds among ``ids``."""
     given = id_array("input_nodes", ids).astype(np.int64)
     order = np.argsort(given, kind="stable")
     ascending = given[order]

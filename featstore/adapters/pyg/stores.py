@@ -31,8 +31,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     ----------
     g : OutOfCoreGraph
     attributes : sequence of str, optional
-        What batches get, and all that can be asked for: features, and node data with an entry for each node. By default batches
-        get ``x``, or the only feature, and all such node data, and every feature can be asked for.
+        What batches get, and all that can be asked for: features, and node data with an entry for each node. By default
+        batches get ``x``, or the only feature, and all such node data, and every feature can be asked for.
 
     Returns
     -------
@@ -41,16 +41,12 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
 
     Raises
     ------
-    KeyError
-        The graph has no such feature and no such node data.
-    ValueError
-        Node data have another number of entries than there are nodes.
+    KeyError, ValueError
+        No such feature and no such node data; node data have another number of entries than there are nodes.
     OptionError
         There are several features, none of them ``x``, and no ``attributes``.
-    TypeError
-        ``g`` is no graph of the library that is on disk as a dataset.
-    ClosedError
-        The graph is closed.
+    TypeError, ClosedError
+        ``g`` is no graph of the library that is on disk as a dataset, or it is closed.
 
     Notes
     -----
