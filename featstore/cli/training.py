@@ -151,17 +151,13 @@ def train(
         which ``val`` and ``test`` may be missing. A pack in place of its dataset trains in its own batches, with the labels
         that it carries; accuracy is not measured, for which nodes would have to be sampled.
     sampler : Sampler or None
-        None with a PackedGraph.
-    n_layers : int
-        Hops of the sampler.
+        Of ``n_layers`` hops; None with a PackedGraph.
     feature, labels : str
         Labels are class ids from 0, one a node; a node whose label is negative or NaN is left out.
     edge_features : sequence of str
         Features of edges whose means the layers take in, too. The sampler numbers its edges (``edges=True``).
-    hidden, dropout, lr, epochs, batch_size : number
-        Adam; one batch of the loader a step.
-    seed : int
-        Of weights, dropout and the order of the seeds.
+    hidden, dropout, lr, epochs, batch_size, seed : number
+        Adam; one batch of the loader a step; the seed of weights, dropout and the order of the seeds.
     batches : callable, optional
         Given the training seeds, returns their batches; by default random ones of ``batch_size``, in which accuracy is
         measured all the same. Not asked with a pack.
@@ -185,9 +181,7 @@ def train(
     ------
     ValueError
         No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label; a
-        checkpoint of another training.
-    BudgetError, CorruptionError, OSError
-        From loading.
+        checkpoint of another training. Errors of loading pass through.
 
     Notes
     -----

@@ -44,10 +44,6 @@ class Pack(OfflineSamples):
 
     Made by :func:`sample_offline`; ``Pack(path)`` opens one again, wherever its directory was copied to.
 
-    Parameters
-    ----------
-    path : path-like
-
     Attributes
     ----------
     path : str
@@ -58,10 +54,8 @@ class Pack(OfflineSamples):
 
     Raises
     ------
-    FileNotFoundError
-        No pack is there.
-    CorruptionError, FormatError, VersionError
-        The pack is damaged; the directory is not a pack; a newer release made it.
+    FileNotFoundError, CorruptionError, FormatError, VersionError
+        No pack is there; it is damaged; the directory is not a pack; a newer release made it.
     """
 
     def verify(self, progress: bool = True) -> dict[str, Any]:

@@ -106,7 +106,6 @@ class Segmentation:
     """
 
     length: int
-    n_batches: int
     rows: int
     disk_bytes: int
 
@@ -169,7 +168,7 @@ def shortest_segments(
         # Extents and caches begin on pages of their own: what that comes to is counted only where it may still fit.
         exact = exactly(length)
         if exact <= disk_bytes:
-            return Segmentation(length, n_batches, stored, exact)
+            return Segmentation(length, stored, exact)
     least = exactly(max(1, n_batches))
     raise OSError(
         errno.ENOSPC,

@@ -215,14 +215,8 @@ def _mask(train_idx: Given, n: int) -> Bytes:
 class PartQuality:
     """How good parts are.
 
-    Attributes
-    ----------
-    cut : float
-        Share of the edges whose ends are in different parts.
-    balance, train_balance : float
-        Nodes, and training nodes, of the largest part over the mean of all; 1 is perfect. NaN where there are none.
-    n_empty : int
-        Parts without a node.
+    ``cut`` is the share of the edges whose ends are in different parts. ``balance`` and ``train_balance``: nodes, and training
+    nodes, of the largest part over the mean of all; 1 is perfect, NaN where there are none. ``n_empty`` parts have no node.
     """
 
     cut: float

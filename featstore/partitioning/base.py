@@ -103,10 +103,7 @@ class GraphStream:
     def reserve(self, n_bytes: int) -> Reservation:
         """Count memory in the graph's budget: a context manager. For whatever grows with nodes, edges or parts.
 
-        Raises
-        ------
-        BudgetError
-            They are not available; names the least budget that does.
+        BudgetError: they are not available; names the least budget that does.
         """
         return self._budget.reserve(HOLDER, n_bytes)
 

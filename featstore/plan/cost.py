@@ -111,11 +111,10 @@ class Workload:
     capacity : int
         Rows of the host cache.
     n_top : int
-        Accesses that the ``capacity`` most used rows of this very epoch serve: a static policy's hits where samples are frozen.
-    n_static : int, optional
-        Accesses that the ``capacity`` most used rows of another epoch serve, where samples are fresh; ``n_top`` by default.
-    n_degree : int, optional
-        Accesses that the ``capacity`` rows of the most out-edges serve; None: not known.
+        Accesses that the ``capacity`` most used rows of this very epoch serve: a static policy's hits on frozen samples.
+    n_static, n_degree : int, optional
+        Accesses that the ``capacity`` most used rows of another epoch serve, where samples are fresh, ``n_top`` by default; and
+        those of the most out-edges, None: not known.
     loads : int
         Rows that the planned policy loads in an epoch.
     sample_s, plan_s : float
@@ -130,20 +129,16 @@ class Workload:
         Offline samples are given, which every strategy would run; without them nothing can be packed for good.
     pack_epochs : int
         Epochs of those samples; each has extents of its own.
-    layouts : mapping of str to int
-        Bytes of the layouts that are there already, by policy.
-    on_disk : mapping of str to OnDisk
-        By policy, layouts that were counted to the byte, because the disk is small or because they are there.
-    n_device : int
-        Accesses that rows on the device serve; ``n_top``, ``n_static``, ``n_degree`` and ``loads`` are of the others.
-    device_rows : int
-        Rows on the device; with a pack those of its layout, for packed strategies alone.
+    layouts, on_disk : mapping of str to int, and to OnDisk
+        By policy, bytes of the layouts that are there already; those that were counted to the byte, because the disk is small or
+        because they are there.
+    n_device, device_rows : int
+        Accesses that rows on the device serve (``n_top``, ``n_static``, ``n_degree`` and ``loads`` are of the others), and how
+        many these rows are; with a pack those of its layout, for packed strategies alone.
     device_on_host : bool
         The device is the host itself, which then copies for it.
-    online_loads : int, optional
-        Rows that an online policy loads in its first epoch; None: not known.
-    online_again : int
-        In each epoch after it.
+    online_loads, online_again : int
+        Rows that an online policy loads in its first epoch, None: not known; in each epoch after it.
     ahead_bytes : int
         Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
     miss_share : float

@@ -168,10 +168,8 @@ def miss_curve(
         Rows of the cache, each from 1 to ``trace.n``.
     policies : sequence of str, optional
         Registered names; by default all, but for those that go by parts.
-    in_degree, out_degree : callable, optional
-        Degrees, for policies that score by them.
-    seed : int
-        Seed of randomised policies.
+    in_degree, out_degree, seed
+        Degrees, where policies score by them, as callables; seed of randomised policies.
     budget : Budget, optional
         Pays for the tables of each simulation.
     on_step : callable, optional

@@ -61,17 +61,8 @@ def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
 class Trace(Sequence[Ints]):
     """The distinct rows of each batch, in order.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        From memory; :meth:`open` reads them from a file instead, a batch at a time.
-    n : int, optional
-        Rows of the field; one more than the largest id if absent.
-
-    Raises
-    ------
-    ValueError
-        A batch names a row twice.
+    ``batches`` are integer arrays in memory; :meth:`open` reads them from a file instead, a batch at a time. The field has
+    ``n`` rows, one more than the largest id if absent. ValueError: a batch names a row twice.
     """
 
     _file: SectionFile | None = None

@@ -143,7 +143,7 @@ class RandomBatches:
     Raises
     ------
     TypeError, ValueError, IndexError
-        See :func:`check_seeds`; ``batch_size`` or ``seed`` out of range.
+        Seeds that are not integers, or occur twice; ``batch_size`` or ``seed`` out of range.
     """
 
     together = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,7 +142,7 @@ class EpochSampler(CheckedSampler):
         else:
             options |= {"replace": hops.replace}
         options |= {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
-        return _make, (type(self), self.graph, self.fanouts, options)
+        return partial(type(self), **options), (self.graph, self.fanouts)
 
     @property
     def graph(self) -> OutOfCoreGraph:
@@ -169,11 +170,8 @@ class EpochSampler(CheckedSampler):
     def stats(self) -> dict[str, float]:
         """Return totals as :meth:`NeighborSampler.stats`, and of windows that were drawn and are done.
 
-        Returns
-        -------
-        dict
-            ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read in passes;
-            ``drawn_reads``, ids that they read alone; and ``spilled_bytes``, which lay in run files.
+        ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read in passes;
+        ``drawn_reads``, ids that they read alone; and ``spilled_bytes``, which lay in run files.
         """
         windows = list(self._windows)
         names = ("passes_s", "list_bytes", "drawn_reads", "spilled_bytes")
@@ -236,7 +234,3 @@ class EpochSampler(CheckedSampler):
             most = n * each if self.hops.replace else min(n * each, n_edges)  # a node's list is taken once
             targets, n, edges = n, min(n_nodes, n + most), edges + most
         return targets, edges
-
-
-def _make(cls: type[EpochSampler], g: OutOfCoreGraph, fanouts: Sequence[int], options: dict[str, Any]) -> EpochSampler:
-    return cls(g, fanouts, **options)

@@ -98,19 +98,11 @@ def _any_block(block: Any) -> Block:
     if isinstance(block, Block):
         return _block(block.src, block.dst, block.n_src, block.n_dst, block.edge_arrays)
     if hasattr(block, "num_dst_nodes"):
-        return _dgl_block(block)
+        src, dst = block.edges()  # DGL's
+        return _block(src, dst, block.num_src_nodes(), block.num_dst_nodes())
     if isinstance(block, (tuple, list)) and len(block) == 4:
         return _block(*block)
     raise PluginError(f"a sampler returned a block of {type(block).__name__}, which is not a form of (src, dst, n_src, n_dst)")
-
-
-def _dgl_block(block: Any) -> Block:
-    src, dst = block.edges()
-    return _block(src, dst, block.num_src_nodes(), block.num_dst_nodes())
-
-
-def _is_pyg(sample: Any) -> bool:
-    return any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node"))
 
 
 def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
@@ -144,7 +136,7 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
     if isinstance(sample, SampledBatch):
         nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
         blocks = _blocks(sample.blocks)
-    elif _is_pyg(sample):
+    elif any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node")):  # PyG's
         nodes, blocks = _pyg_blocks(sample)
         n_seeds = blocks[-1].n_dst if blocks else -1
     elif isinstance(sample, (tuple, list)) and len(sample) in (2, 3):

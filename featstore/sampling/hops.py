@@ -68,11 +68,8 @@ class HopSampler(CheckedSampler):
     def stats(self) -> dict[str, float]:
         """Return totals since the sampler was made, over all threads.
 
-        Returns
-        -------
-        dict
-            ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids asked of
-            the file; ``seconds``, summed over threads.
+        ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids asked of
+        the file; ``seconds``, summed over threads.
         """
         scratches = list(self._all)
         return {

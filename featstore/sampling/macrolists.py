@@ -124,11 +124,9 @@ class MacroLists:
                 return slot.memory
         return None
 
-    def _n_in_use(self) -> int:
-        return sum(slot.n_users > 0 for slot in list(self._slots.values()))
-
     def _lent_bytes(self) -> int:
-        return max(0, self._reservation.n_bytes - self._n_in_use() * self._room)
+        n_in_use = sum(slot.n_users > 0 for slot in list(self._slots.values()))
+        return max(0, self._reservation.n_bytes - n_in_use * self._room)
 
     def _give_back(self, n_bytes: int) -> int:
         if not self._lock.acquire(blocking=False):

@@ -58,7 +58,7 @@ class Scratch:
         if room <= self.room:
             return
         table = _table_entries(room, self._num_nodes)
-        n_bytes = _room_bytes(room, self._num_nodes, self._edges)
+        n_bytes = (4 if self._edges else 3) * huge_bytes(room * 8) + huge_bytes(table * 8)
         held = self._reservation.n_bytes
         self._reservation.resize(held + n_bytes)
         try:
@@ -102,10 +102,6 @@ class Scratch:
 def _table_entries(room: int, num_nodes: int) -> int:
     """Entries of the table of ``room`` nodes' numbers; or an entry a node of the graph, which needs no hashing."""
     return min(_power_of_two(_TABLE * room), _power_of_two(num_nodes))
-
-
-def _room_bytes(room: int, num_nodes: int, edges: bool) -> int:
-    return (4 if edges else 3) * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
 
 
 def _power_of_two(n: int) -> int:

@@ -125,13 +125,9 @@ def _check_all(order: Sequence[int], sampler: str, epoch: int) -> None:
     assert sorted(order) == list(range(n)), f"epoch {epoch} has {n} batches; delivered were {list(order)}"
 
 
-def _threads() -> set[threading.Thread]:
-    return set(threading.enumerate())
-
-
 def _wait_for_threads(before: set[threading.Thread]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while left := [thread.name for thread in _threads() - before]:
+    while left := [thread.name for thread in threading.enumerate() if thread not in before]:
         assert time.monotonic() < deadline, f"threads that go on: {left}"
         gc.collect()
         time.sleep(0.01)
@@ -302,7 +298,7 @@ class StrategyContract(ABC):
 
     def test_nothing_is_held_after_close(self) -> None:
         """Memory is given back, no thread goes on, no run file is left; caches of features stay with the graph."""
-        path, before = contract_graph().path, _threads()
+        path, before = contract_graph().path, set(threading.enumerate())
         with featstore.open(path, memory=AMPLE, threads=2) as g:
             held = []
             for take in (1, 100, 0, 100):
@@ -342,10 +338,10 @@ class StrategyContract(ABC):
     def test_an_iterator_that_is_never_begun_holds_nothing(self) -> None:
         with self._loader() as loader:
             g = loader._g
-            before, threads = g.memory_report(), _threads()
+            before, threads = g.memory_report(), set(threading.enumerate())
             iterators = [iter(loader) for _ in range(3)]
             assert g.memory_report() == before, "an iterator holds memory before its first batch"
-            assert _threads() == threads, "an iterator has threads before its first batch"
+            assert set(threading.enumerate()) == threads, "an iterator has threads before its first batch"
             _check_all([_check(batch, "neighbor", 0, ("x",)) for batch in loader], "neighbor", 0)
             del iterators
             _check_all([_check(batch, "neighbor", 1, ("x",)) for batch in loader], "neighbor", 1)
@@ -379,7 +375,7 @@ class StrategyContract(ABC):
             assert order == orders[epoch], f"resumed after {take} batches of epoch {epoch}, batches run in another order"
 
     def test_an_error_in_the_loop_leaves_nothing(self) -> None:
-        before = _threads()
+        before = set(threading.enumerate())
         with contextlib.suppress(EOFError):  # which nothing of the library raises
             with self._loader() as loader:
                 for batch in loader:

@@ -18,16 +18,7 @@ from featstore.sampling.batch import Block
 __all__ = ["check_names", "default_features", "edges_by_hop", "sampled_nodes", "to_data"]
 
 # What a batch has besides its features: no feature may have such a name.
-SAMPLED = (
-    "edge_index",
-    "n_id",
-    "e_id",
-    "batch_size",
-    "input_id",
-    "num_nodes",
-    "num_sampled_nodes",
-    "num_sampled_edges",
-)
+SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
 
 _EDGE_NAMES = {"edge_pos": "e_id", "weight": "edge_weight"}  # PyG's, of what an edge has
 

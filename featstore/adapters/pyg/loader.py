@@ -78,12 +78,8 @@ class NeighborLoader:
         Seeds, distinct; all nodes by default.
     batch_size : int, optional
         Seeds a batch; 1 by default, as in PyG.
-    shuffle : bool
-        A new order of the seeds each epoch.
-    replace : bool
-        Draw with replacement.
-    drop_last : bool
-        Leave out a last batch that is not full.
+    shuffle, drop_last, replace : bool
+        A new order of the seeds each epoch; leave out a last batch that is not full; draw with replacement.
     transform : callable, optional
         Is given each batch, in the loop's thread, and returns what the loop gets.
     neighbor_sampler : Sampler, optional
@@ -94,10 +90,10 @@ class NeighborLoader:
         Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, where the sampler numbers edges. With
         ``num_neighbors`` it does if there are any, unless ``edges`` says otherwise.
     edges : bool, optional
-        With ``num_neighbors``: whether to number the edges, for ``batch.e_id``; by default only where edge features are gathered.
-        Where edges were not given as lists are stored, numbers take reads of their own.
+        With ``num_neighbors``: whether to number the edges, for ``batch.e_id``; by default only where edge features are
+        gathered. Where edges were not given as lists are stored, numbers take reads of their own.
     labels : str, sequence of str, or None
-        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where the graph has it.
+        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where there is one.
     strategy : str, Strategy or class
         How rows come off the disk. The batches are the same, bit for bit.
     seed : int
@@ -105,8 +101,8 @@ class NeighborLoader:
     num_workers : int
         Threads that sample, if not 0; there are no worker processes.
     **options : Any
-        Of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others. Keywords of
-        PyG's loader that change nothing here are taken, too; others raise OptionError with what to do instead.
+        Of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others. Keywords
+        of PyG's loader that change nothing here are taken, too; others raise OptionError with what to do instead.
 
     Attributes
     ----------
@@ -179,17 +175,11 @@ class NeighborLoader:
         is_ids = isinstance(input_nodes, (torch.Tensor, np.ndarray, Sequence))
         if sampler is not None and is_ids and batch_size is None:
             batch_size = 1
-        names = (
-            default_features(g.features, "features")
-            if features is None
-            else (features,)
-            if isinstance(features, str)
-            else tuple(features)
-        )
+        names = default_features(g.features, "features") if features is None else _names(features)
         labels = check_labels(g, labels)
         if edge_features is None:
             edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
-        of_edges = (edge_features,) if isinstance(edge_features, str) else tuple(edge_features)
+        of_edges = _names(edge_features)
         check_names((*names, *of_edges), labels)
         self._positions = _positions_in(input_nodes) if is_ids and not _is_mask(input_nodes) else None
         self.loader = Loader(
@@ -259,6 +249,10 @@ def _positions_in(ids: Ids) -> Callable[[torch.Tensor], torch.Tensor]:
         return torch.from_numpy(order[places]).to(seeds.device)
 
     return positions
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _is_mask(ids: Any) -> bool:

@@ -40,21 +40,15 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         :class:`~featstore.NeighborSampler` or :class:`~featstore.LaborSampler`, best with ``redraw=False``, or any other that
         :class:`~featstore.Loader` takes.
     num_nodes : int, optional
-        By default what the sampler's attributes ``graph`` or ``num_nodes`` say.
-
-    Raises
-    ------
-    TypeError
-        It is no sampler, or nothing says how many nodes there are.
+        By default what the sampler's attributes ``graph`` or ``num_nodes`` say; TypeError where nothing does.
 
     Notes
     -----
-    Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from torch's
-    random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. Nodes, edges
-    and counts of hops are as :func:`to_data` says. The number stands for the batch's index, so ``batch_dependency`` has no effect
-    here. Seeds may be given more than once: the edges of the first are copied.
-
-    Sampling by time, and disjoint samples, are not there (NotImplementedError).
+    Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from
+    torch's random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. The
+    number stands for the batch's index, so ``batch_dependency`` has no effect here. Nodes, edges and counts of hops are as
+    :func:`to_data` says. Seeds may be given more than once: the edges of the first are copied. Sampling by time, and disjoint
+    samples, are not there (NotImplementedError).
 
     Examples
     --------
