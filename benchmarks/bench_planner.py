@@ -39,7 +39,7 @@ def plan_seconds(window: Window, capacity: int, folder: Path) -> float:
     longest = int(np.diff(window.offsets).max())
     with SectionWriter(folder / "plan", "plan", direct=write_bytes(longest)) as writer:
         for planned in policy.plan(window):
-            write_plan(writer, planned)
+            write_plan(writer.append, planned)
         file = writer.finish()
     seconds = time.process_time() - start
     file.remove()

@@ -140,8 +140,8 @@ CHOICES: tuple[Mutation, ...] = (
         "a batch's copy with nothing beside it",
         RATES,
         COPIES,
-        "            while not self._stop.is_set():\n                self._runs.set()",
-        "            while False:\n                self._runs.set()",
+        "        while not stop.is_set():\n            runs.set()",
+        "        for _ in range(1):\n            runs.set()",
         ("tests/test_copies.py::test_rates_of_copies_are_those_of_their_memory",),
     ),
     Mutation(

@@ -393,8 +393,8 @@ HISTORY: tuple[Mutation, ...] = (
         "an edge of several hops has the row of another",
         "caches of edge features",
         "featstore/plan/edgetrace.py",
-        "places.astype(np.int32))",
-        "np.sort(places).astype(np.int32))",
+        "places.astype(np.int32)\n",
+        "np.sort(places).astype(np.int32)\n",
         ("tests/test_edge_caches.py::test_planned",),
     ),
     Mutation(

@@ -157,8 +157,8 @@ PIECES: tuple[Mutation, ...] = (
         "rows in extents counted as accesses to shared ones",
         "estimates of strategies",
         "featstore/pack/segments.py",
-        "segment.accesses - int(segment.packed.sum())",
-        "segment.accesses",
+        "each.accesses - int(each.packed.sum())",
+        "each.accesses",
         ("tests/test_segments.py::test_a_callers_own_count_is_told_what_is_stored",),
     ),
     Mutation(

@@ -98,6 +98,15 @@ def test_what_is_planned_is_what_training_requests(data: Path, capsys: pytest.Ca
         assert way["macro"] == batches.macro
 
 
+def test_training_says_which_macro_batches_were_chosen(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, on stderr, and only where nobody stated them."""
+    for options, n_lines in (([], 1), (["--macro", "2"], 0)):
+        assert main(["train", str(data), *TRAINING, "--epochs", "1", "--batches", "partition", *options, "--json"]) == 0
+        said = [line for line in capsys.readouterr().err.splitlines() if "--macro" in line]
+        assert len(said) == n_lines, said
+        assert all("because a batch of seeds is in" in line for line in said)
+
+
 def test_lists_of_a_policy_and_importance_probabilities(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The neighbour cache changes no batch; every command has the same sampler."""
     options = [*COMMON, "--batches", "partition", "--parts", "drawn"]

@@ -33,7 +33,7 @@ def test_plans_come_back_in_memory_that_the_caller_gives(tmp_path: Path, tier: T
     plans = [planned(ids, rng) for ids in batches]
     with SectionWriter(tmp_path / "plan", "plan", direct=write_bytes(5000) if direct else 0) as writer:
         for plan, ids in zip(plans, batches, strict=True):
-            write_plan(writer, plan, ids if tier == Tier.PACKED else None)
+            write_plan(writer.append, plan, ids if tier == Tier.PACKED else None)
         file = PlanFile(writer.finish(), tier)
     lent: list[np.ndarray] = []
 
@@ -78,7 +78,7 @@ def test_nothing_but_the_callers_memory_is_taken(tmp_path: Path, tier: Tier, dir
     rng = np.random.default_rng(5)
     ids = rng.permutation(400_000)
     with SectionWriter(tmp_path / "plan", "plan", direct=write_bytes(len(ids)) if direct else 0) as writer:
-        write_plan(writer, planned(ids, rng), ids)
+        write_plan(writer.append, planned(ids, rng), ids)
         file = PlanFile(writer.finish(), tier)
     lent: list[tuple[np.ndarray, Any]] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -14,7 +15,7 @@ import torch
 
 from featstore.errors import BusyError, ClosedError, CorruptionError, FeatstoreError, FormatError, PluginError
 from featstore.plan.simulate import simulate
-from featstore.plan.trace import Trace, TraceWriter, record
+from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import SampledBatch
 from featstore.storage import rundir
 from featstore.storage.rundir import DiskBudget, RunDirectory
@@ -40,9 +41,14 @@ def test_record_and_files(tmp_path: Path) -> None:
         assert np.array_equal(simulate(tmp_path / "trace", 12, policy), simulate(in_memory, 12, policy))
     with pytest.raises(PluginError, match="node 80; there are 80"):
         record(Doubling(), batches, 80)
-    with TraceWriter(tmp_path / "abandoned", 5) as writer:
-        writer.append([1, 2])
+    with pytest.raises(PluginError, match="node 80; there are 80"):
+        record(Doubling(), batches, 80, tmp_path / "abandoned")
     assert not list(tmp_path.glob("abandoned*"))
+    (tmp_path / "trace.tmp").write_bytes(b"of a writer that was killed")
+    in_memory.save(tmp_path / "trace")
+    with contextlib.closing(Trace.open(tmp_path / "trace")) as again:
+        assert [ids.tolist() for ids in again] == [ids.tolist() for ids in in_memory]
+    assert not (tmp_path / "trace.tmp").exists()
 
 
 def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_shortest_is_the_first_of_an_exhaustive_search_that_fits(batches: list[n
     fits = [length for length, n_bytes in enumerate(takes, 1) if n_bytes <= disk]
     if fits:
         found = shortest_segments(batches, N, row_bytes, disk)
-        assert (found.length, found.disk_bytes, found.n_batches) == (fits[0], takes[fits[0] - 1], len(batches))
+        assert (found.length, found.disk_bytes) == (fits[0], takes[fits[0] - 1])
     else:
         with pytest.raises(OSError, match="shared by all") as caught:
             shortest_segments(batches, N, row_bytes, disk)

@@ -15,7 +15,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore aggregate``."""
     add_making(parser, "x", "feature that is aggregated (default: x)")
     parser.add_argument("--op", choices=OPS, default="mean", help="over the in-neighbours (default: mean)")
     parser.add_argument("--hops", type=positive, default=1, help="how often (default: 1)")

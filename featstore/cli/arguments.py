@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 
 
 def typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``parse`` with its ValueError as what an argument parser reports."""
+    """Return ``parse``, whose ValueError then is what an argument parser reports."""
 
     def read(text: str) -> Any:
         try:
@@ -92,7 +93,6 @@ def positive(text: str) -> int:
 
 
 def _steps(text: str) -> int:
-    """Parse a number of steps, or -1."""
     if not (text.isdigit() or text == "-1"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of steps nor -1")
     return int(text)
@@ -146,102 +146,60 @@ def check_feature(graph: OutOfCoreGraph, name: str) -> None:
 
 
 def _window(text: str) -> int | str:
-    """Read ``--window``."""
     return text if text == "auto" else positive(text)
 
 
 def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, max_batches: bool = True) -> dict[str, Any]:
     """Add what says which batches an epoch has; return the options' names and defaults."""
-    actions = [
-        parser.add_argument("--labels", action=Given, default="y", help="node data with classes (default: y)"),
-        parser.add_argument(
-            "--fanouts", action=Given, type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)"
-        ),
-        parser.add_argument(
-            "--sampler",
-            action=Given,
-            choices=["neighbor", "labor", "layer", "shadow", "epoch"],
-            default="neighbor",
-            help="neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; layer: --layer-sizes "
-            "nodes a layer, by importance; shadow: one subgraph for all --layers; epoch: as neighbor (or --draws labor), but an "
-            "epoch's batches are drawn at once, which reads a file of neighbour lists in sequence",
-        ),
-        parser.add_argument(
-            "--layer-sizes",
-            action=Given,
-            type=_fanouts,
-            help="nodes of each layer, the seeds' first, such as 512,512 (with --sampler layer, which has no fan-outs)",
-        ),
-        parser.add_argument(
-            "--layers",
-            action=Given,
-            type=positive,
-            metavar="N",
-            help="layers of the model (with --sampler shadow; default: as many as there are fan-outs)",
-        ),
-        parser.add_argument(
-            "--draws",
-            action=Given,
-            choices=["neighbor", "labor"],
-            help="whose batches are drawn at once: those of neighbor (default) or labor (with --sampler epoch)",
-        ),
-        parser.add_argument(
-            "--window",
-            action=Given,
-            type=_window,
-            metavar="N",
-            help="batches drawn at once (with --sampler epoch; default: auto, the epoch or what memory and disk hold)",
-        ),
-        parser.add_argument(
-            "--batch-dependency",
-            action=Given,
-            type=positive,
-            metavar="N",
-            help="batches that share their neighbours, too (with --sampler labor or --draws labor; default: 1, none)",
-        ),
-        parser.add_argument(
-            "--importance-sampling",
-            action=Given,
-            type=_steps,
-            metavar="N",
-            help="steps that find neighbours to share; -1: until they converge (with --sampler labor; default: 0, none)",
-        ),
-        parser.add_argument(
-            "--batches",
-            action=Given,
-            choices=["random", "partition"],
-            default="random",
-            help="random (default), or partition: seeds of few parts, so that fewer rows are read (see featstore partition)",
-        ),
-        parser.add_argument(
-            "--parts",
-            action=Given,
-            metavar="NAME",
-            help="parts that the dataset keeps (with --batches partition; default: the last)",
-        ),
-        parser.add_argument(
-            "--macro",
-            action=Given,
-            type=positive,
-            metavar="N",
-            help="parts that are mixed: fewer save rows, and may cost accuracy (with --batches partition; default: auto)",
-        ),
-        parser.add_argument("--batch-size", action=Given, type=positive, default=1000, help="seeds a batch (default: 1000)"),
-        parser.add_argument("--seed", action=Given, type=int, default=0, help="of weights, order and sampling (default: 0)"),
-        parser.add_argument(
-            "--neighbor-cache",
-            type=share_or_size,
-            metavar="SIZE",
-            help="cache of neighbour lists: bytes (1GiB), or a share of the memory (0.125, 12.5%%)",
-        ),
-        parser.add_argument(
-            "--neighbor-policy",
-            metavar="NAME",
-            help=f"which lists it holds: a static policy, such as cross_partition (default: {NEIGHBOR_POLICY})",
-        ),
-    ]
+    actions: list[argparse.Action] = []
+
+    def add(name: str, help: str, **options: Any) -> None:
+        actions.append(parser.add_argument(name, help=help, **options))
+
+    add_given = partial(add, action=Given)
+    steps = {"type": positive, "metavar": "N"}
+    add_given("--labels", "node data with classes (default: y)", default="y")
+    add_given("--fanouts", "neighbours a hop, seeds' first (default: 10,10)", type=_fanouts, default=[10, 10])
+    add_given(
+        "--sampler",
+        "neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; layer: --layer-sizes nodes a "
+        "layer, by importance; shadow: one subgraph for all --layers; epoch: as neighbor (or --draws labor), but an epoch's "
+        "batches are drawn at once, which reads a file of neighbour lists in sequence",
+        choices=["neighbor", "labor", "layer", "shadow", "epoch"],
+        default="neighbor",
+    )
+    sizes = "nodes of each layer, the seeds' first, such as 512,512 (with --sampler layer, which has no fan-outs)"
+    add_given("--layer-sizes", sizes, type=_fanouts)
+    add_given("--layers", "layers of the model (with --sampler shadow; default: as many as there are fan-outs)", **steps)
+    draws = "whose batches are drawn at once: those of neighbor (default) or labor (with --sampler epoch)"
+    add_given("--draws", draws, choices=["neighbor", "labor"])
+    window = "batches drawn at once (with --sampler epoch; default: auto, the epoch or what memory and disk hold)"
+    add_given("--window", window, type=_window, metavar="N")
+    dependency = "batches that share their neighbours, too (with --sampler labor or --draws labor; default: 1, none)"
+    add_given("--batch-dependency", dependency, **steps)
+    add_given(
+        "--importance-sampling",
+        "steps that find neighbours to share; -1: until they converge (with --sampler labor; default: 0, none)",
+        type=_steps,
+        metavar="N",
+    )
+    add_given(
+        "--batches",
+        "random (default), or partition: seeds of few parts, so that fewer rows are read (see featstore partition)",
+        choices=["random", "partition"],
+        default="random",
+    )
+    add_given("--parts", "parts that the dataset keeps (with --batches partition; default: the last)", metavar="NAME")
+    macro = "parts that are mixed: fewer save rows, and may cost accuracy (with --batches partition; default: auto)"
+    add_given("--macro", macro, **steps)
+    add_given("--batch-size", "seeds a batch (default: 1000)", type=positive, default=1000)
+    add_given("--seed", "of weights, order and sampling (default: 0)", type=int, default=0)
+    lists = "cache of neighbour lists: bytes (1GiB), or a share of the memory (0.125, 12.5%%)"
+    add("--neighbor-cache", lists, type=share_or_size, metavar="SIZE")
+    policy = f"which lists it holds: a static policy, such as cross_partition (default: {NEIGHBOR_POLICY})"
+    add("--neighbor-policy", policy, metavar="NAME")
     if max_batches:
-        actions.append(parser.add_argument("--max-batches", type=positive, help="stop each epoch after so many batches"))
+        add("--max-batches", "stop each epoch after so many batches", type=positive)
     return {action.dest: action.default for action in actions}
 
 
@@ -252,16 +210,7 @@ _NOT_GIVEN = {"epochs"}
 def add_strategy_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Sequence[str], **defaults: Any
 ) -> None:
-    """Add the options of some strategies, as their fields declare them; one that is not given is None, or its default here.
-
-    Parameters
-    ----------
-    parser : ArgumentParser
-    names : sequence of str
-        Strategies.
-    defaults : optional
-        Other defaults than the strategies'.
-    """
+    """Add the options of some strategies, as their fields declare them; one that is not given is None, or its default here."""
     taken: dict[str, list[str]] = {}
     for name in names:
         for option in options_of(find_strategy(name)):
@@ -289,10 +238,7 @@ def add_strategy_options(
 def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strategy:
     """Return the strategy that the options of :func:`add_strategy_options` describe; ``given`` come on top.
 
-    Raises
-    ------
-    OptionError
-        An option was given that the strategy does not take.
+    OptionError: an option was given that the strategy does not take.
     """
     cls = find_strategy(name)
     names = available_strategies()
@@ -419,12 +365,7 @@ def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler:
 def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
     """Make the batches of seeds that :func:`add_sampling`'s options describe.
 
-    Raises
-    ------
-    ValueError
-        The dataset keeps no parts, or none of that name; an option goes with partition batches alone.
-    StaleError, BudgetError, CorruptionError, OSError
-        From reading the parts.
+    ValueError: the dataset keeps no parts, or none of that name; an option goes with partition batches alone.
     """
     if options.batches == "random":
         for name in ("parts", "macro"):

@@ -22,7 +22,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore bench``."""
     add_opening(parser)
     parser.add_argument("--feature", help="feature to gather from (default: the largest)")
     parser.add_argument("--rows", type=positive, default=50_000, help="rows a gather (default: 50000)")
@@ -50,7 +49,7 @@ def _gathers(store: FeatureStore, rows: int, runs: int, rng: np.random.Generator
     """Time gathers of distinct uniform rows, ``rows`` or as many as there are; medians over ``runs``.
 
     ``gather`` reads them from the drive: the store has no cache, and where the file is read directly (``mode``), what the page
-    cache holds does not matter. ``memory`` is ``torch.index_select`` from a tensor of as many rows, for comparison.
+    cache holds does not matter. ``memory`` is ``torch.index_select`` from a tensor of as many rows.
     """
     n = len(store)
     rows = min(rows, n)

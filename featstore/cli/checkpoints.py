@@ -16,8 +16,7 @@ import torch
 from featstore.config import user_path
 from featstore.errors import FormatError
 from featstore.storage.lock import FileLock
-from featstore.storage.rundir import remove_file
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile, replacing
 
 __all__ = ["Checkpoints"]
 
@@ -37,7 +36,6 @@ def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _unpacked(value: Any, file: SectionFile) -> Any:
-    """Return the state that :func:`_packed` made JSON of."""
     if isinstance(value, list):
         return [_unpacked(each, file) for each in value]
     if not isinstance(value, dict):
@@ -51,32 +49,13 @@ def _unpacked(value: Any, file: SectionFile) -> Any:
 class Checkpoints:
     """The checkpoint of one training, in a directory; a context manager, which keeps other trainings out of the directory.
 
-    Parameters
-    ----------
-    directory : path-like
-        It is made if it is not there; its parent must be.
-    resume : bool
-        Go on from the checkpoint; where there is none, begin.
+    The directory is made if it is not there; its parent must be. ``resume``: go on from the checkpoint; where there is none,
+    begin. ``epochs`` are those that are trained, each as :class:`~featstore.cli.training.Epoch`; ``losses`` those of the first
+    batches.
 
-    Attributes
-    ----------
-    epochs : list of dict
-        The epochs that are trained, each as :class:`~featstore.cli.training.Epoch`; with ``losses``, those of the first batches.
-
-    Raises
-    ------
-    FileExistsError
-        A checkpoint is there, and ``resume`` is False.
-    BusyError
-        Another training uses the directory.
-    CorruptionError, FormatError
-        The checkpoint is damaged, or is none.
-    OSError
-
-    Notes
-    -----
     The file is written under another name, flushed, and renamed: a kill leaves the checkpoint before it, or after it. Every
-    byte is checked when it is read. No pickle.
+    byte is checked when it is read. No pickle. FileExistsError: a checkpoint is there, and ``resume`` is False. BusyError:
+    another training uses the directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str], resume: bool = False) -> None:
@@ -137,26 +116,19 @@ class Checkpoints:
         self._state = None
 
     def save(self, parts: Mapping[str, Any], device: torch.device, epochs: list[dict[str, Any]], losses: list[float]) -> None:
-        """Replace the checkpoint by where the training stands now.
+        """Replace the checkpoint by where the training stands now; after an OSError the one before it stays.
 
-        Raises
-        ------
-        CommittedError
-            It is in place, but a power cut may undo that.
-        OSError
-            The checkpoint before it stays.
+        CommittedError: it is in place, but a power cut may undo that.
         """
         state = {name: part.state_dict() for name, part in parts.items()}
         state |= {"version": VERSION, "recipe": self._recipe, "epochs": epochs, "losses": losses, "rng": torch.get_rng_state()}
         state["device_rng"] = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         tensors: list[torch.Tensor] = []
         record = json.dumps(_packed(state, tensors)).encode()
-        remove_file(f"{self.path}.tmp")  # of a writer that was killed
-        with SectionWriter(self.path, KIND) as writer:
+        with replacing(self.path, KIND) as writer:
             writer.append(np.frombuffer(record, np.uint8))
             for tensor in tensors:
                 writer.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
-            writer.finish(durable=True).close()
 
     def close(self) -> None:
         """Let other trainings use the directory."""

@@ -39,7 +39,6 @@ def add_form(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore convert``."""
     add_form(parser, is_required=True)
     parser.add_argument("--memory", type=memory_size, metavar="SIZE", help="most memory to use: bytes, or a share (5%%)")
 

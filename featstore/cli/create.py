@@ -23,32 +23,16 @@ def _named_path(text: str) -> tuple[str, str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore create``."""
     add_path(parser, "--indptr", metavar="FILE", help="CSC offsets, integer [N+1]; with --indices")
     add_path(parser, "--indices", metavar="FILE", help="in-neighbours, integer [E]")
     add_path(parser, "--edge-index", metavar="FILE", help="instead of those: edges, integer [2, E], sources then destinations")
     parser.add_argument("--num-nodes", type=int, metavar="N", help="with --edge-index: number of nodes")
-    parser.add_argument(
-        "--features", type=_named_path, nargs="+", action="extend", default=[], metavar="NAME=FILE", help="[N, …]"
-    )
-    parser.add_argument(
-        "--node-data",
-        type=_named_path,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=FILE",
-        help="labels, masks, index sets",
-    )
-    parser.add_argument(
-        "--edge-features",
-        type=_named_path,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=FILE",
-        help="[E, …], in the order of --indices or --edge-index",
-    )
+    for name, what in (
+        ("--features", "[N, …]"),
+        ("--node-data", "labels, masks, index sets"),
+        ("--edge-features", "[E, …], in the order of --indices or --edge-index"),
+    ):
+        parser.add_argument(name, type=_named_path, nargs="+", action="extend", default=[], metavar="NAME=FILE", help=what)
     parser.add_argument("--coalesce", action="store_true", help="remove duplicate edges")
     parser.add_argument("--remove-self-loops", action="store_true", help="remove edges from a node to itself")
     parser.add_argument("--to-undirected", action="store_true", help="add the reverse of each edge; removes duplicates")

@@ -18,7 +18,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore infer``."""
     add_making(parser, None, "feature (default: the one that the model was trained on)")
     add_path(parser, "--model", metavar="FILE", required=True, help="file that featstore train --save wrote")
     parser.add_argument("--out", default="h", metavar="NAME", help="name of the new feature (default: h)")

@@ -12,9 +12,9 @@ from featstore.cli.output import print_result
 from featstore.cli.packs import describe_pack, layout_text, may_be_pack, pack_text
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.pack import tablespeed
 from featstore.pack.offline import Pack
-from featstore.pack.tablespeed import kept_tables
-from featstore.plan.copies import kept_copies
+from featstore.plan import copies
 from featstore.storage.drive import kept_speed
 
 __all__ = ["PATH", "add_arguments", "describe", "description", "run"]
@@ -23,12 +23,11 @@ PATH = "directory of the dataset, or of a pack"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore info``."""
     add_opening(parser)
 
 
 def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
-    """Return what a dataset holds."""
+    """Return a dataset's description as plain containers."""
     catalog = graph.snapshot.catalog
     features, edge_features = (
         {
@@ -59,8 +58,8 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
         "disk_bytes": disk,
         "drive": kept_speed(catalog),
-        "copies": kept_copies(catalog),
-        "tables": kept_tables(catalog),
+        "copies": catalog.extra.get(copies.KEY),
+        "tables": catalog.extra.get(tablespeed.KEY),
     }
 
 
@@ -106,7 +105,6 @@ def _each(entry: dict[str, Any], name: str, unit: float = 1e9, form: str = ".2f"
 
 
 def _packs_description(result: dict[str, Any]) -> str:
-    """Return :func:`describe_pack`'s result as text."""
     size = "" if result["batch_size"] is None else f" of {result['batch_size']:,} seeds"
     fanouts = "" if result["fanouts"] is None else f", fan-outs {','.join(map(str, result['fanouts']))}"
     lines = [

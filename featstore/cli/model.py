@@ -11,8 +11,7 @@ import torch
 
 from featstore.cli.sage import GraphSAGE
 from featstore.errors import FormatError
-from featstore.storage.rundir import remove_file
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile, replacing
 
 __all__ = ["ModelSizes", "load_model", "save_model"]
 
@@ -37,32 +36,17 @@ class ModelSizes:
 
 
 def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes) -> None:
-    """Write a model to a file, in place of what is there, and of what a killed writer left beside it.
-
-    Raises
-    ------
-    OSError
-        What was there stays.
-    """
+    """Write a model to a file, in place of what is there, and of what a killed writer left beside it."""
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     record = {"format": 1, "sizes": asdict(sizes), "weights": list(state)}
-    remove_file(f"{os.fspath(path)}.tmp")
-    with SectionWriter(path, KIND) as writer:
+    with replacing(path, KIND) as writer:
         writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
         for tensor in state.values():
             writer.append(tensor.to(torch.float32).reshape(-1).numpy())
-        writer.finish(durable=True).close()
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[GraphSAGE, ModelSizes]:
-    """Read what :func:`save_model` wrote; the model does not train.
-
-    Raises
-    ------
-    FormatError, CorruptionError
-        No model, or a damaged one.
-    FileNotFoundError
-    """
+    """Read what :func:`save_model` wrote; the model does not train. FormatError, CorruptionError: no model, or a damaged one."""
     file = SectionFile(path, KIND)
     try:
         record = json.loads(file[0].tobytes())

@@ -46,7 +46,7 @@ def _drive_full(error: OSError, path: str) -> str:
 
 
 def advice_on_damage(error: BaseException) -> str:
-    """Return what to do about a damaged or missing file of a pack, as the end of a line; nothing where it is no pack's."""
+    """Say what to do about a damaged or missing file of a pack, as the end of a line; nothing where it is no pack's."""
     found = os.fsdecode(getattr(error, "filename", None) or "")
     folders = [found, os.path.dirname(found), os.path.dirname(os.path.dirname(found))]
     path = next((folder for folder in folders if may_be_pack(folder)), None)

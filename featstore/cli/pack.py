@@ -46,7 +46,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore pack``."""
     add_path(parser, "pack", metavar="PACK", help="directory of the pack")
     add_opening(parser)
     add_sampling(parser, max_batches=False)
@@ -95,7 +94,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _packed(options: argparse.Namespace, pack: Pack | None = None, disk: int | None = None) -> Packed:
-    """Return the strategy that runs what is to be packed."""
     return Packed(pack, options.cache, options.policy, options.length, disk)
 
 
@@ -122,12 +120,7 @@ def _pack_dataset(
 ) -> dict[str, Any]:
     """Sample epochs, unless ``--add-layout`` takes the samples that are there, and pack them; return what was made.
 
-    Raises
-    ------
-    FileExistsError
-        Something is there, and neither ``--add-layout`` nor ``--overwrite`` was given.
-    OSError
-        The disk, or ``--disk``, is full, or an estimate says that it cannot suffice; what was there before is as it was.
+    After an OSError (the disk, or ``--disk``, is full, or an estimate says that it cannot suffice) what was there is as it was.
     """
     begin = time.perf_counter()
     estimate: PackEstimate | None = None
@@ -216,7 +209,7 @@ def _pack_dataset(
 
 
 def _seen_damage(g: OutOfCoreGraph, pack: Pack, options: LayoutOptions) -> str | None:
-    """Return what opening a layout finds wrong: its files' sizes, headers, indexes, and whether they are its own."""
+    """Say what opening a layout finds wrong: its files' sizes, headers, indexes, and whether they are its own."""
     try:
         Layout(pack, options, g.reader).close()
     except (CorruptionError, FormatError, FileNotFoundError) as error:
@@ -226,7 +219,6 @@ def _seen_damage(g: OutOfCoreGraph, pack: Pack, options: LayoutOptions) -> str |
 
 
 def _describe_pack(result: dict[str, Any], dataset: str) -> str:
-    """Return as text what was made, and how to train on it."""
     lines = [pack_text(result)]
     for each in result["layouts"]:
         what = "made now" if each["new"] else "was there" if each["damage"] is None else f"DAMAGED: {each['damage']}"

@@ -37,13 +37,7 @@ def may_be_pack(path: str) -> bool:
 
 
 def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
-    """Open a pack, or say how one is made.
-
-    Raises
-    ------
-    ValueError
-        There is none.
-    """
+    """Open a pack; ValueError, which says how one is made, where there is none."""
     try:
         return Pack(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -57,13 +51,7 @@ def pack_bytes(path: str) -> int:
 
 
 def describe_pack(pack: Pack) -> dict[str, Any]:
-    """Return what a pack holds.
-
-    Raises
-    ------
-    CorruptionError, FormatError, FileNotFoundError
-        A record is damaged or missing.
-    """
+    """Return what a pack holds, as plain containers."""
     return {
         "path": pack.path,
         "num_nodes": pack.num_nodes,

@@ -21,7 +21,6 @@ TRAIN = ("train_idx", "train_mask")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore partition``."""
     parser.add_argument("parts", metavar="PARTS", type=positive, nargs="?", help="how many parts; not needed with --array")
     add_opening(parser)
     parser.add_argument("--method", default="fennel", help="fennel (default), ldg, ranges, random, metis, or a registered name")
@@ -89,7 +88,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train_nodes(graph: OutOfCoreGraph, name: str | None) -> torch.Tensor | None:
-    """Return the training nodes, where the dataset has them."""
     if name is None:
         name = next((each for each in TRAIN if each in graph.node_data), None)
         return None if name is None else graph.node_data[name]

@@ -6,8 +6,8 @@ import argparse
 import errno
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 
 import torch
@@ -29,10 +29,9 @@ from featstore.cli.arguments import (
     positive,
     share_or_size,
 )
-from featstore.cli.output import print_result
 from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
-from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy
-from featstore.cli.recording import TracedBatches, record_epoch, seeds_of
+from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
+from featstore.cli.recording import TracedBatches, seeds_of
 from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
@@ -43,7 +42,7 @@ from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, SAMPLE_BYTES, Machine, Workload
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
-from featstore.plan.trace import Trace
+from featstore.plan.trace import Trace, record
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory, runs_directory
@@ -61,7 +60,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore plan``."""
     add_opening(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
@@ -127,8 +125,7 @@ def run(options: argparse.Namespace) -> int:
     for name, why in _EXPLAINING.items():
         if getattr(options, name):
             raise ValueError(f"--{name.replace('_', '-')} goes with --explain: {why}; leave it out")
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_plot(options.plot)
     policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
     for name in policies or []:
         get_policy(name)
@@ -138,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
         row_bytes = store.nbytes // max(1, len(store))
         sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
         with _trace(options, graph, show) as trace, graph.policy_inputs(row_bytes, seed=options.seed) as inputs:
-            with _Countdown(show) as countdown:
+            with _countdown() if show else nullcontext() as on_step:
                 curve = miss_curve(
                     trace,
                     sizes,
@@ -147,22 +144,22 @@ def run(options: argparse.Namespace) -> int:
                     out_degree=lambda: inputs.context.out_degree,
                     seed=options.seed,
                     budget=graph.budget,
-                    on_step=countdown.step,
+                    on_step=on_step,
                 )
-    result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes), "plot": options.plot}
+    result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes)}
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}\n{curve.table(row_bytes)}"
-    if options.plot is not None:
-        draw_miss_curve(curve, options.plot, row_bytes, f"{os.path.basename(graph.path)}, feature {options.feature!r}")
-        text += f"\ndrawn: {options.plot}"
-    print_result(options, result, text)
+
+    def draw(name: str) -> None:
+        draw_miss_curve(curve, options.plot, row_bytes, f"{name}, feature {options.feature!r}")
+
+    print_drawn(options, result, text, draw)
     return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
     if options.policies is not None:
         raise ValueError("--policies goes with --simulate")
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph:
         store = feature_of(options, graph)
@@ -209,15 +206,12 @@ def _explain(options: argparse.Namespace) -> int:
             choices = [_choice(options, graph, each, machine) for each in workloads]
             if options.device_cache == "auto":
                 choices = [replace(each, note=SIZED_LATER) for each in choices]
-    listed = [each.to_dict() for each in choices]
-    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
+    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": [each.to_dict() for each in choices]}
     unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
     text += "\n\n".join(each.table() for each in choices)
-    if options.plot is not None:
-        draw_estimates(choices, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, feature {options.feature!r}")
-        text += f"\ndrawn: {options.plot}"
-    print_result(options, result, text)
+    title = f"feature {options.feature!r}"
+    print_drawn(options, result, text, lambda name: draw_estimates(choices, options.plot, f"{name}, {title}"))
     return 0
 
 
@@ -258,8 +252,7 @@ def _redundancy(options: argparse.Namespace) -> int:
         raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy: {why}; leave it out")
     if options.all and options.max_batches is not None:
         raise ValueError("--all and --max-batches: leave one out")
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
         samplers = {
@@ -289,14 +282,10 @@ def _redundancy(options: argparse.Namespace) -> int:
         )
     fanouts = ",".join(map(str, options.fanouts))
     result = {"path": os.fspath(options.path), "fanouts": options.fanouts, "seed": options.seed, **found.to_dict()}
-    result["plot"] = options.plot
     text = f"{options.path}: fan-outs {fanouts}\n{found.table()}"
     if found.n_counted < found.n_batches:
         text += "\n--all counts every batch"
-    if options.plot is not None:
-        draw_redundancy(found, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, fan-outs {fanouts}")
-        text += f"\ndrawn: {options.plot}"
-    print_result(options, result, text)
+    print_drawn(options, result, text, lambda name: draw_redundancy(found, options.plot, f"{name}, fan-outs {fanouts}"))
     return 0
 
 
@@ -325,15 +314,14 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
                 path = runs.file("trace")
             elif os.path.exists(path):
                 raise FileExistsError(errno.EEXIST, "a file is there already; use it with --trace, or remove it", path)
-            trace = record_epoch(
-                graph,
-                make_sampler(graph, options),
-                make_batches(graph, options, seeds_of(graph, options.labels, options.seeds)),
-                path,
-                max_batches=options.max_batches,
-                disk=DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path),
-                progress=show,
-            )
+            disk = DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path)
+            sampler = make_sampler(graph, options)
+            batches = make_batches(graph, options, seeds_of(graph, options.labels, options.seeds))
+            with graph.budget.reserve("loader order", batches.nbytes):
+                order = batches.epoch(0)
+                numbers = range(len(order))[: options.max_batches]
+                bar = make_bar(numbers, desc="sampling", unit="batch", leave=False, disable=not show)
+                trace = record(sampler, (order.seeds(index) for index in bar), graph.num_nodes, path, disk=disk)
             stack.callback(trace.close)
         yield trace
 
@@ -348,26 +336,19 @@ _EXPLAINING = {
 }
 
 
-class _Countdown:
-    """A bar over simulations that says how much time is left; nothing where it is not shown."""
+@contextmanager
+def _countdown() -> Iterator[Callable[[Step], None]]:
+    """Yield what shows simulations as a bar that says how much time is left."""
+    form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
+    with ExitStack() as stack:
+        bar: tqdm[int] | None = None
 
-    def __init__(self, show: bool) -> None:
-        self._show = show
-        self._bar: tqdm[int] | None = None
+        def show(step: Step) -> None:
+            nonlocal bar
+            if bar is None:
+                bar = stack.enter_context(make_bar(total=step.total, desc="simulating", bar_format=form, leave=False))
+            bar.n = step.done
+            left = "" if step.left_s is None else f", about {Bar.format_interval(step.left_s)} left"
+            bar.set_postfix_str(f"{step.policy}, {step.capacity:,} rows{left}")
 
-    def step(self, step: Step) -> None:
-        if not self._show:
-            return
-        if self._bar is None:
-            form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
-            self._bar = make_bar(total=step.total, desc="simulating", bar_format=form, leave=False)
-        self._bar.n = step.done
-        left = "" if step.left_s is None else f", about {Bar.format_interval(step.left_s)} left"
-        self._bar.set_postfix_str(f"{step.policy}, {step.capacity:,} rows{left}")
-
-    def __enter__(self) -> _Countdown:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        yield show

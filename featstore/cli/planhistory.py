@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from featstore.cli.arguments import Given, feature_of, make_batches, make_sampler, open_graph, positive, typed
-from featstore.cli.output import print_result
-from featstore.cli.plots import check_plot, draw_split
+from featstore.cli.plots import check_plot, draw_split, print_drawn
 from featstore.cli.recording import seeds_of
 from featstore.config import format_size
 from featstore.load.history import History
@@ -69,22 +68,14 @@ def check_unused(options: argparse.Namespace) -> None:
 
 
 def plan_history(options: argparse.Namespace) -> int:
-    """Let a loader divide its memory as for training, without training; print and draw the scan.
-
-    Raises
-    ------
-    ValueError
-        An option does not go with it; the memory is too short to judge.
-    OptionError, MissingExtraError, BudgetError, CorruptionError, OSError
-    """
+    """Let a loader divide its memory as for training, without training; print and draw the scan."""
     given = getattr(options, "given", ())
     for name in _OTHERS:
         if name in given or (name != "sizes" and getattr(options, name)):
             raise ValueError(
                 f"--{name.replace('_', '-')} does not go with --history, which counts an epoch whole, in the memory of --memory"
             )
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_plot(options.plot)
     with open_graph(options.path, options) as graph:
         feature_of(options, graph)
         sampler = make_sampler(graph, options)
@@ -100,7 +91,7 @@ def plan_history(options: argparse.Namespace) -> int:
     split = Split.from_dict(found)
     result = {"path": os.fspath(options.path), "feature": options.feature, "strategy": options.strategy, "memory": memory}
     result |= {"dim": options.hidden, "staleness": options.staleness, "node_bytes": node_bytes, "split": found}
-    result |= {"seconds": stats["seconds"]["split"], "plot": options.plot}
+    result["seconds"] = stats["seconds"]["split"]
     text = (
         f"{options.path}: feature {options.feature!r}, embeddings of {format_size(node_bytes)} for {options.staleness} steps, "
         f"strategy {options.strategy}\n"
@@ -108,9 +99,6 @@ def plan_history(options: argparse.Namespace) -> int:
         f"an edge sampled counted as {split.beta:.3g}\n{split.table()}\n"
         f"taken: {split.alpha:.0%} for {found['nodes']:,} embeddings"
     )
-    if options.plot is not None:
-        name = os.path.basename(os.path.abspath(options.path))
-        draw_split(split, options.plot, f"{name}, feature {options.feature!r}, strategy {options.strategy}")
-        text += f"\ndrawn: {options.plot}"
-    print_result(options, result, text)
+    title = f"feature {options.feature!r}, strategy {options.strategy}"
+    print_drawn(options, result, text, lambda name: draw_split(split, options.plot, f"{name}, {title}"))
     return 0

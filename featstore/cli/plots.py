@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.errors import MissingExtraError
 from featstore.plan.choice import Choice
@@ -19,7 +21,7 @@ from featstore.plan.savedio import Split
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy", "draw_split"]
+__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy", "draw_split", "print_drawn"]
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 MARKERS = "osD^vP<>Xh"
@@ -27,18 +29,14 @@ STYLES = {"static": "--", "online": "-", "planned": "-"}
 LEAST_TICK_GAP = 0.12  # of the axis: labels closer than that would overlap
 
 
-def check_plot(path: str | os.PathLike[str]) -> None:
-    """Make sure, before any work, that a picture can be written to ``path``.
+def check_plot(path: str | os.PathLike[str] | None) -> None:
+    """Make sure, before any work, that a picture can be written to ``path``, if one is asked for.
 
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    ValueError
-        The name's ending is no format that matplotlib writes.
-    OSError
-        The folder is not there, or is none that may be written to.
+    MissingExtraError: matplotlib is not installed. ValueError: it writes no such format. OSError: the folder is not there, or
+    may not be written to.
     """
+    if path is None:
+        return
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -55,6 +53,14 @@ def check_plot(path: str | os.PathLike[str]) -> None:
         raise PermissionError(errno.EACCES, f"the plot {name!r} cannot be written", folder)
 
 
+def print_drawn(options: argparse.Namespace, result: dict[str, Any], text: str, draw: Callable[[str], None]) -> None:
+    """Draw ``--plot`` where it is asked for, under a title that begins with the dataset's name, and print the result."""
+    if options.plot is not None:
+        draw(os.path.basename(os.path.abspath(options.path)))
+        text += f"\ndrawn: {options.plot}"
+    print_result(options, {**result, "plot": options.plot}, text)
+
+
 def _short(number: float) -> str:
     """Return a count as a reader wants it on an axis: 950, 12.5 k, 1.76 M."""
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -64,18 +70,7 @@ def _short(number: float) -> str:
 
 
 def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: int, title: str = "") -> None:
-    """Draw rows loaded against cache size, a line a policy, and write the picture.
-
-    Parameters
-    ----------
-    curve : MissCurve
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    row_bytes : int
-        Bytes of a row, for the memory that a cache takes.
-    title : str
-        What was recorded.
-    """
+    """Draw rows loaded against cache size, a line a policy, and write the picture to ``path``, whose ending says the format."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -123,18 +118,7 @@ def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: i
 def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], title: str = "") -> None:
     """Draw seconds for all epochs, and bytes moved in one, against the memory of the host tier: a line a strategy.
 
-    Parameters
-    ----------
-    choices : sequence of Choice
-        One a budget; of the same workload.
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    title : str
-        What was looked at.
-
-    Notes
-    -----
-    What cannot be taken, such as a packed layout without a pack, is drawn in dashes.
+    ``choices`` are of the same workload, one a size. What cannot be taken, such as a layout without a pack, is drawn in dashes.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -194,16 +178,7 @@ def _label_sizes(axes: Axes, shares: Any, curve: MissCurve, row_bytes: int) -> N
 
 
 def draw_redundancy(found: Redundancy, path: str | os.PathLike[str], title: str = "") -> None:
-    """Draw rows requested a seed, a group of bars for each way of making batches, a bar a sampler.
-
-    Parameters
-    ----------
-    found : Redundancy
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    title : str
-        What was counted.
-    """
+    """Draw rows requested a seed, a group of bars for each way of making batches, a bar a sampler."""
     from matplotlib.figure import Figure
 
     labels, samplers = (list(dict.fromkeys(getattr(way, name) for way in found.ways)) for name in ("label", "sampler"))
@@ -232,17 +207,7 @@ def draw_redundancy(found: Redundancy, path: str | os.PathLike[str], title: str 
 def draw_split(split: Split, path: str | os.PathLike[str], title: str = "") -> None:
     """Draw reads saved an epoch against the embeddings' share of the memory, and mark the share that is taken.
 
-    Parameters
-    ----------
-    split : Split
-    path : path-like
-        Checked by :func:`check_plot`; the name's ending says the format.
-    title : str
-        What was counted.
-
-    References
-    ----------
-    Sheng et al.: OUTRE, VLDB 2024, figure 5, whose red lines are the sum.
+    See Sheng et al.: OUTRE, VLDB 2024, figure 5, whose red lines are the sum.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter

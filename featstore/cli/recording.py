@@ -1,4 +1,4 @@
-"""Recording what training would ask for: a trace of one epoch, without reading a feature."""
+"""The seeds that training would begin with, and the batches of a recorded trace."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from featstore.cli.splits import no_seeds, split_seeds
-from featstore.graph.progress import make_bar
-from featstore.plan.trace import Trace, record
-from featstore.sampling.batch import Sampler
-from featstore.sampling.batches import Batches, check_seeds
+from featstore.sampling.batches import check_seeds
 from featstore.sampling.drawn import EpochBatches, SampledBatches
-from featstore.storage.rundir import DiskBudget
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["TracedBatches", "record_epoch", "seeds_of"]
+__all__ = ["TracedBatches", "seeds_of"]
 
 
 class TracedBatches(SampledBatches):
-    """The batches of a trace, as far as strategies ask of them before a run: how many, and how large.
-
-    Parameters
-    ----------
-    n_batches, n_rows : int
-        Of an epoch; rows of one.
-    batch_size : int
-        Seeds of one.
-    """
+    """The batches of a trace, as far as strategies ask of them before a run: how many, and how large."""
 
     together = 1
 
@@ -49,20 +37,10 @@ class TracedBatches(SampledBatches):
 
 
 def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.Tensor:
-    """Return the nodes that training would begin its batches with.
+    """Return the nodes that training would begin its batches with; ValueError, which says what to do, where there are none.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    labels : str
-        Node data with labels; nodes that have none are left out (:func:`split_seeds`).
-    name : str, optional
-        Other node data with the seeds themselves, ids or a mask, whatever their labels.
-
-    Raises
-    ------
-    ValueError
-        There are none; says what there is, and what to do.
+    Nodes without a label are left out (:func:`split_seeds`). ``name`` is other node data with the seeds themselves, ids or a
+    mask, whatever their labels.
     """
     there = f"it has {sorted(g.node_data)}"
     if name is not None:
@@ -75,40 +53,3 @@ def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.T
     if seeds is None or not len(seeds):
         raise ValueError(f"{no_seeds(seeds, g.node_data)}. Name other nodes with --seeds")
     return check_seeds(seeds, g.num_nodes)
-
-
-def record_epoch(
-    g: OutOfCoreGraph,
-    sampler: Sampler,
-    batches: Batches,
-    path: str,
-    *,
-    max_batches: int | None = None,
-    disk: DiskBudget | None = None,
-    progress: bool = False,
-) -> Trace:
-    """Sample the first epoch as a :class:`~featstore.Loader` of these batches would, and write its rows to a trace file.
-
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    sampler : Sampler
-    batches : Batches
-    path : str
-        The file to make.
-    max_batches : int, optional
-        Record so many batches at most.
-    disk : DiskBudget, optional
-    progress : bool
-        Show a bar on stderr.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written, or is there already.
-    """
-    with g.budget.reserve("loader order", batches.nbytes):
-        order = batches.epoch(0)
-        numbers = range(len(order) if max_batches is None else min(len(order), max_batches))
-        shown = make_bar(numbers, desc="sampling", unit="batch", leave=False) if progress else numbers
-        return record(sampler, (order.seeds(index) for index in shown), g.num_nodes, path, disk=disk)

@@ -15,19 +15,7 @@ from featstore.errors import CorruptionError, FeatstoreError
 
 __all__ = ["command_parser", "run"]
 
-_MODULES: dict[str, Any] = {
-    "create": create,
-    "info": info,
-    "verify": verify,
-    "convert": convert,
-    "partition": partition,
-    "plan": plan,
-    "pack": pack,
-    "train": train,
-    "aggregate": aggregate,
-    "infer": infer,
-    "bench": bench,
-}
+_MODULES: tuple[Any, ...] = (create, info, verify, convert, partition, plan, pack, train, aggregate, infer, bench)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,8 +49,7 @@ def command_parser(arguments: Sequence[str] = ()) -> Parser:
     """Return the parser of all commands, of which ``shtab`` makes completions; with the options of a plug-in that is named."""
     parser = make_parser()
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, module in _MODULES.items():
-        text = COMMANDS[name]
+    for (name, text), module in zip(COMMANDS.items(), _MODULES, strict=True):
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         add_path(made, "path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"))
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")

@@ -23,9 +23,8 @@ def mean_of_neighbors(h: torch.Tensor, block: Block) -> torch.Tensor:
 def mean_over_edges(rows: torch.Tensor, block: Block) -> torch.Tensor:
     """Return the mean of each destination's edges, of one row an edge, shape (n_dst, d); zero where it has none.
 
-    Of a block with weights, the weighted mean: the sum of the weights estimates the number of all neighbours.
-
-    ``index_select`` and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
+    Of a block with weights, the weighted mean: the sum of the weights estimates the number of all neighbours. ``index_select``
+    and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
     """
     if block.weight is not None:
         weight = block.weight.to(rows.dtype)
@@ -75,20 +74,8 @@ class SageLayer(torch.nn.Module):
 
 
 class GraphSAGE(torch.nn.Module):
-    """A layer a block, with layer normalisation, ReLU and dropout between them.
+    """A layer a block, with layer normalisation, ReLU and dropout between them; ``n_edge`` numbers a row of the edges, or 0.
 
-    Parameters
-    ----------
-    n_in, hidden, n_out : int
-        Width of the features, of the layers between, and number of classes.
-    n_layers : int
-        As many as the sampler has fan-outs.
-    dropout : float
-    n_edge : int
-        Numbers a row of the edges; 0: edges have none.
-
-    References
-    ----------
     Hamilton, Ying, Leskovec: Inductive Representation Learning on Large Graphs. NeurIPS 2017. With features of edges beside the
     neighbours', as in Lo et al.: E-GraphSAGE. NOMS 2022.
     """

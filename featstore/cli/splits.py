@@ -28,21 +28,15 @@ MOST_CLASSES = 100_000  # ids beyond are numbers of something else, and the mode
 def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
     """Return the labelled nodes of a split, from the first of its names in :data:`SPLITS`; None where there is none of them.
 
-    A node has no label where all entries of its row are NaN, or negative in labels that are whole numbers.
-
-    Raises
-    ------
-    ValueError
-        Labels without an entry for each node; seeds that are not one-dimensional, or repeat; a mask of another length.
-    TypeError, IndexError
-        Seeds that are no integers, or no nodes.
+    A node has no label where all entries of its row are NaN, or negative in labels that are whole numbers. Errors are those of
+    :func:`~featstore.sampling.batches.check_seeds`, and ValueError for labels without an entry for each node.
     """
     ids = _split_nodes(g, split)
     return None if ids is None else ids[_is_labelled(_labels_of(g, labels)[ids])]
 
 
 def unlabelled(g: OutOfCoreGraph, labels: str) -> dict[str, tuple[int, int]]:
-    """Return how many nodes of each split :func:`split_seeds` leaves out, and of how many; only splits where it does."""
+    """Count the nodes of each split that :func:`split_seeds` leaves out, and of how many; only splits where it does."""
     counts = {}
     for split in SPLITS:
         ids, seeds = _split_nodes(g, split), split_seeds(g, split, labels)
@@ -67,7 +61,7 @@ def _labels_of(g: OutOfCoreGraph | PackedGraph, name: str) -> torch.Tensor:
 
 
 def _is_labelled(y: torch.Tensor) -> torch.Tensor:
-    """Return which rows have a label, shape (n,)."""
+    """Mark the rows that have a label, shape (n,)."""
     rows = y.flatten(1) if y.ndim > 1 else y[:, None]
     known = ~rows.isnan()
     if not rows.is_floating_point() or bool((rows == rows.floor())[known].all()):
@@ -78,10 +72,7 @@ def _is_labelled(y: torch.Tensor) -> torch.Tensor:
 def count_classes(g: OutOfCoreGraph | PackedGraph, labels: str) -> int:
     """Return how many classes a model has: one more than the largest class id among a graph's labels.
 
-    Raises
-    ------
-    ValueError
-        Not one number a node; numbers that are not whole; ids beyond :data:`MOST_CLASSES`.
+    ValueError: not one number a node; numbers that are not whole; ids beyond :data:`MOST_CLASSES`.
     """
     y = _labels_of(g, labels)
     what, own = f"labels: {labels!r}", "for other tasks write a loop over featstore.Loader, which delivers any labels"
@@ -118,7 +109,7 @@ def unknown_splits(names: Iterable[str]) -> list[str]:
 
 
 def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
-    """Return what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
+    """Say what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
     if seeds is None:
         return f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(there)}"
     return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"

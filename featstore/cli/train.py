@@ -46,6 +46,8 @@ from featstore.load.history import History
 from featstore.load.threads import STAGES
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
+from featstore.sampling.batches import Batches
+from featstore.sampling.partitionbatches import PartitionBatches
 from featstore.strategies.devicecache import DeviceCache, device_rows
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
@@ -203,7 +205,6 @@ def _batches_ahead(text: str) -> int | str:
 
 
 def _stage_threads(text: str) -> dict[str, int]:
-    """Return the threads of each stage that is named."""
     found: dict[str, int] = {}
     for part in text.split(","):
         stage, _, number = part.partition("=")
@@ -233,12 +234,8 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
 def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *, quiet: bool = False) -> TrainResult:
     """Open a dataset, or a pack in its place, and train on it as :func:`add_arguments`'s options say.
 
-    Prints a line an epoch unless ``quiet``.
-
-    Notes
-    -----
-    Makes torch use deterministic algorithms, so that losses are the same, bit for bit, whatever the cache and the strategy, and
-    with the dataset of a pack or without.
+    Prints a line an epoch unless ``quiet``. Makes torch use deterministic algorithms, so that losses are the same, bit for bit,
+    whatever the cache and the strategy, and with the dataset of a pack or without.
     """
     is_alone = is_pack(path)
     if is_alone:
@@ -281,7 +278,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             epochs=options.epochs,
             batch_size=options.batch_size,
             seed=options.seed,
-            batches=None if isinstance(graph, PackedGraph) else partial(make_batches, graph, options),
+            batches=None if isinstance(graph, PackedGraph) else partial(_make_batches, graph, options),
             max_batches=options.max_batches,
             progress=is_seen() and not quiet,
             on_epoch=None if quiet else _say,
@@ -317,8 +314,15 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
     return pack
 
 
+def _make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
+    """Make the batches of seeds, and print a line about the macro-batches that were chosen."""
+    batches = make_batches(graph, options, seeds)
+    if isinstance(batches, PartitionBatches) and options.macro is None:
+        print(f"featstore: --macro {batches.macro}: {batches.macro_reason}", file=sys.stderr, flush=True)
+    return batches
+
+
 def _say_resumed(checkpoints: Checkpoints, options: argparse.Namespace) -> None:
-    """Print a line about where ``--resume`` goes on."""
     if options.resume:
         done = len(checkpoints.epochs)
         text = f"going on after {done} of {max(done, options.epochs)} epochs" if done else "no epoch is trained yet"

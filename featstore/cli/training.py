@@ -147,53 +147,41 @@ def train(
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-        With features (float, one row of numbers a node), class ids as labels, and node data ``train_idx`` (ids) or
-        ``train_mask``; likewise ``val`` (or ``valid``) and ``test``, which may be missing: :data:`SPLITS`. A pack in place of its
-        dataset trains in its own batches, with the labels that it carries; accuracy is not measured, for which nodes would have
-        to be sampled.
+        With features (float, one row of numbers a node), class ids as labels, and node data of splits (:data:`SPLITS`), of
+        which ``val`` and ``test`` may be missing. A pack in place of its dataset trains in its own batches, with the labels
+        that it carries; accuracy is not measured, for which nodes would have to be sampled.
     sampler : Sampler or None
-        None with a PackedGraph.
-    n_layers : int
-        Hops of the sampler.
+        Of ``n_layers`` hops; None with a PackedGraph.
     feature, labels : str
-        Labels are class ids from 0, one a node, shape (n,) or (n, 1), integers or whole floats; negative or NaN: the node has
-        none, and is left out.
+        Labels are class ids from 0, one a node; a node whose label is negative or NaN is left out.
     edge_features : sequence of str
-        Features of edges whose means the layers take in, too, each flattened to one row of numbers an edge. The sampler numbers
-        its edges (``edges=True``).
-    hidden, dropout, lr, epochs, batch_size : number
-        Adam; one batch of the loader a step.
-    seed : int
-        Of weights, dropout and the order of the seeds.
+        Features of edges whose means the layers take in, too. The sampler numbers its edges (``edges=True``).
+    hidden, dropout, lr, epochs, batch_size, seed : number
+        Adam; one batch of the loader a step; the seed of weights, dropout and the order of the seeds.
     batches : callable, optional
-        Given the training seeds, returns their batches; by default random ones of ``batch_size``, their order given by ``seed``.
-        Accuracy is measured in batches of ``batch_size`` all the same. Not asked with a pack, which has batches of its own.
-    max_batches : int, optional
-        Stop an epoch after so many batches.
-    max_seconds : float, optional
-        Stop training after so long: the epoch under way is cut short, evaluated, and the last one.
+        Given the training seeds, returns their batches; by default random ones of ``batch_size``, in which accuracy is
+        measured all the same. Not asked with a pack.
+    max_batches, max_seconds : number, optional
+        Stop an epoch after so many batches; training after so long: the epoch under way is evaluated, and the last one.
     held_out : sequence of str
         Splits that accuracy is measured on after every epoch, of ``"val"`` and ``"test"``.
     progress : bool, optional
-        Show bars on stderr: batches done of how many, their rate, the time left; by default on a terminal and in a notebook.
+        Show bars on stderr; by default on a terminal and in a notebook.
     on_epoch : callable, optional
         Called with every :class:`Epoch` when it is done.
     loader_options : mapping, optional
-        Further arguments of the training :class:`~featstore.Loader` (``strategy``, ``prefetch``, ``memory``, ``history`` …);
-        the model is on its ``device``.
+        Further arguments of the training :class:`~featstore.Loader`; the model is on its ``device``.
     save : path-like, optional
         Write the trained model to this file, which :func:`~featstore.cli.model.load_model` reads.
     checkpoints : Checkpoints, optional
-        Written to after every whole epoch. Where it has one already, training goes on from there, up to ``epochs`` in all, as if
-        it had not been interrupted: losses, accuracies and weights are the same, bit for bit.
+        Written to after every whole epoch. Training goes on from one that is there, up to ``epochs`` in all, as if it had not
+        been interrupted: losses, accuracies and weights are the same, bit for bit.
 
     Raises
     ------
     ValueError
         No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label; a
-        checkpoint of another training.
-    BudgetError, CorruptionError, OSError
-        From loading.
+        checkpoint of another training. Errors of loading pass through.
 
     Notes
     -----
@@ -355,8 +343,8 @@ def beside_estimate(result: TrainResult) -> str:
 def stage_table(stats: Mapping[str, Any]) -> str:
     """Return two tables as text: seconds by stage, and rows, bytes and share by tier.
 
-    Stages have the names of the breakdown of training time in Ginex (VLDB 2022), figure 14: inspect, switch, data preparation,
-    cache update, transfer, compute. They overlap, so the seconds that the loop lost are those of "loop waited for a batch".
+    Stages have the names of Ginex (VLDB 2022), figure 14: inspect, switch, data preparation, cache update, transfer, compute.
+    They overlap, so the seconds that the loop lost are those of "loop waited for a batch".
     """
     seconds = stats["seconds"]
     looks_ahead = "plan" in seconds

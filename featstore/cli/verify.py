@@ -22,7 +22,6 @@ PATH = "directory of the dataset, or of a pack"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``featstore verify``."""
     del parser  # the path is all
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from featstore.graph.passes import Rows
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 
-__all__ = ["WholeBlock", "whole_blocks"]
+__all__ = ["whole_blocks"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -24,39 +23,14 @@ _EDGE_BYTES: Final = 80  # of an edge of a block: its ends, their positions, and
 _NODE_BYTES: Final = 64
 
 
-@dataclass(frozen=True)
-class WholeBlock:
-    """Nodes ``first … stop - 1``, all their in-edges, and the rows of the sources, as stored: uint8 array (n_src, row_bytes)."""
-
-    first: int
-    stop: int
-    block: Block
-    rows: npt.NDArray[np.uint8]
-
-
 def whole_blocks(
     topology: Topology, rows: Rows, item: int, first: int, budget: Budget, memory: int, holder: str
-) -> Iterator[WholeBlock]:
-    """Yield blocks of consecutive nodes from ``first`` on that fit the memory.
+) -> Iterator[tuple[int, Block, npt.NDArray[np.uint8]]]:
+    """Yield blocks of consecutive nodes from ``first`` on that fit ``memory`` bytes, which ``holder`` holds meanwhile.
 
-    Parameters
-    ----------
-    topology : Topology
-    rows : Rows
-    item : int
-        Bytes of a number as the layer gets it. A row an edge of these is counted, too, as layers commonly make them.
-    first : int
-    budget : Budget
-        Counts a block while it is used, as ``holder``.
-    memory : int
-        Bytes.
-    holder : str
-
-    Raises
-    ------
-    BudgetError
-        A node with all its in-neighbours does not fit.
-    CorruptionError, OSError, ClosedError
+    Of each block: its first node, all in-edges of its nodes, and the sources' rows as stored, shape (n_src, row_bytes). ``item``:
+    bytes of a number as the layer gets it. A row an edge of these is counted, too, as layers commonly make them. BudgetError: a
+    node with all its in-neighbours does not fit.
     """
     row_bytes, n = rows.file.row_bytes, topology.num_nodes
     given = row_bytes + item * rows.width
@@ -73,11 +47,11 @@ def whole_blocks(
                 needed,
             )
         with budget.reserve(holder, int(cost[fit - 1])):
-            yield _block(topology, rows, first, first + fit)
+            yield first, *_block(topology, rows, first, first + fit)
         first += fit
 
 
-def _block(topology: Topology, rows: Rows, first: int, stop: int) -> WholeBlock:
+def _block(topology: Topology, rows: Rows, first: int, stop: int) -> tuple[Block, npt.NDArray[np.uint8]]:
     n_dst = stop - first
     starts, degrees = topology.offsets(np.arange(first, stop))
     ends = np.cumsum(degrees)
@@ -95,4 +69,4 @@ def _block(topology: Topology, rows: Rows, first: int, stop: int) -> WholeBlock:
     rows.file.read(first, n_dst, out[:n_dst])
     if len(others):
         rows.file.gather(others, out[n_dst:])
-    return WholeBlock(first, stop, Block(torch.from_numpy(src), torch.from_numpy(dst), len(out), n_dst), out)
+    return Block(torch.from_numpy(src), torch.from_numpy(dst), len(out), n_dst), out

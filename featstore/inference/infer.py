@@ -34,16 +34,10 @@ HOLDER: Final = "inference"  # in the budget's report
 
 @dataclass
 class LayerCosts:
-    """What a layer came to.
+    """What a layer came to: the passes of one that aggregates, the blocks of one of another kind, and seconds.
 
-    Parameters
-    ----------
-    passes : PassCosts
-        Of a layer that aggregates.
-    blocks : int
-        Of a layer of another kind.
-    apply_s, write_s, total_s : float
-        Seconds: in the layer's own code, copying rows to be written and waiting for earlier ones, and altogether.
+    ``apply_s`` in the layer's own code, ``write_s`` copying rows to be written and waiting for earlier ones, ``total_s``
+    altogether.
     """
 
     passes: PassCosts = field(default_factory=PassCosts)
@@ -72,28 +66,28 @@ def infer(
     ----------
     g : OutOfCoreGraph
     layers : sequence of Aggregate or callable
-        The model's layers, in order. An :class:`~featstore.Aggregate` says what it aggregates, and runs in blockwise passes. Any
-        other is called as in a training loop, ``layer(h, block)``: ``h`` has the rows of the block's sources, shape (n_src, …),
-        the first ``n_dst`` of them the destinations', and the layer returns the destinations', shape (n_dst, …). Put what
-        follows a layer, such as its activation, into it; call ``model.eval()`` before.
+        The model's layers, in order. An :class:`~featstore.Aggregate` says what it aggregates, and runs in blockwise passes.
+        Any other is called as in a training loop, ``layer(h, block)``: ``h`` has the rows of the block's sources, shape
+        (n_src, …), the first ``n_dst`` of them the destinations', and the layer returns the destinations', shape (n_dst, …).
+        Put what follows a layer, such as its activation, into it; call ``model.eval()`` before.
     features : str
         The feature that the first layer gets.
     out : str
         Name of the new feature, the last layer's output.
     dtype : torch.dtype or str, optional
-        Of the rows that layers get: float64 for a float64 feature, else float32. What layers return is stored in its own dtype.
+        Of the rows that layers get: float64 for a float64 feature, else float32. Outputs are stored in their own dtype.
     device : str or torch.device
         Where layers' own code runs; rows are aggregated on the CPU.
     overwrite : bool
         Replace a feature of that name.
     memory : int or str, optional
-        Most bytes to hold, within the graph's budget; by default nearly all that it has left. What layers allocate themselves is
-        not counted.
+        Most bytes to hold, within the graph's budget; by default nearly all that it has left. What layers allocate is not
+        counted.
     resume : str, optional
-        A name for this model: what a call with it leaves when it is interrupted, the next call with the same name goes on with.
-        The caller vouches that the layers compute the same; give another name after every change of code or of a value that
-        layers refer to. Compared are the files of the adjacency and the feature, the number and forms of the layers, ``dtype``,
-        weights and train/eval modes of modules. By default every call starts over, and keeps nothing.
+        A name for this model: what a call with it leaves when it is interrupted, the next call with the same name goes on
+        with. The caller vouches that the layers compute the same; give another name after every change of code or of a value
+        that layers refer to. Compared are the files of the adjacency and the feature, the number and forms of the layers,
+        ``dtype``, weights and train/eval modes of modules. By default every call starts over, and keeps nothing.
     progress : bool
         Show progress bars, with the time left, on a terminal and in a notebook.
 
@@ -122,9 +116,9 @@ def infer(
     Exceptions of layers pass through. The result is committed in one step. A layer's output lies in the dataset's folder until
     the next layer is done. With ``resume`` it stays there after a kill, Ctrl-C or an exception of a layer.
 
-    An :class:`~featstore.Aggregate` reads the rows that it aggregates once a block of nodes, whose sums fit the memory: as few
-    passes as fit sums, lists and 48 bytes a node. Its sums are made in ascending order of the neighbours, in float32 for float32
-    rows: in the same order as ``index_add_`` over a block's edges. Any other layer reads the distinct sources of each block.
+    An :class:`~featstore.Aggregate` reads its rows once a block of nodes, whose sums fit the memory with 48 bytes a node. Sums
+    are made in ascending order of the neighbours, in float32 for float32 rows: in the same order as ``index_add_`` over a
+    block's edges. Any other layer reads the distinct sources of each block.
 
     Examples
     --------
@@ -198,7 +192,6 @@ class _Run:
         self.costs: list[LayerCosts] = []
 
     def layer(self, number: int, n_layers: int, layer: Layer, features: str) -> None:
-        """Run a layer, or what of it is not done."""
         making, step = self._making, 2 * number + 1
         if making.is_done(step):
             return
@@ -279,11 +272,10 @@ class _Run:
         item = self._dtype.itemsize
         with g.budget.reserve(HOLDER, room.held), output:
             output.expect(g.num_nodes - output.first)
-            for each in whole_blocks(g.topology, source, item, output.first, g.budget, room.passes, HOLDER):
-                h = self._as_given(each.rows, source, shape)
-                block = each.block.map(lambda tensor: tensor.to(self._device))
-                output.write(each.first, each.stop, self._timed(layer, costs, h, block))
-                output.passed(each.stop - each.first)
+            for first, block, rows in whole_blocks(g.topology, source, item, output.first, g.budget, room.passes, HOLDER):
+                h, n = self._as_given(rows, source, shape), block.n_dst
+                output.write(first, first + n, self._timed(layer, costs, h, block.map(lambda tensor: tensor.to(self._device))))
+                output.passed(n)
                 costs.blocks += 1
 
     # -- rows --------------------------------------------------------------------------------------------------------------------
@@ -306,7 +298,6 @@ class _Run:
             yield low, low + len(found), self._as_given(found, source, shape)
 
     def _as_given(self, stored: Any, source: Rows, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return stored rows as layers get them."""
         rows = torch.from_numpy(stored.reshape(-1)).view(source.dtype).reshape(len(stored), *shape)
         return rows.to(self._dtype).to(self._device)
 
@@ -336,19 +327,15 @@ class _Output:
 
     @property
     def first(self) -> int:
-        """The first node whose row is not there."""
         return 0 if self._writer is None else self._writer.n_rows
 
     def expect(self, total: int) -> None:
-        """Show progress towards ``total``, which :meth:`passed` counts."""
         self._bar = self._stack.enter_context(Progress(self._label, total, self._shows))
 
     def passed(self, n: int) -> None:
-        """Count ``n`` more as done."""
         self._bar.add(n)
 
     def write(self, first: int, stop: int, rows: Any) -> None:
-        """Append the rows that a layer returned for nodes ``first … stop - 1``."""
         begin = time.perf_counter()
         name = f"layer {self._number}"
         if not isinstance(rows, torch.Tensor):

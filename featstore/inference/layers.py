@@ -81,7 +81,7 @@ def _named(value: Any) -> str:
 
 
 def _is_pygs(value: Any) -> bool:
-    """Return whether a layer is PyG's own, which is called with ``edge_index``; a user's subclass may take a block."""
+    """Whether a layer is PyG's own, which is called with ``edge_index``; a user's subclass may take a block."""
     return type(value).__module__.startswith(("torch_geometric.nn.conv.", "torch_geometric.nn.models."))
 
 
@@ -92,12 +92,12 @@ def _advice(value: Any) -> str:
 
 
 def forms_of(layers: Iterable[Layer]) -> list[Any]:
-    """Return how each layer is run: what its steps are, apart from the code in it."""
+    """Return how each layer is run: its steps, apart from the code in it."""
     return [[each.op, each.before is not None, each.needs_self] if isinstance(each, Aggregate) else "block" for each in layers]
 
 
 def digest_of_weights(layers: Iterable[Layer]) -> str:
-    """Return a digest of parameters, buffers and train/eval modes of modules that are layers, or that layers are bound to.
+    """Return a digest of the parameters, buffers and train/eval modes of modules that layers are, or are bound to.
 
     A function is bound to what its closure, defaults and partial arguments hold. Code and other values are not in the digest.
     """
@@ -132,7 +132,6 @@ def _add(digest: xxhash.xxh3_128, value: Any, seen: set[int]) -> None:
 
 
 def _bound(value: Any) -> list[Any]:
-    """Return what a callable is bound to."""
     if isinstance(value, types.MethodType):
         return [value.__self__, value.__func__]
     if isinstance(value, functools.partial):

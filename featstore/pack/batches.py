@@ -22,16 +22,8 @@ Int64s = npt.NDArray[np.int64]
 class PackBatches(SampledBatches):
     """Batches that were sampled offline: epoch ``e`` is the pack's epoch ``e`` modulo how many it has.
 
-    Parameters
-    ----------
-    pack : Pack or path-like
-        A pack that is opened here is closed by :meth:`close`.
-    pool : BufferPool
-    shuffle : bool
-        Run the groups in a new order each epoch.
-    seed : int
-    group : int
-        Consecutive batches that run together, in their order.
+    A pack that is opened here is closed by :meth:`close`. With ``shuffle`` the groups run in a new order each epoch; ``group``
+    consecutive batches run together, in their order.
     """
 
     together = 1  # the largest is known
@@ -63,10 +55,7 @@ class PackBatches(SampledBatches):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def numbers(self, epoch: int) -> tuple[Int64s, int]:
-        """Return the batch of the pack's epoch that runs at each position of ``epoch``, and the number of its first in the pack.
-
-        Groups are shuffled, each in its order.
-        """
+        """Return which batch of the pack's epoch runs at each position of ``epoch``, and the number of its first in the pack."""
         n = len(self)
         groups = [np.arange(first, min(first + self._group, n)) for first in range(0, n, max(1, self._group))]
         if self._shuffle and len(groups) > 1:

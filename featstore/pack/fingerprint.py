@@ -19,30 +19,12 @@ _PLAIN = (numbers.Number, str, bytes, type(None), list, tuple, dict)
 
 
 def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[Any]]) -> str:
-    """Return a digest of what decides a layout of ``policy`` beside the name of it, the pack and the sizes of the tiers.
+    """Return a digest of what decides a layout of ``policy``, beside its name, the pack and the sizes of the tiers.
 
-    Parameters
-    ----------
-    policy : Policy
-        A static or a planned one.
-    scores_of : callable
-        Returns a static policy's scores, checked.
-
-    Returns
-    -------
-    str
-        For the library's own policies "": their names say all. For other static ones a digest of their scores; for other planned
-        ones of their class's full name and their public attributes, class attributes such as ``version`` among them.
-
-    Raises
-    ------
-    PluginError
-        A planned policy's attributes cannot be read.
-
-    Notes
-    -----
-    Two planned policies of one class that decide differently need a public attribute (a number, text, an array, a list or
-    dictionary of numbers or text) that differs.
+    For the library's own policies "": their names say all. For other static ones a digest of their checked scores,
+    ``scores_of(policy)``; for other planned ones of their class's full name and their public attributes, class attributes such
+    as ``version`` among them. So two planned policies of one class that decide differently need a public attribute (a number,
+    text, an array, a list or dictionary of numbers or text) that differs. PluginError: the attributes cannot be read.
     """
     if _is_own(policy):
         return ""

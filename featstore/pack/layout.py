@@ -51,6 +51,7 @@ __all__ = [
     "fitting",
     "layout_bytes",
     "layout_records",
+    "partial_layouts",
     "unfinished_bytes",
 ]
 
@@ -65,21 +66,10 @@ DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passe
 class LayoutOptions:
     """What a layout is made for.
 
-    Parameters
-    ----------
-    features : tuple of str
-    policy : str
-        Name of the host tier's policy: a static one, which keeps the same rows for all batches, or a planned one.
-    capacity : int
-        Rows of the host tier.
-    superbatch : int
-        Batches that are planned together, from an empty cache; 0 for static policies.
-    device_rows : int
-        Rows of the device's tier.
-    digest : str
-        What else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`); "" for the library's own.
-    disk : int
-        Bytes that it may take, where it was made beside one that takes more; else 0, whatever it may take.
+    The host tier holds ``capacity`` rows by ``policy``: a static one, which keeps the same rows for all batches, or a planned
+    one, which plans ``superbatch`` batches together, from an empty cache (0 for static ones). The device holds ``device_rows``.
+    ``digest``: what else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`). ``disk``: bytes that it may
+    take, where it was made beside one that takes more; else 0, whatever it may take.
     """
 
     features: tuple[str, ...]
@@ -125,8 +115,13 @@ def layout_bytes(folder: str) -> int:
 
 def unfinished_bytes(pack: OfflineSamples) -> int:
     """Return the bytes of layouts whose making was interrupted, which asking for them again finishes."""
-    names = [name for name in os.listdir(pack.path) if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
-    return sum(layout_bytes(pack.file(name)) for name in names)
+    return sum(map(layout_bytes, partial_layouts(pack)))
+
+
+def partial_layouts(pack: OfflineSamples) -> list[str]:
+    """Return the folders of layouts whose making was interrupted."""
+    names = sorted(os.listdir(pack.path))
+    return [pack.file(name) for name in names if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
 
 
 def check_disk(folder: str, disk: int | None) -> None:
@@ -148,7 +143,6 @@ def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
 
 
 def _read(pack: OfflineSamples, name: str) -> dict[str, Any]:
-    """Return the record of the layout ``name``."""
     path = os.path.join(pack.file(name), "layout")
     record = read_record(path, "layout")
     if _options(record).name != name:
@@ -178,21 +172,9 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
 class Layout:
     """A layout, open.
 
-    Attributes
-    ----------
-    tables : TierTables
-        Where each row of the pack's batches is.
-    group : int
-        Batches that run in their order, after each other, from an empty cache; 1: batches run in any order.
-
-    Raises
-    ------
-    FileNotFoundError
-        The pack has no such layout.
-    CorruptionError, FormatError, VersionError
-        It is damaged; not a layout; of a newer release.
-    StaleError
-        Another pack was made in the place of this one.
+    ``tables`` say where each row of the pack's batches is. ``group`` batches run in their order, after each other, from an
+    empty cache; 1: in any order. FileNotFoundError: the pack has no such layout. StaleError: another pack was made in its
+    place.
     """
 
     def __init__(self, pack: OfflineSamples, options: LayoutOptions, reader: Reader) -> None:
@@ -272,7 +254,7 @@ class Layout:
 
 
 def fill_step(row_bytes: int, tier: Tier) -> int:
-    """Return how many rows of what a tier in memory starts with are read at once."""
+    """Return the rows that are read at once of those that a tier in memory starts with."""
     return max(1, (FILL_BYTES if tier == Tier.HOST else DEVICE_FILL_BYTES) // row_bytes)
 
 
@@ -298,7 +280,7 @@ class FeatureExtents:
         return np.arange(first, first + n_host) if tier == Tier.HOST else np.arange(first + n_host, len(self.extents.n_rows))
 
     def ordered(self) -> Ordered:
-        """Return what puts shared rows in their order."""
+        """Make what puts shared rows in their order."""
         size = self.layout.group_rows
 
         def rows_of(piece: int) -> npt.NDArray[Any]:
@@ -332,7 +314,7 @@ def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence
 
 
 def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
-    """Return what a layout's record says of a file of extents; FormatError, which names the record ``where``, if it cannot be."""
+    """Read a file of extents out of a layout's record; FormatError, which names the record ``where``, if it cannot be one."""
     name, file_id = record["name"], record["id"]
     if os.path.basename(name) != name or not FILE_ID.fullmatch(file_id):
         raise FormatError(f"{where}: {name!r} with the id {file_id!r} is no file of extents", where)

@@ -21,7 +21,6 @@ from featstore.config import format_size
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.pack.layout import (
-    LAYOUT_PREFIX,
     PARTIAL,
     FeatureExtents,
     LayoutOptions,
@@ -29,6 +28,7 @@ from featstore.pack.layout import (
     check_disk,
     extent_map,
     layout_bytes,
+    partial_layouts,
 )
 from featstore.pack.nodedata import Carrier, NodeData, is_carried
 from featstore.pack.packing import fill_extents
@@ -80,49 +80,22 @@ def make_layout(
     disk: int | None = None,
     progress: bool = True,
 ) -> bool:
-    """Make a layout, or finish one that a killed process began; nothing happens where it is there.
+    """Make a layout of a pack, or finish one that a killed process began; return whether this call made it.
 
-    Returns whether this call made it. Where another process, or thread, is making one of this pack, it is waited for; what it
-    made is used.
+    Where another process, or thread, is making one of this pack, it is waited for, and what it made is used.
 
-    Parameters
-    ----------
-    pack : OfflineSamples
-    options : LayoutOptions
-    policy : Policy
-        The one that ``options`` names.
-    scores_of : callable
-        Returns its scores, where it is a static one.
-    sources : mapping of str to PackedFeature
-        The features of ``options``.
-    reader : Reader
-    budget : Budget
-        Half of what it has left is used at most, given back afterwards.
-    node_data : sequence of NodeData
-        What copies of the pack shall have besides; written where the pack has it not. Where the layout is there and the pack
-        cannot be written, copies go without.
-    disk : int, optional
-        Most bytes that the layout and this data may take. Where copying every row into the extent of each batch would take more,
-        and ``policy`` is static, segments of batches share rows on disk (:mod:`featstore.pack.segments`).
-    progress : bool
-        Show a progress bar, of bytes read and written, on a terminal and in a notebook.
+    ``policy`` is the one that ``options`` names, and ``scores_of`` returns its scores if it is static. Half of what ``budget``
+    has left is used at most, given back afterwards. Copies of the pack shall have ``node_data`` besides; where the layout is
+    there and the pack cannot be written, they go without. Layout and data may take ``disk`` bytes: where a copy of every row
+    for each batch would take more, and ``policy`` is static, segments of batches share rows on disk
+    (:mod:`featstore.pack.segments`).
 
-    Raises
-    ------
-    StaleError
-        Another pack was made in the place of this one since it was opened.
-    BudgetError
-        Not enough memory.
-    CommittedError
-        The layout is whole and in place, but making its name durable failed.
-    OSError
-        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
-        layout had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
-        there. ENOSPC also where the layout that is there takes more than ``disk``.
+    StaleError: another pack was made in the place of this one since it was opened. CommittedError: the layout is whole and in
+    place, but making its name durable failed. OSError: the disk, or ``disk``, is full, or failed, also where the layout that is
+    there takes more; pack and dataset are as they were, and what an earlier maker of this layout had left is removed. Only
+    where the last step failed, which names ``node_data`` in the pack's record, the layout is there.
 
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
+    See Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
     """
     target = pack.file(options.name)
     if os.path.exists(target):
@@ -205,11 +178,11 @@ def _locked(pack: OfflineSamples, progress: bool) -> FileLock:
 def _make_whole(job: _Job, target: str) -> None:
     """Make the layout in ``job.folder``, from where an earlier maker ended, and give it its name.
 
-    An error of the disk leaves nothing. Whatever else ends it (Ctrl-C, a kill, too little memory) leaves what a later call can go
-    on from, until the pack is removed or replaced; other layouts' makers do not touch it.
+    An error of the disk leaves nothing. Any other end (Ctrl-C, a kill, too little memory) leaves what a later call can go on
+    from, until the pack is removed or replaced; other layouts' makers do not touch it.
     """
     pack, folder, before = job.pack, job.folder, job.disk.used
-    for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)):
+    for path in partial_layouts(pack):
         if not (_can_go_on(job) if path == folder else os.path.exists(os.path.join(path, BEGUN))):
             shutil.rmtree(path, ignore_errors=True)
     goes_on = os.path.isdir(folder)
@@ -235,7 +208,6 @@ def _make_whole(job: _Job, target: str) -> None:
 
 
 def _origin(job: _Job) -> dict[str, Any]:
-    """Return what a partial layout is made of."""
     features = {name: [source.file.fingerprint, source.file.row_bytes] for name, source in job.sources.items()}
     return {"format": 1, "samples": job.pack.record["samples"], "features": features}
 
@@ -298,7 +270,7 @@ def _check_drive(job: _Job, tables: TierTables) -> None:
 
 
 def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
-    """Return what a layout's tables are made for, of features whose rows have these bytes, with what is left of a budget."""
+    """Return the sizes of a layout's tables, for features whose rows have these bytes, with what is left of a budget."""
     piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_SHARE))
     group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
 

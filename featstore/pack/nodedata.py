@@ -44,15 +44,7 @@ DESCRIPTION = {"name": str, "dtype": str, "shape": [int], "made_of": str}
 
 @dataclass(frozen=True)
 class NodeData:
-    """An array with an entry a node.
-
-    Parameters
-    ----------
-    name : str
-    tensor : Tensor, shape (num_nodes, …)
-    made_of : str
-        The id of the file that it is from.
-    """
+    """An array with an entry a node; ``made_of`` is the id of the file that it is from."""
 
     name: str
     tensor: torch.Tensor
@@ -62,12 +54,7 @@ class NodeData:
 def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
     """Return the ``file`` and ``id`` of all node data that a pack's record on disk names, by name.
 
-    Raises
-    ------
-    CorruptionError, FormatError
-        The record is damaged, or names what can be no file of node data.
-    StaleError
-        Another pack was made in the place of this one since it was opened.
+    FormatError: the record names what can be no file of node data. StaleError: another pack was made in the place of this one.
     """
     record = pack.check_in_place()
     path, found = pack.file(RECORD), record.get(NODE_DATA)
@@ -103,18 +90,8 @@ def carried_bytes(pack: OfflineSamples, graph: Any, names: Iterable[str]) -> int
 class Carrier:
     """Writes node data into a pack: the files first, then their names and ids in the pack's record, which is the commit.
 
-    A context manager. Leaving it without :meth:`commit` removes the files. The caller holds the pack's writer lock.
-
-    Parameters
-    ----------
-    pack : OfflineSamples
-    disk : DiskBudget, optional
-        Pays for the files, and for what the record grows by.
-
-    Raises
-    ------
-    CorruptionError, FormatError, StaleError, VersionError
-        As :func:`named`.
+    A context manager. Leaving it without :meth:`commit` removes the files. The caller holds the pack's writer lock. ``disk``
+    pays for the files, and for what the record grows by.
     """
 
     def __init__(self, pack: OfflineSamples, disk: DiskBudget | None = None) -> None:
@@ -123,13 +100,7 @@ class Carrier:
         self._new: dict[str, dict[str, str]] = {}
 
     def write(self, data: NodeData) -> None:
-        """Write node data, durably, into a file that the record does not name yet.
-
-        Raises
-        ------
-        OSError
-            The disk, or ``disk``, is full, or failed.
-        """
+        """Write node data, durably, into a file that the record does not name yet."""
         pack, tensor = self._pack, data.tensor.contiguous()
         dtype = dtype_name(tensor.dtype)
         record = {"format": 1, "name": data.name, "dtype": dtype, "shape": list(tensor.shape), "made_of": data.made_of}
@@ -152,10 +123,7 @@ class Carrier:
     def commit(self) -> None:
         """Name what was written in the record, then remove the files that it does not name any more.
 
-        Raises
-        ------
-        OSError
-            The record is the one before or the new one; no file that it names is removed.
+        After an OSError the record is the one before or the new one; no file that it names is removed.
         """
         if not self._new:
             return
@@ -184,19 +152,12 @@ class Carrier:
 
 
 def carried(pack: OfflineSamples) -> dict[str, dict[str, Any]]:
-    """Return what is known of all node data that a pack carries, by name: ``dtype``, ``shape``, ``made_of``, ``file``, ``id``.
-
-    Raises
-    ------
-    CorruptionError, FormatError, StaleError, VersionError
-    FileNotFoundError
-        A file that the record names is missing.
-    """
+    """Return all node data that a pack carries, by name: ``dtype``, ``shape``, ``made_of``, ``file``, ``id``."""
     return {name: _described(pack, name, entry) for name, entry in sorted(named(pack).items())}
 
 
 def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the file of some node data says of it, once it is the one that the record names."""
+    """Check that a file of node data is the one that the record names, and return its description."""
     file = _open(pack, name, entry)
     try:
         record = json.loads(file[0].tobytes())
@@ -224,14 +185,7 @@ def _open(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> SectionF
 
 
 def load_carried(pack: OfflineSamples, record: Mapping[str, Any]) -> torch.Tensor:
-    """Read node data that :func:`carried` has found.
-
-    Raises
-    ------
-    CorruptionError, FormatError, OSError
-    StaleError
-        The pack carries another version of it since.
-    """
+    """Read node data that :func:`carried` has found; StaleError where the pack carries another version of it since."""
     name, entry = record["name"], {key: record[key] for key in ("file", "id")}
     try:
         file = _open(pack, name, entry)

@@ -44,10 +44,6 @@ class Pack(OfflineSamples):
 
     Made by :func:`sample_offline`; ``Pack(path)`` opens one again, wherever its directory was copied to.
 
-    Parameters
-    ----------
-    path : path-like
-
     Attributes
     ----------
     path : str
@@ -58,10 +54,8 @@ class Pack(OfflineSamples):
 
     Raises
     ------
-    FileNotFoundError
-        No pack is there.
-    CorruptionError, FormatError, VersionError
-        The pack is damaged; the directory is not a pack; a newer release made it.
+    FileNotFoundError, CorruptionError, FormatError, VersionError
+        No pack is there; it is damaged; the directory is not a pack; a newer release made it.
     """
 
     def verify(self, progress: bool = True) -> dict[str, Any]:
@@ -80,10 +74,8 @@ class Pack(OfflineSamples):
 
         Raises
         ------
-        CorruptionError
-            What is damaged, with path and offset.
-        FormatError, VersionError, OSError
-            A file is missing, or none of ours.
+        CorruptionError, FormatError, VersionError, OSError
+            What is damaged, missing or none of ours, with path and offset.
         StaleError
             Another pack was made in the place of this one meanwhile.
 
@@ -119,13 +111,12 @@ def sample_offline(
     ----------
     g : OutOfCoreGraph
     sampler : Sampler, callable, or iterable
-        :class:`~featstore.NeighborSampler`, :class:`~featstore.LaborSampler` or another object with their
-        ``sample(seeds, epoch, index)``; a callable, which is given each batch's seeds; or an iterable with seeds of its own (a
-        PyG or DGL loader), which is iterated once an epoch. Each may return any form of ``(input_ids, blocks)``: see
-        :mod:`featstore.sampling.foreign`.
+        A sampler of the library or another object with their ``sample(seeds, epoch, index)``; a callable, which is given each
+        batch's seeds; or an iterable with seeds of its own (a PyG or DGL loader), which is iterated once an epoch. Each may
+        return any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
-        Distinct nodes; or which seeds form which batch, such as :class:`~featstore.PartitionBatches`, in place of ``batch_size``,
-        ``shuffle``, ``seed`` and ``drop_last``. None with an iterable only.
+        Distinct nodes; or which seeds form which batch, such as :class:`~featstore.PartitionBatches`, in place of
+        ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``. None with an iterable only.
     batch_size : int
         Seeds a batch. None with an iterable, and with batches.
     epochs : int
@@ -145,6 +136,7 @@ def sample_offline(
     Returns
     -------
     Pack
+        Durable. About ``threads`` batches were held. The next call removes what a killed one left.
 
     Raises
     ------
@@ -154,14 +146,8 @@ def sample_offline(
         The pack is complete and in place, but a later step failed: opening it, or making its name durable.
     OSError
         The disk, or ``disk``, is full (ENOSPC). Nothing is left, and what was at ``path`` is as it was.
-    PluginError
-        The sampler returned what is no batch of this graph.
-    BudgetError
-        No memory for one batch.
-
-    Notes
-    -----
-    Holds about ``threads`` batches. When this returns, the pack is durable. The next call removes what a killed one left.
+    PluginError, BudgetError
+        The sampler returned what is no batch of this graph; no memory for one batch.
 
     References
     ----------
@@ -234,13 +220,9 @@ def _write_samples(
             bar.add(1)
         if len(set(counts)) > 1:
             raise ValueError(f"the epochs have different numbers of batches: {counts}")
-        return counts[0], writer.n_hops, _finish(writer)
-
-
-def _finish(writer: SampleWriter) -> str:
-    file = writer.finish(durable=True)
-    file.close()
-    return file.file_id
+        file = writer.finish(durable=True)
+        file.close()
+        return counts[0], writer.n_hops, file.file_id
 
 
 def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: int, threads: int) -> Iterator[SampledBatch]:

@@ -35,12 +35,8 @@ def fill_extents(
 ) -> None:
     """Fill a file of extents within the bytes that ``memory`` holds, of which ``held`` are in use elsewhere.
 
-    ``options`` go to :meth:`ExtentWriter.fill`.
-
-    Raises
-    ------
-    BudgetError
-        They do not suffice for one batch; ``needed`` is the least budget that does.
+    ``options`` go to :meth:`ExtentWriter.fill`. BudgetError: they do not suffice for one batch; ``needed`` is the least that
+    does.
     """
     id_bytes = 4 if base.n_rows < 2**31 else 8
     try:
@@ -60,14 +56,7 @@ def open_extents(reader: Reader, folder: str, record: FileRecord) -> RowFile:
 
 @dataclass
 class PackArenas:
-    """Memory that packing and reading extents use superbatch after superbatch.
-
-    Parameters
-    ----------
-    packing : Arenas
-    windows : mapping of str to Arenas
-        Of each feature's extents.
-    """
+    """Memory that packing, and reading each feature's extents (``windows``), use superbatch after superbatch."""
 
     packing: Arenas
     windows: Mapping[str, Arenas]
@@ -87,14 +76,8 @@ class PackArenas:
 class PackCounts:
     """What packing an epoch's superbatches took so far.
 
-    Parameters
-    ----------
-    done, passes, unpacked : int
-        Superbatches; passes over the features, several for one where memory is short; superbatches that the disk had no room for.
-    most_passes : int
-        Of one superbatch.
-    memory_bytes, disk_bytes : int
-        That packing a superbatch in one pass would have taken; that would have held those that were not packed.
+    ``passes`` go over the features, several for one superbatch where memory is short, ``most_passes`` of one. ``unpacked``
+    superbatches had no room on disk. One pass would have taken ``memory_bytes``; ``disk_bytes`` would have held all.
     """
 
     done: int = 0
@@ -106,26 +89,11 @@ class PackCounts:
 
 
 class RunPacker:
-    """Packs superbatches into run files.
+    """Packs superbatches into run files; see :class:`featstore.plan.overlapped.PackSuperbatch`.
 
-    Parameters
-    ----------
-    bases : mapping of str to PagedRows
-        The features' files.
-    reader : Reader
-    runs : RunDirectory
-    disk : DiskBudget
-    memory : Reservation
-        What packing may hold.
-    window_bytes : int
-        What reading a feature's extents may hold; reserved.
-    reuse : FileReuse
-        Files whose batches have run, to be written over.
-    reads : callable
-        Told what was read while packing, and of extents in vain.
-    may_skip : bool
-        Where the disk has no room for a superbatch, pack nothing of it.
-    arenas : PackArenas
+    ``bases`` are the features' files. Packing may hold ``memory``; reading a feature's extents ``window_bytes``, reserved.
+    Files of ``reuse``, whose batches have run, are written over. ``reads`` hears of what was read while packing, and of extents
+    in vain. ``may_skip``: pack nothing of a superbatch that the disk has no room for.
     """
 
     def __init__(
@@ -149,11 +117,9 @@ class RunPacker:
 
     @property
     def most_held(self) -> int:
-        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         return self._memory.n_bytes // 8
 
     def fits(self, n_missed: Int64s, n_bytes: int = 0) -> bool:
-        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         if self._disk.total is None:
             return True
         return self._disk.used - self._reuse.n_bytes + self._needed(n_missed) + n_bytes <= self._disk.total
@@ -162,7 +128,6 @@ class RunPacker:
         return sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
-        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         counts = self.counts
         if self._may_skip and not self.fits(n_missed):
             counts.done, counts.unpacked = counts.done + 1, counts.unpacked + 1

@@ -72,13 +72,7 @@ def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudg
 def read_record(path: str, kind: str, directory: OpenDirectory | None = None) -> dict[str, Any]:
     """Read what :func:`write_record` wrote; where ``directory`` is given, it is looked up there.
 
-    Raises
-    ------
-    CorruptionError, FormatError
-        Damaged, or no such file.
-    VersionError
-        Of a newer release.
-    FileNotFoundError
+    CorruptionError, FormatError: damaged, or no such file. VersionError: of a newer release.
     """
     file = SectionFile(path, kind, directory=directory)
     try:
@@ -156,7 +150,6 @@ class OfflineSamples:
         return self.samples.lengths
 
     def __len__(self) -> int:
-        """Batches of all epochs."""
         return len(self.samples)
 
     def ids(self, number: int) -> npt.NDArray[Any]:

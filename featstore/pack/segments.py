@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,11 +30,12 @@ Order = Literal["minhash", "row"]
 THRESHOLD = 1  # rows that two batches or more need are shared: DiskGNN's m
 HASHES = 8
 NO_ROWS = np.empty(0, np.int64)
+UNBOUNDED = 1 << 62  # bytes
 _PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 
 
 def stored_bytes(n_pages: int) -> int:
-    """Return what a file of so many data pages takes on disk: its header page and its checksums come to them."""
+    """Return the bytes on disk of a file of so many data pages, its header page and its checksums included."""
     n_bytes = file_bytes(_PAGES, n_pages)
     return n_bytes + sums_bytes(n_bytes)
 
@@ -46,20 +46,11 @@ def _pages(n_rows: Int64s | int, row_bytes: int) -> Any:
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment's rows, and what its batches read.
+    """One segment's rows, and what its batches ``first … stop - 1`` read.
 
-    Attributes
-    ----------
-    first, stop : int
-        Its batches.
-    rows : int64 array, shape (c,)
-        Rows of its cache, in the order in which the file has them.
-    accesses : int
-        Rows that its batches ask for, all together.
-    packed : int64 array, shape (stop - first,)
-        Rows that each batch has in an extent of its own.
-    pages, runs : int64 array, shape (stop - first,)
-        Distinct pages of the cache that each batch touches, and runs of adjacent ones: the reads, duplicates merged.
+    ``rows`` of its cache, in the order of the file; ``accesses``, the rows that its batches ask for, all together. Of each
+    batch: rows in an extent of its own (``packed``), distinct ``pages`` of the cache that it touches, and ``runs`` of adjacent
+    ones: the reads, duplicates merged.
     """
 
     first: int
@@ -71,54 +62,32 @@ class Segment:
     runs: Int64s
 
 
-class _Scratch:
-    """Memory of a search, in the ledger where there is one."""
-
-    def __init__(self, stack: ExitStack, budget: Budget | None, n_bytes: int) -> None:
-        self._base = n_bytes
-        self._held: Reservation | None = None
-        if budget is not None:
-            self._held = stack.enter_context(budget.reserve("segment search", n_bytes))
-
-    def need(self, n_bytes: int) -> None:
-        """Hold ``n_bytes`` beside what is held throughout."""
-        if self._held is not None:
-            self._held.resize(self._base + n_bytes)
+def _reserve(budget: Budget | None, n_bytes: int) -> Reservation:
+    """Hold memory for a search; without a budget nobody counts it."""
+    return (budget or Budget(UNBOUNDED)).reserve("segment search", n_bytes)
 
 
 def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> Int64s:
     """Count the rows that disk must hold for every length of segment, where rows used twice or more in one are shared.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        Distinct rows of each batch, in ``[0, n)``; from memory or from disk, each asked for once.
-    n : int
-        Rows of the field.
-    budget : Budget, optional
+    Entry ``s`` is for segments of ``s`` batches; entries 0 and 1: a copy for every access. Batches, of distinct rows in ``[0,
+    n)``, may lie on disk: each is asked for once.
 
-    Returns
-    -------
-    int64 array, shape (n_batches + 1,)
-        Entry ``s``: for segments of ``s`` batches. Entries 0 and 1: a copy for every access.
-
-    Notes
-    -----
-    With the threshold of 1 a row is stored once a segment that needs it, in an extent or in the cache: so an access counts unless
-    the batch that needed the row before lies in the same segment. A histogram of those earlier batches, one a batch, tells it for
-    all lengths at once: linear in the accesses, and in the square of the batches. Memory: 4 bytes a row, and a batch's ids eight
-    times.
+    With the threshold of 1 a row is stored once a segment that needs it, in an extent or in the cache: so an access counts
+    unless the batch that needed the row before lies in the same segment. A histogram of those earlier batches, one a batch,
+    tells it for all lengths at once: linear in the accesses, and in the square of the batches. Memory: 4 bytes a row, and a
+    batch's ids eight times.
     """
     n_batches = len(batches)
     lengths = np.arange(1, n_batches + 1)
     shared = np.zeros(n_batches + 1, np.int64)
     total = 0
-    with ExitStack() as stack:
-        scratch = _Scratch(stack, budget, 4 * n + 64 * (n_batches + 2))
+    fixed = 4 * n + 64 * (n_batches + 2)
+    with _reserve(budget, fixed) as held:
         last = np.full(n, -1, np.int32)
         for b in range(n_batches):
             ids = batches[b]
-            scratch.need(32 * len(ids))
+            held.resize(fixed + 32 * len(ids))
             before = np.bincount(last.take(ids) + 1, minlength=b + 2)  # entry 0: needed for the first time
             since = before[::-1].cumsum()[::-1]  # entry a + 1: rows whose batch before is a or later
             shared[1:] += since[b // lengths * lengths + 1]
@@ -132,36 +101,20 @@ def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> In
 class Segmentation:
     """The segments that fit a disk.
 
-    Attributes
-    ----------
-    length : int
-        Batches a segment; 1: nothing is shared, every batch has all its rows in its extent.
-    n_batches : int
-    rows : int
-        Rows on disk, shared and copied.
-    disk_bytes : int
-        What they take, exactly.
+    ``length`` batches a segment; 1: nothing is shared, every batch has all its rows in its extent. ``rows`` on disk, shared and
+    copied, take exactly ``disk_bytes``.
     """
 
     length: int
-    n_batches: int
     rows: int
     disk_bytes: int
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows that segments of one length have on disk.
+    """Rows that segments of one length have on disk: of each batch's extent (``packed``), of each segment's cache (``cached``).
 
-    Attributes
-    ----------
-    length : int
-    packed : int64 array, shape (n_batches,)
-        Rows that each batch has in an extent of its own.
-    cached : int64 array, shape (n_segments,)
-        Rows of each segment's cache.
-    shared : int
-        Accesses, of all batches, to rows of the caches.
+    ``shared``: accesses, of all batches, to rows of the caches.
     """
 
     length: int
@@ -171,14 +124,12 @@ class Stored:
 
 
 def _count(batches: Batches, n: int, length: int, row_bytes: int, budget: Budget | None) -> Stored:
-    found = list(_sizes(segments(batches, n, length, row_bytes, order=None, budget=budget)))
+    found = [
+        (each.packed, len(each.rows), each.accesses - int(each.packed.sum()))
+        for each in segments(batches, n, length, row_bytes, order=None, budget=budget)
+    ]
     packed = np.concatenate([NO_ROWS, *(each[0] for each in found)])
     return Stored(length, packed, np.array([each[1] for each in found], np.int64), sum(each[2] for each in found))
-
-
-def _sizes(found: Iterator[Segment]) -> Iterator[tuple[Int64s, int, int]]:
-    for segment in found:
-        yield segment.packed, len(segment.rows), segment.accesses - int(segment.packed.sum())
 
 
 def shortest_segments(
@@ -192,31 +143,13 @@ def shortest_segments(
 ) -> Segmentation:
     """Find the shortest segments with which the rows of all batches fit a disk: the shorter, the less is read in vain.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        The distinct rows that each batch wants of the disk, in ``[0, n)``.
-    n, row_bytes : int
-        Rows of the field and their bytes; of several fields together, where they are stored alike.
-    disk_bytes : int
-        Most bytes that extents, caches and their checksums may take.
-    takes : callable, optional
-        What some rows take on disk exactly, not less than the bytes of the rows; by default a file of extents and one of caches.
-    budget : Budget, optional
+    ``n`` rows of ``row_bytes``: of the field, or of several fields together that are stored alike. Extents, caches and
+    checksums may take ``disk_bytes``. ``takes(stored)`` returns what some rows take on disk exactly, not less than their bytes;
+    by default a file of extents and one of caches. OSError (ENOSPC): not even one segment of all batches fits; says what would.
 
-    Raises
-    ------
-    OSError
-        ENOSPC: not even one segment of all batches fits; says what would.
-
-    Notes
-    -----
     One pass counts the rows of every length (:func:`stored_rows`), and two more those of the length that is taken, to the page.
-    What a length takes need not fall as it grows: longer segments may part batches that shorter ones join.
-
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, section 5.1 (search for the cache configuration).
+    What a length takes need not fall as it grows: longer segments may part batches that shorter ones join (Liu et al., DiskGNN,
+    SIGMOD 2025, section 5.1).
     """
 
     def exactly(length: int) -> int:
@@ -235,7 +168,7 @@ def shortest_segments(
         # Extents and caches begin on pages of their own: what that comes to is counted only where it may still fit.
         exact = exactly(length)
         if exact <= disk_bytes:
-            return Segmentation(length, n_batches, stored, exact)
+            return Segmentation(length, stored, exact)
     least = exactly(max(1, n_batches))
     raise OSError(
         errno.ENOSPC,
@@ -256,42 +189,20 @@ def segments(
     seed: int = 0,
     budget: Budget | None = None,
 ) -> Iterator[Segment]:
-    """Lay out the disk cache of each segment in turn.
+    """Lay out the disk cache of each segment of ``length`` batches in turn; each batch is asked for three times.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        Distinct rows of each batch, in ``[0, n)``; each is asked for three times.
-    n : int
-        Rows of the field.
-    length : int
-        Batches a segment.
-    row_bytes : int
-    threshold : int
-        Rows that more batches of the segment need than this are in its cache.
-    order : {"minhash", "row", None}
-        Of a cache's rows: by which batches need them, or by number. None: by number, and pages are not counted (they are 0).
-    n_hashes : int
-        Rows are sorted by so many MinHashes, each settling the ties of those before it.
-    seed : int
-        Of the hashes.
-    budget : Budget, optional
+    Rows that more than ``threshold`` batches of the segment need are in its cache, ordered by which batches need them, or by
+    number. ``order`` None: by number, and pages are not counted (they are 0). Rows are sorted by ``n_hashes`` MinHashes, each
+    settling the ties of those before it.
 
-    Notes
-    -----
     A MinHash of a row is the least place that its batches have in a random order of the segment's batches: rows needed by the
-    same batches have the same, whatever the order, and others the more likely the more batches they share. Memory: 4 bytes a row
-    of the field, and about 50 a cached row.
-
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, algorithm 1. There the least over all hash functions is one key, which is the MinHash of a
-    single, coarser function; keys sorted one after the other tell more sets of batches apart.
+    same batches have the same, and others the more likely the more batches they share. In Liu et al. (DiskGNN, SIGMOD 2025,
+    algorithm 1) the least over all hash functions is one key, which is the MinHash of a single, coarser function. Memory: 4
+    bytes a row of the field, and about 50 a cached row.
     """
     if length < 1 or threshold < 0 or n_hashes < 1:
         raise ValueError(f"length and n_hashes must be at least 1, threshold at least 0: {length}, {n_hashes}, {threshold}")
-    with ExitStack() as stack:
-        scratch = _Scratch(stack, budget, 4 * n)
+    with _reserve(budget, 4 * n) as held:
         state = np.zeros(n, np.int32)  # batches of the segment that need a row; then -1 - its place in the cache
         for first in range(0, len(batches), length):
             stop = min(first + length, len(batches))
@@ -301,12 +212,12 @@ def segments(
                 ids = batches[b]
                 accesses += len(ids)
                 longest = max(longest, len(ids))
-                scratch.need(32 * longest + 16 * n_cached)
+                held.resize(4 * n + 32 * longest + 16 * n_cached)
                 counts = state.take(ids) + 1
                 state.put(ids, counts)
                 found.append(ids[counts == threshold + 1].astype(np.int64))
                 n_cached += len(found[-1])
-            scratch.need(32 * longest + (32 + 4 * n_hashes) * n_cached)
+            held.resize(4 * n + 32 * longest + (32 + 4 * n_hashes) * n_cached)
             rows = np.sort(np.concatenate(found))
             del found
             state[rows] = -1 - np.arange(len(rows), dtype=np.int32)
@@ -330,7 +241,7 @@ def segments(
 
 
 def _places(ids: Ints, state: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return where a batch's cached rows lie in the cache."""
+    """Return the places of a batch's cached rows in the cache."""
     places = state.take(ids)
     return -1 - places[places < 0]
 

@@ -25,14 +25,7 @@ LOOKED_AT = 8  # batches, in whole segments, whose reads are counted
 
 
 def merged_reads(places: npt.NDArray[np.integer], row_bytes: int, gap_bytes: int) -> tuple[int, int]:
-    """Return the reads, and their bytes, of rows at ``places`` of a file, where pages no further apart than a gap share one.
-
-    Parameters
-    ----------
-    places : integer array
-        Ascending.
-    row_bytes, gap_bytes : int
-    """
+    """Return the reads, and their bytes, of rows at ascending ``places``; pages no further apart than a gap share a read."""
     if not len(places):
         return 0, 0
     begin = places.astype(np.int64) * row_bytes
@@ -74,30 +67,9 @@ def count_static(
 ) -> OnDisk:
     """Count what a static policy's layout would take of a disk, and an epoch read of it, before it is made.
 
-    Parameters
-    ----------
-    pack : OfflineSamples
-    sizes : Sizes
-        As the layout would be made with.
-    scores : array, shape (num_nodes,)
-    widths : sequence of int
-        Bytes of a row of each feature.
-    gap_bytes : int
-        Pages no further apart share a read.
-    budget : Budget
-    disk : int
-        Most bytes.
-
-    Raises
-    ------
-    OSError
-        ENOSPC: not even one segment of all batches fits.
-    BudgetError
-        No memory to count.
-
-    Notes
-    -----
-    The length of the segments is the one that would be made; reads are those of the first segments, of eight batches at least.
+    ``sizes`` are those that the layout would be made with, ``widths`` the bytes of a row of each feature. The length of the
+    segments is the one that would be made; reads are those of the first segments, of eight batches at least. OSError (ENOSPC):
+    not even one segment of all batches fits.
     """
     n = pack.num_nodes
     with budget.reserve("cost model", 16 * n):
@@ -124,18 +96,7 @@ def count_static(
 
 
 def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
-    """Count what a layout by Belady's policy would take of a disk, all windows of all epochs planned.
-
-    Parameters
-    ----------
-    pack, sizes, budget
-        As of :func:`count_static`.
-
-    Raises
-    ------
-    BudgetError
-        No memory to plan.
-    """
+    """Count what a layout by Belady's policy would take of a disk, all windows of all epochs planned."""
     n, rows = pack.num_nodes, []
     with budget.reserve("cost model", 12 * n if sizes.device_rows else 0):
         tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
@@ -151,13 +112,7 @@ def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
 
 
 def shared_there(folder: str, pack: OfflineSamples, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:
-    """Return what a layout's batches share, by its tables; None where they share nothing.
-
-    Raises
-    ------
-    CorruptionError, FormatError, OSError
-        The tables are damaged.
-    """
+    """Return what a layout's batches share, by its tables; None where they share nothing."""
     tables = TierTables(folder, pack, len(widths))
     try:
         if tables.shared is None:

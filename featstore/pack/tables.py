@@ -88,40 +88,22 @@ class SharedRows:
         return SHARED_HEAD + batch + batch // self.length + 1
 
     def addresses(self, batch: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ids:
-        """Return where a batch's shared rows lie, ascending; ``array`` as for :meth:`PlanFile.plan`."""
+        """Return the places of a batch's shared rows, ascending; ``array`` as for :meth:`PlanFile.plan`."""
         found = self._file.read(self._section(batch), array)
         return checked_ids(found, *self.segment(batch), f"places of batch {batch}", self._file.path)
 
     def counts(self, n_batches: int) -> Int64s:
-        """Return how many shared rows each batch needs."""
+        """Count the shared rows that each batch needs."""
         return self._file.lengths[[self._section(b) for b in range(n_batches)]]
 
 
 class TierTables:
     """The tables of a layout, open; a batch's plan, by number. Thread-safe but for :meth:`close`.
 
-    Parameters
-    ----------
-    folder : str
-    pack : OfflineSamples
-    n_features : int
-    sizes : tuple of int, optional
-        Rows of the host's cache and of the device's: no slot is beyond them.
-
-    Attributes
-    ----------
-    fill_rows, device_rows : int64 array
-        Rows that the host's cache starts with, and those of the device: the i-th in slot i.
-    shared : SharedRows or None
-        Of the segments' caches, where there are any.
-    n_packed : int64 array, shape (n_batches,)
-        Rows of each batch's extent.
-    ids : dict of str to str
-        The id of each file.
-
-    Raises
-    ------
-    CorruptionError, FormatError, VersionError
+    No slot is beyond ``sizes``, the rows of the host's cache and of the device's. ``fill_rows``, int64, are those that the
+    host's cache starts with, ``device_rows`` those of the device: the i-th in slot i. ``shared`` has the segments' caches,
+    where there are any; ``n_packed``, int64 [n_batches], counts the rows of each batch's extent; ``ids`` has the id of each
+    file.
     """
 
     def __init__(self, folder: str, pack: OfflineSamples, n_features: int, sizes: tuple[int, int] | None = None) -> None:
@@ -196,20 +178,14 @@ class TierTables:
         return rows
 
     def _on_host(self, number: int, positions: Ids, n: int) -> npt.NDArray[np.bool_]:
-        """Return which of a batch's ``n`` rows are not on the device, by the positions of those that are."""
+        """Mark those of a batch's ``n`` rows that are not on the device, by the positions of the others."""
         assert self._device is not None
         on_host = np.ones(n, bool)
         on_host.put(checked_ids(positions, 0, n, f"positions of batch {number}", self._device.path, ascend=True), False)
         return on_host
 
     def plan(self, number: int, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``; ``array`` as for :meth:`PlanFile.plan`.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The tables are damaged, or of other batches.
-        """
+        """Return the plan of a batch whose input ids are ``ids``; ``array`` as for :meth:`PlanFile.plan`."""
         device = None
         if self._device is not None:
             slots = self._device.read(2 * number + 1, array)

@@ -20,10 +20,9 @@ from featstore.pack.tiers import write_static
 from featstore.plan.planfile import write_plan
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
-from featstore.storage.catalog import Catalog
 from featstore.storage.keptrates import kept_or_measured
 
-__all__ = ["TableSpeed", "kept_tables", "table_speed"]
+__all__ = ["KEY", "TableSpeed", "table_speed"]
 
 KEY = "tables/speed"
 METHOD = 1  # of measuring; what another one found is measured again
@@ -37,16 +36,11 @@ NODE_BYTES, BATCH_BYTES = 16, 128  # its tiers, its count; the rows that are dra
 
 @dataclass(frozen=True)
 class TableSpeed:
-    """What making a pack's tables was measured to take, in seconds a row of a batch; writing them to the drive is not in it.
+    """Measured seconds of making a pack's tables, a row of a batch; writing them to the drive is not in it.
 
-    Parameters
-    ----------
-    static_table_s : float
-        Where rows in memory stay: counting rows, and looking each up.
-    planned_table_s : float
-        Where Belady's policy changes them: finding slots, once it is known which rows are missed.
-    missed_table_s : float
-        More for a row that is missed: ordering it as extents are filled.
+    ``static_table_s``, where rows in memory stay: counting rows, and looking each up. ``planned_table_s``, where Belady's
+    policy changes them: finding slots, once it is known which rows are missed. ``missed_table_s``: more for a row that is
+    missed, which is put in the order of extents.
     """
 
     static_table_s: float
@@ -55,45 +49,18 @@ class TableSpeed:
 
 
 def table_speed(dataset: str, n_nodes: int, budget: Budget, *, again: bool = False) -> TableSpeed:
-    """Return what making tables takes: from the dataset's catalog, or measured now and kept there.
+    """Return the seconds of making tables: from the dataset's catalog, or measured now and kept there.
 
-    Parameters
-    ----------
-    dataset : str
-        The dataset's directory.
-    n_nodes : int
-        Its nodes.
-    budget : Budget
-        Pays for what is measured with.
-    again : bool
-        Measure in any case.
-
-    Raises
-    ------
-    BudgetError
-        No memory for it.
-
-    Notes
-    -----
-    Seconds are those of the processor: others may use it meanwhile.
-
-    What was measured more than a day ago, on another machine, of other nodes or in another way is not used. A dataset
-    that may not be written, or that somebody is writing, keeps nothing.
+    ``again``: measure in any case. Seconds are those of the processor: others may use it meanwhile. Those that are older than a
+    day, of another machine, number of nodes or method, are not used. A dataset that may not be written, or that somebody is
+    writing, keeps nothing.
     """
     where = {"machine": platform.node(), "nodes": n_nodes, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, TableSpeed, lambda: _measure(n_nodes, budget), again)
 
 
-def kept_tables(catalog: Catalog) -> dict[str, Any] | None:
-    """Return the entry of a catalog with the seconds of tables; None where there is none."""
-    return catalog.extra.get(KEY)
-
-
-class _Nowhere:
-    """A table that keeps nothing: writing is the drive's, which is measured elsewhere."""
-
-    def append(self, array: npt.NDArray[Any]) -> int:
-        return 0
+def _nowhere(array: npt.NDArray[Any]) -> None:
+    """Keep nothing: writing is the drive's, which is measured elsewhere."""
 
 
 def _rows(n: int) -> int:
@@ -125,7 +92,7 @@ def _time_static(ids: npt.NDArray[np.int32], tier_of_row: npt.NDArray[np.int32])
     for _ in range(N_BATCHES):
         begin = time.thread_time()
         counts[ids.astype(np.intp, copy=False)] += 1
-        write_static(_Nowhere(), ids, tier_of_row)
+        write_static(_nowhere, ids, tier_of_row)
         each.append(time.thread_time() - begin)
     return max(LEAST_S, statistics.median(each) / len(ids))  # the first one touches memory
 
@@ -141,7 +108,7 @@ def _time_planned(batches: npt.NDArray[np.int32], n: int) -> float:
             next(plans)  # these miss all
         begin = time.thread_time()
         for number, planned in enumerate(plans, len(batches)):
-            write_plan(_Nowhere(), planned, trace[number])
+            write_plan(_nowhere, planned, trace[number])
             each.append(time.thread_time() - begin)
             begin = time.thread_time()
     return max(LEAST_S, statistics.median(each) / len(batches[0]))

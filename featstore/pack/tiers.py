@@ -28,7 +28,7 @@ from featstore.gather.plan import NO_CHANGES
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Segment, Segmentation, Stored, segments, shortest_segments
 from featstore.pack.tables import DEVICE, FILL, PLAN, SHARED, SHARED_HEAD, TABLES
-from featstore.plan.planfile import Appends, write_plan
+from featstore.plan.planfile import Append, write_plan
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
@@ -63,18 +63,9 @@ def _narrow(rows: Ids) -> Ids:
 class Sizes:
     """What a layout's tables are made for, and what the rows will take.
 
-    Parameters
-    ----------
-    device_rows, host_rows : int
-        Rows of these tiers.
-    superbatch : int
-        Batches that a planned policy plans together, from an empty cache.
-    row_bytes : int
-        Of all features together.
-    n_bytes : callable
-        ``n_bytes(n_device, n_host, stored)``: bytes on disk of all rows, those of the two tiers in memory among them.
-    group_rows : sequence of int
-        Kept with the tables: rows of a piece of shared rows, a feature.
+    A planned policy plans ``superbatch`` batches together, from an empty cache. ``row_bytes`` is of all features together.
+    ``n_bytes(n_device, n_host, stored)`` returns the bytes on disk of all rows, those of the two tiers in memory among them.
+    ``group_rows``, kept with the tables: rows of a piece of shared rows, a feature.
     """
 
     device_rows: int
@@ -146,37 +137,12 @@ def make_tables(
 ) -> None:
     """Decide where each row of a pack's batches is, and write it to ``folder``.
 
-    Parameters
-    ----------
-    pack : OfflineSamples
-    sizes : Sizes
-    policy : Policy
-        Of the host's rows: a static one, which also says which rows the device holds, or a planned one; the device then holds
-        the rows that most batches need.
-    scores_of : callable
-        Returns a static policy's scores, checked.
-    budget : Budget
-    folder : str
-    disk : DiskBudget
-        Where all rows of all batches do not fit beside each other into what is left of it, a static policy's batches share
-        caches on disk.
+    A static ``policy`` of the host's rows also says which rows the device holds; with a planned one the device holds the rows
+    that most batches need. ``scores_of`` returns a static policy's scores, checked. Where all rows of all batches do not fit
+    beside each other into what is left of ``disk``, a static policy's batches share caches on disk. OSError (ENOSPC): it is too
+    small even so; names the least that would do.
 
-    Raises
-    ------
-    BudgetError
-        Not enough memory.
-    PluginError
-        The policy failed.
-    OSError
-        ENOSPC: the disk, or ``disk``, is too small; names the least that would do.
-
-    Notes
-    -----
-    Holds, beside what the policy's scores take, 16 bytes a node.
-
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, sections 4 (levels) and 5.1 (segmented disk cache).
+    Holds, beside what the policy's scores take, 16 bytes a node. Liu et al., DiskGNN, SIGMOD 2025, sections 4 and 5.1.
     """
     n = pack.num_nodes
     with contextlib.ExitStack() as stack:
@@ -226,7 +192,7 @@ def _leave_device(ids: Ids, tier_of_row: npt.NDArray[np.int32] | None, sizes: Si
 
 
 def write_static(
-    table: Appends, ids: Ids, tier_of_row: npt.NDArray[np.int32], place_of_row: npt.NDArray[np.int32] | None = None
+    append: Append, ids: Ids, tier_of_row: npt.NDArray[np.int32], place_of_row: npt.NDArray[np.int32] | None = None
 ) -> Int64s:
     """Write the plan of a batch whose rows in memory stay, and return the places of its shared rows, ascending.
 
@@ -239,7 +205,7 @@ def write_static(
         places = place_of_row.take(ids[missed])
         order = np.concatenate([order[places[order] < 0], np.argsort(places)[np.count_nonzero(places < 0) :]])
         shared = np.sort(places[places >= 0]).astype(np.int64)
-    write_plan(table, PlannedBatch(slots, NO_CHANGES), missed=missed[order])
+    write_plan(append, PlannedBatch(slots, NO_CHANGES), missed=missed[order])
     return shared
 
 
@@ -262,7 +228,7 @@ def _plan_static(
             place_of_row[segment.rows] = np.arange(len(segment.rows), dtype=np.int32)
         for number in range(segment.first, segment.stop):
             ids = _leave_device(pack.ids(number), tier_of_row, sizes, files)
-            shared = write_static(files[PLAN], ids, tier_of_row, place_of_row if length > 1 else None)
+            shared = write_static(files[PLAN].append, ids, tier_of_row, place_of_row if length > 1 else None)
             if length > 1:
                 files[SHARED].append(_narrow(shared + before))
         place_of_row[segment.rows] = -1
@@ -284,12 +250,9 @@ def segmentation(
     budget: Budget,
     disk: DiskBudget,
 ) -> Segmentation:
-    """Find how many batches share a cache on disk, 1 where none need, so that a layout fits what is left of ``disk``.
+    """Find how many batches share a cache on disk so that a layout fits what is left of ``disk``; 1 where none need.
 
-    Raises
-    ------
-    OSError
-        ENOSPC: none do; says what would.
+    OSError (ENOSPC): none do; says what would.
     """
     assert disk.total is not None
     n = len(pack)
@@ -316,7 +279,7 @@ def segmentation(
 
 
 def windows(pack: OfflineSamples, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
-    """Yield what is planned together, in order: of each superbatch of each epoch the rows that the device leaves."""
+    """Yield the trace of each superbatch of each epoch, in order: the rows that the device leaves are planned together."""
 
     def rest(begin: int, batch: int) -> Ids:
         ids = pack.ids(begin + batch)
@@ -380,6 +343,6 @@ def _plan_windows(
             checked.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
             for planned in checked.plan(trace.window(), first=number):
                 left = _leave_device(pack.ids(number), tier_of_row, sizes, files)
-                n_missed[number] = len(write_plan(files[PLAN], planned, left))
+                n_missed[number] = len(write_plan(files[PLAN].append, planned, left))
                 number += 1
     return n_missed

@@ -16,14 +16,13 @@ from featstore.gather.plan import BatchPlan, Tier
 from featstore.graph.progress import Progress
 from featstore.graph.verify import verify_file
 from featstore.pack.layout import (
-    LAYOUT_PREFIX,
-    PARTIAL,
     FeatureExtents,
     LayoutOptions,
     file_record,
     find_layouts,
     layout_bytes,
     layout_records,
+    partial_layouts,
 )
 from featstore.pack.makelayout import BEGUN
 from featstore.pack.nodedata import NODE_DATA_KIND, carried, named
@@ -63,7 +62,6 @@ class _Check:
     def run(self) -> dict[str, Any]:
         pack = self._pack
         names = sorted(os.listdir(pack.path))
-        partial = [name for name in names if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
         layouts = list(zip(find_layouts(pack), layout_records(pack), strict=True))
         folders = [pack.file(options.name) for options, _ in layouts]
         # Samples and plans are read once more, for what they say.
@@ -77,8 +75,7 @@ class _Check:
                 self._sections(pack.file(each["file"]), NODE_DATA_KIND)
             for options, record in layouts:
                 self._layout(options, record)
-        left = [pack.file(name) for name in partial]
-        left += [pack.file(name) for name in names if name.endswith(TEMPORARY)]
+        left = partial_layouts(pack) + [pack.file(name) for name in names if name.endswith(TEMPORARY)]
         there = [*(entry.path for folder in (pack.path, *folders) for entry in os.scandir(folder))]
         return {
             "files": self.n_files,
@@ -158,10 +155,7 @@ class _Check:
         self._bar.add(record.n_sums_bytes)
 
     def _check_plans(self, options: LayoutOptions, tables: TierTables, path: str) -> None:
-        """Follow the plans of all batches: every row must be where its batch is told to find it.
-
-        Holds 8 bytes a row of the host tier.
-        """
+        """Follow the plans of all batches: every row must be where its batch finds it. Holds 8 bytes a row of the host tier."""
         pack, fill = self._pack, tables.fill_rows
         held = np.full(options.capacity, -1, np.int64)  # the row in each slot of the host tier
         held[: len(fill)] = fill
@@ -223,7 +217,6 @@ def _shared(tables: TierTables, addresses: Any, number: int) -> Int64s | None:
 
 
 def _size(path: str) -> int:
-    """Return the bytes of a file, or of the files that lie in a folder."""
     if not os.path.isdir(path):
         return os.path.getsize(path)
     return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file(follow_symlinks=False))

@@ -55,22 +55,21 @@ def partition(
     n_parts : int, optional
         At least 1. Needed unless ``method`` is an array. More parts than nodes are allowed: some are then empty.
     method : str, Partitioner, class, or integer array, shape (num_nodes,)
-        ``"fennel"`` streams the adjacency in bounded memory; ``"ldg"`` does, by another score. ``"ranges"`` cuts the ids,
-        ``"random"`` draws. ``"metis"`` needs pymetis, and memory for the whole adjacency several times. Or a registered name; or
-        parts that were made elsewhere.
+        ``"fennel"`` and ``"ldg"`` stream the adjacency in bounded memory; ``"ranges"`` cuts the ids, ``"random"`` draws.
+        ``"metis"`` needs pymetis, and memory for the whole adjacency several times. Or a registered name; or parts that were
+        made elsewhere.
     train_idx : integer array or tensor, or boolean mask, shape (num_nodes,), optional
         Training nodes. ``"fennel"`` spreads them over the parts; they are kept beside the parts.
     passes, gamma, start, levels
-        Options of ``"fennel"``: passes over the adjacency (3), exponent of the size of a part (1.5), ``"ranges"`` to begin with
-        contiguous ids, two numbers of parts to divide in two levels. See :class:`~featstore.partitioning.fennel.Fennel`.
+        Options of ``"fennel"``: see :class:`~featstore.partitioning.fennel.Fennel`.
     name : str, optional
         Under which they are kept; ``<method>-<n_parts>`` by default. Parts that had the name are replaced.
     keep : bool
         False: leave the dataset as it is.
     keep_lists : bool
         Also keep the adjacency in part order: whole neighbour lists, those of a part next to each other, so that a loader of
-        :class:`~featstore.PartitionBatches` reads those of a macro-batch in sequence. As large as the adjacency, and 4 bytes a
-        node (8 from 2³¹ nodes on).
+        :class:`~featstore.PartitionBatches` reads those of a macro-batch in sequence. As large as the adjacency, and 4 bytes
+        a node (8 from 2³¹ nodes on).
     seed : int
         Of randomised methods.
     progress : bool
@@ -95,30 +94,28 @@ def partition(
         A partitioner of another package failed, or returned what are no parts.
     BudgetError
         The graph's budget does not suffice; names what does.
-    BusyError
-        They cannot be kept: somebody else is writing the dataset, or has replaced it.
-    CommittedError
-        They are kept, but making that durable failed.
+    BusyError, CommittedError
+        Somebody else is writing the dataset, or has replaced it; the parts are kept, but making that durable failed.
     CorruptionError, OSError
         Reading or writing failed.
 
     Notes
     -----
     All is kept in one commit: if it fails or is killed, the dataset is as it was, and a second call starts over. ``g`` has the
-    parts at once (:meth:`OutOfCoreGraph.parts`), other handles when they are opened again. ``"fennel"`` needs 5 bytes a node, a
-    few megabytes, and beside it the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. So does keeping
-    the parts, for which each node's edges into other parts are counted: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs
-    20 bytes a node and 16 a part beside them, and reads the adjacency once more for each half of the memory left that it fills.
+    parts at once (:meth:`OutOfCoreGraph.parts`), other handles when they are opened again. ``"fennel"`` needs 5 bytes a node
+    and the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. So does keeping the parts, which counts
+    each node's edges into other parts: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs 20 bytes a node and 16 a part
+    beside them, and reads the adjacency once more for each half of the memory left that it fills.
+
+    References
+    ----------
+    OUTRE, VLDB 2024, sections 4.2 and 5.2.
 
     Examples
     --------
     >>> parts = featstore.partition(g, 3_000, train_idx=g.node_data["train_idx"])
     >>> g.parts()["fennel-3000"].n_parts
     3000
-
-    References
-    ----------
-    OUTRE, VLDB 2024, sections 4.2 and 5.2.
     """
     named = {"passes": passes, "gamma": gamma, "start": start, "levels": levels, **options}
     seed = check_at_least("seed", seed, 0)
@@ -218,14 +215,8 @@ def _mask(train_idx: Given, n: int) -> Bytes:
 class PartQuality:
     """How good parts are.
 
-    Attributes
-    ----------
-    cut : float
-        Share of the edges whose ends are in different parts.
-    balance, train_balance : float
-        Nodes, and training nodes, of the largest part over the mean of all; 1 is perfect. NaN where there are none.
-    n_empty : int
-        Parts without a node.
+    ``cut`` is the share of the edges whose ends are in different parts. ``balance`` and ``train_balance``: nodes, and training
+    nodes, of the largest part over the mean of all; 1 is perfect, NaN where there are none. ``n_empty`` parts have no node.
     """
 
     cut: float
@@ -235,20 +226,9 @@ class PartQuality:
 
 
 def judge(g: OutOfCoreGraph, parts: Given, n_parts: int, train_idx: Given | None = None, *, progress: bool = True) -> PartQuality:
-    """Count what parts cut, and how even they are; reads the adjacency once, in sequence.
+    """Count the edges that parts cut, and how even the parts are; reads the adjacency once, in sequence.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    parts : integer array, shape (num_nodes,)
-    n_parts : int
-    train_idx : integer array, or boolean mask, optional
-    progress : bool
-
-    Raises
-    ------
-    ValueError, TypeError, IndexError, BudgetError, CorruptionError, OSError
-        As of :func:`partition`.
+    Errors are those of :func:`partition`.
     """
     checked = check_parts(parts, g.num_nodes, n_parts)
     topology, n_inside = g.topology, 0

@@ -103,10 +103,7 @@ class GraphStream:
     def reserve(self, n_bytes: int) -> Reservation:
         """Count memory in the graph's budget: a context manager. For whatever grows with nodes, edges or parts.
 
-        Raises
-        ------
-        BudgetError
-            They are not available; names the least budget that does.
+        BudgetError: they are not available; names the least budget that does.
         """
         return self._budget.reserve(HOLDER, n_bytes)
 
@@ -174,23 +171,11 @@ def available_partitioners() -> list[str]:
 
 
 def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict[str, Any]) -> Partitioner:
-    """Return an instance of a partitioner.
+    """Return a partitioner by its registered name, that of an entry point, or a class; an instance has its options.
 
-    Parameters
-    ----------
-    method : str, Partitioner, or subclass of Partitioner
-        A registered name, or that of an entry point of the group ``featstore.partitioners``; an instance has its options.
-    options : dict
-        By name; those that are None are left to the partitioner.
-
-    Raises
-    ------
-    ValueError, PluginError
-        No partitioner has that name; the entry point cannot be loaded; the class cannot be made.
-    OptionError
-        The partitioner has no such option; lists those that it has.
-    TypeError
-        Neither a name, a partitioner nor a class of one.
+    ``options`` by name; those that are None are left to the partitioner. ValueError, PluginError: no partitioner has that name;
+    the class cannot be made. OptionError: it has no such option; lists those that it has. TypeError: neither a name, a
+    partitioner nor a class.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(method, Partitioner):

@@ -86,17 +86,14 @@ class Fennel(Partitioner):
 
     @property
     def n_passes(self) -> int:
-        """See :class:`Partitioner`."""
         return self.passes * (1 if self.levels is None else 2)
 
     def check(self, n_parts: int) -> None:
-        """See :class:`Partitioner`."""
         if self.levels is not None and self.levels[0] * self.levels[1] != n_parts:
             first, second = self.levels
             raise OptionError("levels", f"{first} times {second} parts are {first * second}, not {n_parts}")
 
     def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
-        """See :class:`Partitioner`."""
         n, is_train = graph.num_nodes, graph.is_train
         n_train = 0 if is_train is None else int(is_train.sum(dtype=np.int64))
         first = graph.n_parts if self.levels is None else self.levels[0]

@@ -42,11 +42,9 @@ class LDG(Partitioner):
 
     @property
     def n_passes(self) -> int:
-        """See :class:`Partitioner`."""
         return self.passes
 
     def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
-        """See :class:`Partitioner`."""
         part = np.full(graph.num_nodes, -1, np.int32)
         cap = most_nodes(np.array([graph.num_nodes], np.int64), graph.n_parts)
         unit = np.ones(1)

@@ -31,11 +31,9 @@ class Metis(Partitioner):
     """
 
     def check(self, n_parts: int) -> None:
-        """See :class:`Partitioner`."""
         _pymetis()
 
     def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
-        """See :class:`Partitioner`."""
         n, pymetis = graph.num_nodes, _pymetis()
         if n == 0 or graph.n_parts == 1:
             return np.zeros(n, np.int32)

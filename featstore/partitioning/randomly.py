@@ -18,11 +18,9 @@ class Random(Partitioner):
 
     @property
     def n_passes(self) -> int:
-        """See :class:`Partitioner`."""
         return 0
 
     def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
-        """See :class:`Partitioner`."""
         n, n_parts = graph.num_nodes, graph.n_parts
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(graph.seed)))
         if n <= n_parts:

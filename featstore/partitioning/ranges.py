@@ -22,28 +22,16 @@ class Ranges(Partitioner):
 
     @property
     def n_passes(self) -> int:
-        """See :class:`Partitioner`."""
         return 0
 
     def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
-        """See :class:`Partitioner`."""
         return ranges(graph.num_nodes, graph.n_parts)
 
 
 def ranges(n: int, width: int, group: Int32s | None = None, members: npt.NDArray[np.int64] | None = None) -> Int32s:
-    """Return ranges of ids, of every group its own.
+    """Return ``width`` ranges of ids, of every group its own: the ``i``-th of its ``m`` nodes goes to range ``i * width // m``.
 
-    Parameters
-    ----------
-    n, width : int
-        Nodes, and parts of a group; those of group ``g`` are ``g * width`` ….
-    group : int32 array, shape (n,), optional
-    members : int64 array, shape (n_groups,), optional
-        Nodes of each group.
-
-    Notes
-    -----
-    The ``i``-th of ``m`` nodes goes to range ``i * width // m``.
+    Ranges of group ``g`` are ``g * width`` …; ``members`` counts the nodes of each group.
     """
     part = np.empty(n, np.int32)
     seen = None if members is None else np.zeros(len(members), np.int64)

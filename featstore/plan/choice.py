@@ -66,7 +66,6 @@ class Choice:
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         epochs = self.workload.epochs
         return {
             "taken": self.taken.to_dict(epochs),
@@ -82,7 +81,7 @@ class Choice:
 
 
 def chosen_mask(scores: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.bool_]:
-    """Return which rows have the ``n_rows`` highest scores, bool [n]; 8 bytes each of those rows meanwhile."""
+    """Mark the ``n_rows`` rows of the highest scores, bool [n]; holds 8 bytes for each of them meanwhile."""
     mask = np.zeros(len(scores), bool)
     mask[top_rows(scores, n_rows)] = True
     return mask
@@ -110,43 +109,16 @@ def observe(
     ahead_bytes: int = 0,
     out_degree: npt.NDArray[Any] | None = None,
 ) -> Workload:
-    """Find out what the cost model wants to know of an epoch.
+    """Describe an epoch for the cost model by a trace of some or all of its batches.
 
-    Parameters
-    ----------
-    trace : Trace
-        Some or all batches of the epoch.
-    row_bytes : int
-        Of all features together.
-    capacity : int
-        Rows of the host cache.
-    budget : Budget
-        Pays for the simulation.
-    n_batches : int, optional
-        Of the epoch, where the trace has fewer: its counts are then scaled.
-    sample_s : float
-        Seconds of sampling the traced batches.
-    passes_s : float
-        Of those, seconds that an epoch takes no matter how many batches it has: passes over neighbour lists.
-    superbatch : int, optional
-        Batches of one; all by default.
-    online : str, optional
-        An online policy to simulate as well.
-    epochs, disk_bytes, has_pack, pack_epochs, layouts, device_rows, device_on_host, ahead_bytes
-        See :class:`~featstore.plan.cost.Workload`.
-    on_device : bool array, shape (n,), optional
-        The ``device_rows`` rows that the device holds; without, those that most batches need.
-    out_degree : integer array, shape (n,), optional
-        Of the rows, for what a cache by degree would hit.
+    ``row_bytes`` is of all features together, ``capacity`` rows of the host cache. ``n_batches`` of the epoch: where the trace
+    has fewer, counts are scaled. Sampling the traced batches took ``sample_s``; of those, passes over neighbour lists
+    ``passes_s``, however many the batches are. ``online`` names an online policy to simulate as well. The device holds the rows
+    of ``on_device``, or the ``device_rows`` that most batches need. By ``out_degree`` is told what a cache by degree would hit.
+    The others go to :class:`~featstore.plan.cost.Workload`.
 
-    Raises
-    ------
-    BudgetError
-        The budget does not suffice to simulate Belady's policy over the trace.
-
-    Notes
-    -----
-    Takes memory for accesses and for slots of the cache, and a byte for each row of the field, beside the arrays that are given.
+    Holds memory for accesses and for slots of the cache, and a byte for each row of the field. BudgetError: too little to
+    simulate Belady's policy.
     """
     recorded = len(trace)
     total = recorded if n_batches is None else n_batches
@@ -250,7 +222,7 @@ def _look(
     online: str | None,
     budget: Budget,
 ) -> _Seen:
-    """Count and simulate; of ``n`` rows, the trace numbers those that it asks for, or all."""
+    """Count and simulate a trace that numbers all of ``n`` rows, or those that it asks for."""
     recorded = len(trace)
     scale = total / max(1, recorded)
     capacity, device_rows = min(capacity, n), min(device_rows, n)
@@ -304,7 +276,6 @@ def _look(
 
 
 def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:
-    """Return a trace without the rows that are marked."""
     left = ~rows
     lengths = np.array([np.count_nonzero(left.take(ids)) for ids in trace], np.int64)
 
@@ -351,26 +322,12 @@ def _again(loaded: Int64s, fresh: Int64s, n_batches: int, unseen: float) -> floa
 
 
 def extrapolated(loaded: Int64s, fresh: Int64s, n_batches: int, distinct: float, capacity: int, most: float = math.inf) -> float:
-    """Return how many rows a policy loads in an epoch of ``n_batches``, from those of its first batches.
+    """Return how many rows a policy loads in an epoch of ``n_batches``, which asks for ``distinct`` rows.
 
-    Parameters
-    ----------
-    loaded : int64 array
-        Rows loaded in each of the first batches.
-    fresh : int64 array
-        Of its rows, those that no batch before had.
-    n_batches : int
-    distinct : float
-        Rows that the epoch asks for.
-    capacity : int
-    most : float
-        It surely loads no more.
-
-    Notes
-    -----
-    Where rows are loaded again, the cache is full, and goes on at the rate of the last half. Where none are and the cache has
-    room for all, it loads the distinct rows. Where it is yet to become full, it loads more than these, and less than at the rate
-    of the last half, as ever fewer rows are new: taken is what differs from both by the same factor.
+    ``loaded`` in each of the first batches, of which ``fresh`` were in no batch before; ``most`` is surely not exceeded. Where
+    rows are loaded again, the cache is full, and goes on at the rate of the last half. Where none are and the cache has room
+    for all, it loads the distinct rows. Where it is yet to become full, it loads more than these, and less than at that rate,
+    as ever fewer rows are new: taken is what differs from both by the same factor.
     """
     n, total = len(loaded), float(loaded.sum())
     if n >= n_batches or not total:
@@ -385,20 +342,11 @@ def extrapolated(loaded: Int64s, fresh: Int64s, n_batches: int, distinct: float,
 
 
 def static_hits(rows_of: Int64s, capacity: int, seen: int, n_batches: int) -> float:
-    """Return how many accesses the ``capacity`` rows of the highest counts of another epoch would serve.
+    """Return how many accesses of an epoch the ``capacity`` rows of the highest counts of another epoch would serve.
 
-    Parameters
-    ----------
-    rows_of : int64 array
-        Rows of each count, of the batches that were seen.
-    capacity, seen : int
-    n_batches : int
-        Of the epoch that is served, and of the one that is counted.
-
-    Notes
-    -----
-    A cache with room for more rows than were seen learns from further batches, until it is full: then it misses what these had
-    not, and has rows by chance where there is still room.
+    ``rows_of`` has the rows of each count, of the ``seen`` batches; both epochs have ``n_batches``. A cache with room for more
+    rows than were seen learns from further batches until it is full: then it misses what these had not, and has rows by chance
+    where there is still room.
     """
     n, n_accesses = int(rows_of.sum()), float((np.arange(len(rows_of)) * rows_of).sum())
     hits = expected_hits(rows_of, capacity, seen) / max(1, seen)
@@ -418,16 +366,10 @@ def top_sum(rows_of: Int64s, capacity: int) -> int:
 
 
 def expected_hits(rows_of: Int64s, capacity: int, n_batches: int) -> float:
-    """Return how many accesses of other batches, as many, the ``capacity`` rows of the highest counts would serve.
+    """Return how many accesses of as many other batches the ``capacity`` rows of the highest counts would serve.
 
     Counted on the batches that chose them, those rows would serve too many: each access helped to choose its row. So each is
     judged by the counts of all batches but its own, brought to the same number of batches.
-
-    Parameters
-    ----------
-    rows_of : int64 array
-        Rows of each count.
-    capacity, n_batches : int
     """
     n, k = int(rows_of.sum()), np.arange(len(rows_of))
     if not capacity or not n:

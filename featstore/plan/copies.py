@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,10 @@ import numpy.typing as npt
 from featstore._core.rows import copy_rows
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
-from featstore.storage.catalog import Catalog
 from featstore.storage.drive import settled, share_end
 from featstore.storage.keptrates import kept_or_measured
 
-__all__ = ["CopySpeed", "copy_speed", "kept_copies"]
+__all__ = ["KEY", "CopySpeed", "copy_speed"]
 
 KEY = "copy/speed"
 METHOD = 2  # of measuring; what another one found is measured again
@@ -30,16 +30,10 @@ Uint8s = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class CopySpeed:
-    """What copying rows from memory to memory was measured to do, in bytes of rows a second.
+    """Measured rates of copying rows within memory, in bytes of rows a second.
 
-    Parameters
-    ----------
-    copy_bandwidth : float
-        Scattered rows into a sequence, nothing beside it.
-    batch_bandwidth : float
-        Scattered rows to scattered places, as a batch plan says, beside a thread that copies in sequence.
-    fresh_bandwidth : float
-        Scattered rows into a sequence of memory that was never touched.
+    ``copy_bandwidth``: scattered rows into a sequence, nothing beside it. ``batch_bandwidth``: to scattered places, as a batch
+    plan says, beside a thread that copies in sequence. ``fresh_bandwidth``: into a sequence of memory that was never touched.
     """
 
     copy_bandwidth: float
@@ -48,39 +42,14 @@ class CopySpeed:
 
 
 def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, again: bool = False) -> CopySpeed:
-    """Return what copies of rows of a width do: from the dataset's catalog, or measured now and kept there.
+    """Return the rates of copies of rows of a width by ``n_threads``: the catalog's, or measured now and kept there.
 
-    Parameters
-    ----------
-    dataset : str
-        The dataset's directory.
-    row_bytes : int
-    n_threads : int
-        That copy.
-    budget : Budget
-        Pays for what is copied.
-    again : bool
-        Measure in any case.
-
-    Raises
-    ------
-    BudgetError
-        No memory for what is copied.
-
-    Notes
-    -----
-    Each rate is the median of slices, which are copied until it is stable, or its share of the time is over
-    (:func:`featstore.storage.drive.share_end`). The catalog has the rates of one width and number of threads. What was measured
-    more than a day ago, on another machine, of another width or in another way is not used. A dataset that may not be written,
-    or that somebody is writing, keeps nothing.
+    ``again``: measure in any case. Each rate is the median of slices, copied until it is stable or its share of the time is
+    over (:func:`featstore.storage.drive.share_end`). Rates that are older than a day, of another machine, width or method, are
+    not used. A dataset that may not be written, or that somebody is writing, keeps nothing.
     """
     where = {"machine": platform.node(), "row_bytes": row_bytes, "threads": n_threads, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, CopySpeed, lambda: _measure(row_bytes, n_threads, budget), again)
-
-
-def kept_copies(catalog: Catalog) -> dict[str, Any] | None:
-    """Return the entry of a catalog with the rates of copies; None where there is none."""
-    return catalog.extra.get(KEY)
 
 
 def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
@@ -109,7 +78,7 @@ def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
         untouched, number = huge_array(n_out * row_bytes).reshape(n_out, row_bytes), 0
         # Slices of several pages, however narrow rows are.
         fresh = settled(lambda: some(untouched, np.resize(rows, n_slice)), begin + 2 * third, n_out // n_slice)
-        with _Streaming(array[:n_stream], _touched(n_stream, row_bytes)):
+        with _streaming(array[:n_stream], _touched(n_stream, row_bytes)):
             batch = settled(lambda: some(out, rows, places), begin + 3 * third)
     return CopySpeed(plain, min(plain, batch), min(plain, fresh))
 
@@ -128,32 +97,21 @@ def _time_copy(
     return out.nbytes / max(1e-9, time.perf_counter() - start)
 
 
-class _Streaming:
-    """A thread that copies rows in sequence until it is left, as reading and checking moves bytes beside a batch's copy."""
+@contextmanager
+def _streaming(source: Uint8s, out: Uint8s) -> Iterator[None]:
+    """Copy rows in sequence in a thread meanwhile, as reading and checking moves bytes beside a batch's copy."""
+    runs, stop = threading.Event(), threading.Event()
 
-    def __init__(self, source: Uint8s, out: Uint8s) -> None:
-        self._source, self._out = source, out
-        self._stop, self._runs = threading.Event(), threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="featstore-measure")
+    def run() -> None:
+        while not stop.is_set():
+            runs.set()
+            copy_rows(source, None, out, None, 1)
 
-    def __enter__(self) -> _Streaming:
-        self._thread.start()
-        self._runs.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._runs.set()
-                copy_rows(self._source, None, self._out, None, 1)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._runs.set()
+    thread = threading.Thread(target=run, name="featstore-measure")
+    thread.start()
+    runs.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

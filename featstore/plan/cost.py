@@ -82,22 +82,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What a pack's layout has on disk, counted to the byte where the disk is small, and what an epoch reads of shared rows.
+    """Bytes and rows of a pack's layout, counted exactly where the disk is small, and an epoch's reads of shared rows.
 
-    Parameters
-    ----------
-    disk_bytes : int
-        Of the whole layout.
-    rows : int
-        Of all epochs: in extents of batches, and shared.
-    packed : int
-        That an epoch has in the extents of its batches.
-    length : int
-        Batches of a segment that share rows; 1: none do.
-    reads, n_bytes : int
-        Of shared rows, an epoch: read operations after close pages were merged, and what they move.
-    fails : str
-        Why it cannot be made; empty where it can.
+    The whole layout takes ``disk_bytes`` and has ``rows``: in extents, of which an epoch has ``packed``, and shared by
+    ``length`` batches of a segment (1: none). Shared rows cost an epoch ``reads`` of ``n_bytes``, close pages merged.
+    ``fails``: why it cannot be made.
     """
 
     disk_bytes: int
@@ -122,11 +111,10 @@ class Workload:
     capacity : int
         Rows of the host cache.
     n_top : int
-        Accesses that the ``capacity`` most used rows of this very epoch serve: a static policy's hits where samples are frozen.
-    n_static : int, optional
-        Accesses that the ``capacity`` most used rows of another epoch serve, where samples are fresh; ``n_top`` by default.
-    n_degree : int, optional
-        Accesses that the ``capacity`` rows of the most out-edges serve; None: not known.
+        Accesses that the ``capacity`` most used rows of this very epoch serve: a static policy's hits on frozen samples.
+    n_static, n_degree : int, optional
+        Accesses that the ``capacity`` most used rows of another epoch serve, where samples are fresh, ``n_top`` by default; and
+        those of the most out-edges, None: not known.
     loads : int
         Rows that the planned policy loads in an epoch.
     sample_s, plan_s : float
@@ -141,20 +129,16 @@ class Workload:
         Offline samples are given, which every strategy would run; without them nothing can be packed for good.
     pack_epochs : int
         Epochs of those samples; each has extents of its own.
-    layouts : mapping of str to int
-        Bytes of the layouts that are there already, by policy.
-    on_disk : mapping of str to OnDisk
-        By policy, layouts that were counted to the byte, because the disk is small or because they are there.
-    n_device : int
-        Accesses that rows on the device serve; ``n_top``, ``n_static``, ``n_degree`` and ``loads`` are of the others.
-    device_rows : int
-        Rows on the device; with a pack those of its layout, for packed strategies alone.
+    layouts, on_disk : mapping of str to int, and to OnDisk
+        By policy, bytes of the layouts that are there already; those that were counted to the byte, because the disk is small or
+        because they are there.
+    n_device, device_rows : int
+        Accesses that rows on the device serve (``n_top``, ``n_static``, ``n_degree`` and ``loads`` are of the others), and how
+        many these rows are; with a pack those of its layout, for packed strategies alone.
     device_on_host : bool
         The device is the host itself, which then copies for it.
-    online_loads : int, optional
-        Rows that an online policy loads in its first epoch; None: not known.
-    online_again : int
-        In each epoch after it.
+    online_loads, online_again : int
+        Rows that an online policy loads in its first epoch, None: not known; in each epoch after it.
     ahead_bytes : int
         Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
     miss_share : float
@@ -273,11 +257,7 @@ def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, driv
 
 
 def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, drive: DriveSpeed) -> float:
-    """Seconds that :func:`random_reads` take.
-
-    A read takes the time of an operation, which moves one page, and that of its other pages at the rate of gathers; so where
-    nearly all pages are wanted it is a scan.
-    """
+    """Return the seconds of :func:`random_reads`; where nearly all pages are wanted it is a scan."""
     reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, drive)
     return reads_s(reads, n_bytes, drive)
 
@@ -331,15 +311,9 @@ def first_touch_s(w: Workload, m: Machine) -> float:
 
 
 def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]:
-    """Return the possible one that takes least for so many epochs, and why.
+    """Return the possible estimate that takes least for so many epochs, and why; ValueError where none is possible.
 
-    Of those that are nearer to each other than estimates are exact, the one whose epochs take least: what is made once may be
-    used again.
-
-    Raises
-    ------
-    ValueError
-        None is possible.
+    Of estimates nearer to each other than they are exact, the one whose epochs take least: what is made once may be used again.
     """
     possible = sorted((each for each in estimates if not each.impossible), key=lambda each: each.total_s(epochs))
     if not possible:

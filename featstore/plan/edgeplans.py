@@ -53,7 +53,7 @@ class EdgePlanner:
             return traces[0].ids(b) if b < n else traces[1].ids(b - n)
 
         def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:
-            write_plan(writer, planned)
+            write_plan(writer.append, planned)
             check()
 
         superbatch.edge_plans = PlanFile(self._planner.plan(k, lengths, ids, n, first, write))

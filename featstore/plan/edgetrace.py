@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,43 +23,22 @@ FINDING_BYTES = 48  # an edge, while a batch's distinct edges are found
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class DistinctEdges:
-    """The edges of a batch, each once.
-
-    Parameters
-    ----------
-    ids : int32 or int64 array, shape (n,)
-        Distinct numbers of edges.
-    places : int32 array, shape (k,)
-        Index in ``ids`` of each edge of the blocks, one block after the other; empty where ``ids`` are these already.
-    """
-
-    ids: Ints
-    places: npt.NDArray[np.int32]
+# A batch's distinct edges, and where each edge of its blocks is among them, block after block; no places if all are distinct.
+DistinctEdges: TypeAlias = tuple[Ints, npt.NDArray[np.int32]]
 
 
 def distinct_edges(batch: SampledBatch, n_edges: int, budget: Budget) -> DistinctEdges:
     """Return the distinct edges of a batch of a graph of ``n_edges``; ``budget`` counts the memory of finding them.
 
-    Hops that draw anew draw an edge several times. Its row is then needed once.
-
-    Raises
-    ------
-    PluginError
-        See :func:`~featstore.sampling.numbered.edge_numbers`.
-    BudgetError
-        No memory; may be called again.
+    Hops that draw anew draw an edge several times; its row is needed once. A BudgetError may be tried again.
     """
     with budget.reserve("edges of a batch", FINDING_BYTES * sum(len(block.src) for block in batch.blocks)):
         numbers = edge_numbers(batch.blocks, n_edges, whole=True)
         ids, places = np.unique(numbers, return_inverse=True)
         dtype = np.int32 if n_edges < 2**31 else np.int64
         if len(ids) == len(numbers):
-            return DistinctEdges(numbers.astype(dtype), np.empty(0, np.int32))
-        return DistinctEdges(ids.astype(dtype), places.astype(np.int32))
+            return numbers.astype(dtype), np.empty(0, np.int32)
+        return ids.astype(dtype), places.astype(np.int32)
 
 
 class EdgeTraceWriter(SectionWriter):
@@ -70,9 +48,8 @@ class EdgeTraceWriter(SectionWriter):
         super().__init__(path, KIND, disk)
 
     def add(self, edges: DistinctEdges) -> None:
-        """Append a batch."""
-        self.append(edges.ids)
-        self.append(edges.places)
+        for array in edges:
+            self.append(array)
 
     def finish_trace(self) -> EdgeTrace:
         """Close the file and open it for reading."""
@@ -94,9 +71,8 @@ class EdgeTrace:
         return self._file.read(SECTIONS * number, array)
 
     def places(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[np.int32]:
-        """Return :attr:`DistinctEdges.places` of a batch."""
+        """Return where the edges of a batch's blocks are among its distinct ones."""
         return self._file.read(SECTIONS * number + 1, array)
 
     def remove(self) -> None:
-        """Delete the file."""
         self._file.remove()

@@ -33,7 +33,7 @@ Degrees = Callable[[], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Step:
-    """How far a miss curve is: ``done`` of ``total`` simulations, the one that begins now, seconds left where they are known."""
+    """How far a miss curve is: ``done`` of ``total`` simulations, the one that begins now, and the seconds left where known."""
 
     done: int
     total: int
@@ -56,18 +56,9 @@ class Curve:
 class MissCurve:
     """Rows loaded against cache size.
 
-    Attributes
-    ----------
-    n : int
-        Rows of the field.
-    n_batches, n_accesses, n_distinct : int
-        Batches of the trace, rows that they ask for in all, and how many different rows those are: the fewest that can be loaded.
-    sizes : list of int
-        Rows of the cache, ascending.
-    curves : list of Curve
-        Best first, by the largest size, then the next smaller.
-    skipped : dict of str to str
-        Policies that cannot be simulated here, and why.
+    ``n`` rows of the field, of which the trace's batches ask for ``n_accesses``; ``n_distinct`` different ones are the fewest
+    that can be loaded. ``sizes`` of the cache ascend; ``curves`` are best first, by the largest size, then the next smaller.
+    ``skipped``: policies that cannot be simulated here, and why.
     """
 
     n: int
@@ -79,12 +70,11 @@ class MissCurve:
     skipped: dict[str, str]
 
     def cache_bytes(self, row_bytes: int) -> list[int]:
-        """Return what a cache of each size takes of the memory, its tables included, whichever of the policies it has."""
+        """Return the memory that a cache of each size takes, its tables included, whichever of the policies it has."""
         policies = [None, *(get_policy(curve.policy) for curve in self.curves)]  # None: as for a planner
         return [max(FeatureCache.least_bytes(rows, row_bytes, self.n, policy) for policy in policies) for rows in self.sizes]
 
     def to_dict(self, row_bytes: int) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         return {
             "rows": self.n,
             "row_bytes": row_bytes,
@@ -133,20 +123,10 @@ class MissCurve:
 
 
 def parse_sizes(text: str, n: int, row_bytes: int) -> list[int]:
-    """Return cache sizes in rows, ascending, from a list such as ``"1%,0.05,20000,1GiB"``.
+    """Return cache sizes in rows, ascending, from a list such as ``"1%,0.05,20000,1GiB"``; ValueError says what is wrong.
 
-    Parameters
-    ----------
-    text : str
-        Separated by commas: shares of the rows (``5%`` or ``0.05``), rows (a whole number), or the memory that the cache may take
-        (a number with a unit).
-    n, row_bytes : int
-        Rows of the field and their bytes.
-
-    Raises
-    ------
-    ValueError
-        Not such a list, or a size is not between one row and all rows; says which.
+    Parts are shares of the rows (``5%`` or ``0.05``), rows (a whole number), or the memory that the cache may take (with a
+    unit).
     """
     rows = []
     for part in (part.strip() for part in text.split(",")):
@@ -188,10 +168,8 @@ def miss_curve(
         Rows of the cache, each from 1 to ``trace.n``.
     policies : sequence of str, optional
         Registered names; by default all, but for those that go by parts.
-    in_degree, out_degree : callable, optional
-        Degrees, for policies that score by them.
-    seed : int
-        Seed of randomised policies.
+    in_degree, out_degree, seed
+        Degrees, where policies score by them, as callables; seed of randomised policies.
     budget : Budget, optional
         Pays for the tables of each simulation.
     on_step : callable, optional
@@ -200,19 +178,14 @@ def miss_curve(
     Raises
     ------
     ValueError
-        The trace has no rows, or a size or a policy does not exist. A policy that was named and cannot be simulated raises what
-        it raises; one that was not named is listed in ``skipped``.
-    BudgetError
-        The budget does not suffice for a simulation.
-    CorruptionError, OSError
-        From a trace on disk.
+        The trace has no rows, or a size or a policy does not exist. A policy that was named and cannot be simulated raises its
+        own error; one that was not named is listed in ``skipped``.
 
     Notes
     -----
-    Each number is ``simulate(trace, size, policy).sum()``. What is known without replaying is not replayed: a static policy's
-    rows do not change, so one count of the trace answers all sizes; an online policy that never has to evict loads each row once.
-    Otherwise a replay a policy and size: seconds per 10 million accesses, by the policy. Memory: 16 bytes a row, and what one
-    simulation holds.
+    Each number is ``simulate(trace, size, policy).sum()``. What is known without replaying is not replayed: one count of the
+    trace answers all sizes of a static policy; an online policy that never evicts loads each row once. Memory: 16 bytes a row,
+    and what one simulation holds.
 
     Examples
     --------
@@ -304,7 +277,6 @@ class _Task:
     capacities: list[int]
 
     def held_bytes(self, trace: Trace) -> int:
-        """Bytes that it holds meanwhile."""
         rows = self.capacities[-1]
         if isinstance(self.policy, StaticPolicy):
             return (1 + self.policy.score_bytes) * trace.n + 16 * rows

@@ -29,12 +29,7 @@ WAIT_S = 0.05  # between two looks whether the epoch is over
 class MissedRows:
     """Rows by batch, ascending: kept in memory as batches are planned where they fit, read back where they do not.
 
-    Parameters
-    ----------
-    read : callable
-        ``read(batch)`` returns a batch's rows, when all are planned.
-    most_bytes : int
-        What may be kept; counted by the caller.
+    ``read(batch)`` returns a batch's rows when all are planned. The caller counts ``most_bytes``.
     """
 
     def __init__(self, read: Callable[[int], Ids], most_bytes: int) -> None:
@@ -60,13 +55,6 @@ class MissedRows:
         return None if kept is None else kept[batch]
 
     def __call__(self, batch: int) -> npt.NDArray[np.int32 | np.int64]:
-        """Return a batch's rows.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            They could not be read back.
-        """
         kept = self.kept(batch)
         return self._read(batch) if kept is None else kept
 
@@ -102,7 +90,7 @@ class PackSuperbatch(Protocol):
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Check) -> SuperbatchExtents | None:
         """Pack superbatch ``k``, or return None where there is no room for it: its rows are then read from the base file.
 
-        ``check`` is called now and then, what it raises (the epoch is over) is passed on.
+        ``check`` is called now and then; what it raises (the epoch is over) is passed on.
         """
         ...
 
@@ -111,28 +99,13 @@ class OverlappedPacking:
     """Pack a superbatch in a thread of its own, as soon as it is known what its batches miss.
 
     A policy that foresees its misses (:class:`~featstore.cache.planned.Window`) has slots and changes still to work out and to
-    write while the extents are filled. Where it foresees nothing, or there is no room for both at once, packing comes after.
+    write while the extents are filled. Where it foresees nothing, or ``may_begin(n_missed)`` finds no room for both at once,
+    packing comes after.
 
-    Parameters
-    ----------
-    n : int
-        Batches.
-    ids : callable
-        ``ids(b)`` returns the rows of a batch; thread-safe.
-    missed : callable
-        ``missed(b)`` returns the rows that a batch misses, ascending, once all is planned.
-    most_held : int
-        Bytes of missed rows that may be kept.
-    pack : callable
-        ``pack(n_missed, rows_of, check)`` packs; called by the thread.
-    may_begin : callable
-        ``may_begin(n_missed)`` says whether packing may begin before planning has ended.
-    check : callable
-        Called now and then by both threads; what it raises ends them.
-
-    Notes
-    -----
-    A context manager: left by an exception, the thread is stopped, and what it packed is removed.
+    ``ids(b)`` returns a batch's rows, thread-safe; ``missed(b)`` those that it misses, ascending, once all is planned, of which
+    ``most_held`` bytes may be kept. ``pack(n_missed, rows_of, check)`` packs in the thread. Both threads call ``check`` now and
+    then; what it raises ends them. A context manager: left by an exception, the thread is stopped, and what it packed is
+    removed.
     """
 
     def __init__(
@@ -167,13 +140,7 @@ class OverlappedPacking:
             self._packing = self._worker.submit(self._run)
 
     def planned(self, batch: int, rows: Ids) -> None:
-        """Note what a planned batch misses, ascending; batch after batch.
-
-        Raises
-        ------
-        PluginError
-            The policy foresaw something else.
-        """
+        """Note what a planned batch misses, ascending; batch after batch. PluginError: the policy foresaw something else."""
         if not self._n_foreseen:
             self._n_missed[batch] = len(rows)
             self._rows.add(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,11 @@ from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.sections import SectionFile
 
-__all__ = ["STORED_PER_ACCESS", "Appends", "PlanFile", "most_bytes", "write_bytes", "write_plan"]
+__all__ = ["STORED_PER_ACCESS", "Append", "PlanFile", "most_bytes", "write_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
+Append: TypeAlias = Callable[[npt.NDArray[Any]], object]  # SectionWriter.append, or what stands for it
 SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted, rows evicted
 BYTES_PER_ACCESS = 6  # of a plan on disk, about
 STORED_PER_ACCESS = 12  # bytes on disk to reckon with: where half of the rows are missed, and as many evicted
@@ -38,18 +39,8 @@ def most_bytes(n_batches: int, n_accesses: int, n_missed: int, capacity: int) ->
 class PlanFile:
     """Plans of consecutive batches: the address tables, made once.
 
-    Parameters
-    ----------
-    file : SectionFile
-    tier : Tier
-        Where the rows are that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them.
-    n_slots : int, optional
-        Slots of the host cache: a plan that names another is refused.
-
-    Raises
-    ------
-    CorruptionError
-        The file has not five sections a batch.
+    ``tier`` has the rows that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them. A plan
+    that names a slot from ``n_slots`` on is refused. CorruptionError: the file has not five sections a batch.
     """
 
     def __init__(self, file: SectionFile, tier: Tier = Tier.BASE, n_slots: int | None = None) -> None:
@@ -68,25 +59,17 @@ class PlanFile:
         return self._file.lengths[1::SECTIONS]
 
     def missed(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[np.int32]:
-        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row.
-
-        ``array`` as for :meth:`plan`.
-        """
+        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
         found = self._file.read(SECTIONS * number + 1, array)
         if found.dtype != np.int32:
             raise CorruptionError(f"the plan of batch {number} is not of integers", self._file.path)
         return found
 
     def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``.
+        """Return the plan of a batch whose input ids are ``ids``; CorruptionError if the file is damaged, or of other batches.
 
-        ``array(n, dtype)`` allocates the plan: 12 bytes a row, and up to 16 more for each miss. Reading needs 4 bytes a row, and
-        12 for each missed or admitted row, on top. Its exceptions propagate.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The file is damaged, or of other batches.
+        ``array(n, dtype)`` allocates the plan: 12 bytes a row, and up to 16 more for each miss. Reading needs 4 bytes a row,
+        and 12 for each missed or admitted row, on top. Its exceptions propagate.
         """
         arrays = self._file.run(SECTIONS * number, SECTIONS, array)
         slots, missed, in_positions, in_slots, out_rows = arrays
@@ -113,7 +96,6 @@ class PlanFile:
         return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def misses(self, number: int, ids: Ints, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Int64s:
@@ -131,7 +113,6 @@ class PlanFile:
         return taken
 
     def remove(self) -> None:
-        """Delete the file."""
         self._file.remove()
 
 
@@ -145,16 +126,8 @@ def _copy(values: npt.NDArray[Any], dtype: npt.DTypeLike, array: Callable[..., n
     return copied
 
 
-class Appends(Protocol):
-    """A :class:`~featstore.storage.sections.SectionWriter`, or what stands for one."""
-
-    def append(self, array: npt.NDArray[Any]) -> int:
-        """Write an array; return its number."""
-        ...
-
-
 def write_plan(
-    writer: Appends, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
+    append: Append, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
 ) -> npt.NDArray[np.int32]:
     """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
 
@@ -163,15 +136,15 @@ def write_plan(
     changes = planned.changes
     rows = changes.out_rows
     slots = np.ascontiguousarray(planned.slots, np.int32)
-    writer.append(slots)
+    append(slots)
     if missed is None:
         found = np.empty(len(slots), np.int32)
         found = found[: missed_positions(slots, found)]
         found = found if ids is None else found[np.argsort(ids.take(found))]
     else:
         found = missed.astype(np.int32)
-    writer.append(found)
-    writer.append(changes.in_positions.astype(np.int32))
-    writer.append(changes.in_slots)
-    writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
+    append(found)
+    append(changes.in_positions.astype(np.int32))
+    append(changes.in_slots)
+    append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
     return found

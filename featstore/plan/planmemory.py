@@ -32,24 +32,12 @@ def planning_bytes(
     spilled: bool = False,
     checked: bool = False,
 ) -> int:
-    """Return what planning windows holds.
+    """Return the bytes that planning windows holds.
 
-    Parameters
-    ----------
-    n_rows : int
-        Of the field: a quarter byte each at the most, where they are more than the accesses.
-    n_accesses : int
-        Of a window, look-ahead included; two bits each, and a position for each distinct row.
-    n_planned : int, optional
-        Accesses that are planned, whose next positions are held; all by default.
-    longest : int
-        Accesses of a window's longest batch.
-    capacity : int, optional
-        Most slots of the cache; as many as rows by default.
-    spilled : bool
-        Next positions are on disk.
-    checked : bool
-        Plans are checked: a row has another entry in a table of slots, and a slot one in a table of rows.
+    The field's ``n_rows`` take a quarter byte each at the most, where they are more than the accesses of a window, look-ahead
+    included, which take two bits each and a position for each distinct row. Of the ``n_planned`` accesses, all by default, next
+    positions are held, unless ``spilled`` to disk. ``longest``: accesses of the longest batch. ``capacity``: most slots of the
+    cache. ``checked`` plans have an entry a row in a table of slots, and one a slot in a table of rows.
     """
     width = 4 if n_accesses < 2**31 - 1 else 8
     id_width = 4 if n_rows < 2**31 - 1 else 8
@@ -74,27 +62,9 @@ def must_spill(
 ) -> bool:
     """Reserve what planning a window of batches of these ``lengths`` holds; return whether next positions must go to disk.
 
-    Parameters
-    ----------
-    memory : Reservation
-        Grown where it is too small: with next positions in memory, if it then is not more than an eighth of the budget, and there
-        is room for that.
-    pool : BufferPool
-        Gives back what nobody uses before that.
-    room : callable () -> int
-        Bytes that it may grow by.
-    n_rows, capacity, checked
-        As of :func:`planning_bytes`.
-    lengths : int64 array
-    n_planned : int
-        Batches that are planned; the others are look-ahead.
-    more : int
-        Bytes that are held beside.
-
-    Raises
-    ------
-    BudgetError
-        Planning does not fit the memory even so.
+    ``memory`` grows where it is too small: with next positions in memory if it then is not more than an eighth of the budget,
+    and there is ``room()`` for that, after ``pool`` gave back what nobody uses. ``n_planned`` batches are planned, the others
+    look-ahead; ``more`` bytes are held beside. BudgetError: planning does not fit even so.
     """
     size = (n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
 
@@ -136,7 +106,6 @@ class Spill:
         return self._file[self._numbers[batch]]
 
     def remove(self) -> None:
-        """Delete the file."""
         if self._file is None:
             self._writer.abort()
         else:

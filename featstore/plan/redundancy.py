@@ -29,20 +29,10 @@ RANGES_A_BATCH = 2  # contiguous ranges that hold a batch of seeds
 
 @dataclass(frozen=True)
 class Requested:
-    """What the counted batches of one way request.
+    """Seeds and rows of the counted batches of one way of making (``batches``) and sampling them.
 
-    Parameters
-    ----------
-    batches : str
-        How batches are made: ``"random"``, ``"ranges"`` or ``"partition"``.
-    parts : str or None
-        Name of the kept parts, with ``"partition"``.
-    macro : int or None
-        Parts of a macro-batch; None with ``"random"``.
-    sampler : str
-        The sampler's name.
-    n_seeds, n_rows : int
-        Seeds and rows of the counted batches, each batch's distinct rows added up.
+    ``batches`` is ``"random"``, ``"ranges"`` or ``"partition"``; with the last, ``parts`` names the kept parts. ``macro``:
+    parts of a macro-batch, None with ``"random"``. Each batch's distinct rows are added up.
     """
 
     batches: str
@@ -67,16 +57,8 @@ class Requested:
 class Redundancy:
     """Rows requested a seed, a way of making and sampling batches at a time.
 
-    Attributes
-    ----------
-    n, n_seeds : int
-        Nodes of the graph, and seeds of an epoch.
-    batch_size, n_batches, n_counted : int
-        Most seeds of a batch; batches of an epoch, and how many of them were counted.
-    ways : list of Requested
-        Random batches come first; what others request is compared with the first.
-    skipped : dict of str to str
-        Kept parts that cannot be used, and why.
+    ``n_counted`` of an epoch's ``n_batches`` were counted. Of ``ways``, random batches come first; others are compared with the
+    first. ``skipped``: kept parts that cannot be used, and why.
     """
 
     n: int
@@ -96,7 +78,6 @@ class Redundancy:
         return round(way.ratio * self.n_seeds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         return {
             "nodes": self.n,
             "seeds": self.n_seeds,
@@ -167,8 +148,8 @@ def redundancy(
 ) -> Redundancy:
     """Count the rows that batches request a seed, for several ways of making and sampling them.
 
-    Batches are made at random, from contiguous ranges of ids, and from each of the parts that the dataset keeps. Each of these is
-    sampled with each sampler. No feature is read.
+    Batches are made at random, from contiguous ranges of ids, and from each of the parts that the dataset keeps. Each of these
+    is sampled with each sampler, in the caller's thread. No feature is read.
 
     Parameters
     ----------
@@ -178,9 +159,9 @@ def redundancy(
     batch_size : int
         Seeds a batch; at least 1.
     samplers : mapping of str to Sampler
-        By name, at least one. What the first requests from random batches is what others are compared with.
+        By name, at least one. Others are compared with what the first requests from random batches.
     parts : sequence of str, optional
-        Names of kept parts. By default all that the dataset keeps for its adjacency; others are listed in ``skipped``.
+        Names of kept parts; by default all of the dataset's adjacency, and others are listed in ``skipped``.
     macro : int, optional
         Parts of a macro-batch, for all :class:`~featstore.PartitionBatches`.
     seed : int
@@ -190,30 +171,12 @@ def redundancy(
     on_batch : callable (done, total), optional
         Called after every batch, with the batches of all ways that are done and that there are.
 
-    Returns
-    -------
-    Redundancy
-
-    Raises
-    ------
-    ValueError, TypeError, IndexError
-        No seeds, no samplers, a number out of range, no parts of a name; see :class:`~featstore.PartitionBatches`.
-    StaleError
-        Parts that were named were made for another adjacency.
-    PluginError
-        A sampler returned what is no batch of this graph.
-    BudgetError, CorruptionError, OSError
-        From sampling, or from reading kept parts.
-
     Notes
     -----
-    Samples ``n_batches`` batches a way, in the caller's thread. A short last batch has few seeds and many rows for each; the
-    ratio is that of the sums over batches, as in the paper, so such a batch weighs by its seeds. Contiguous ranges are parts with
-    half a batch of seeds each, on average, and their batches are partition batches, too. The result is a function of the graph
-    and the arguments.
-
-    ``batch_dependency`` of :class:`~featstore.LaborSampler` does not change the rows that a batch requests, but how many of them
-    the batches before it requested, too. Simulate a cache to see that (:func:`~featstore.plan.misscurve.miss_curve`).
+    A short last batch has few seeds and many rows for each; the ratio is that of the sums over batches, as in the paper, so
+    such a batch weighs by its seeds. Contiguous ranges are parts with half a batch of seeds each, on average. The result is a
+    function of the graph and the arguments. ``batch_dependency`` of :class:`~featstore.LaborSampler` changes how many rows the
+    batches before requested, too: simulate a cache to see that (:func:`~featstore.plan.misscurve.miss_curve`).
 
     References
     ----------
@@ -271,7 +234,7 @@ def _kept(g: OutOfCoreGraph, names: Sequence[str] | None) -> tuple[list[KeptPart
 def _batches(
     g: OutOfCoreGraph, kind: str, kept: KeptParts | None, ids: torch.Tensor, batch_size: int, macro: int | None, seed: int
 ) -> Iterator[Batches]:
-    """Make batches, counted in the budget while they are used."""
+    """Make batches, whose memory is counted while they are used."""
     batches: Batches
     if kind == "random":
         batches = RandomBatches(ids, batch_size, seed=seed)

@@ -21,23 +21,9 @@ NUMBERED_BYTES = 12  # an access: its place, and its id
 class RowSample:
     """One row of ``2 ** halvings``, in whatever order rows are numbered. Those that are taken get numbers of their own.
 
-    A cache of as small a part of its rows serves as large a part of a trace's accesses.
-
-    Parameters
-    ----------
-    n : int
-        Rows.
-    halvings : int
-        0: all rows, whose numbers change all the same.
-
-    Attributes
-    ----------
-    n : int
-        Numbers of rows that are taken; some are no row's, where ``n`` rows are no power of two.
-
-    References
-    ----------
-    Waldspurger et al., Efficient MRC construction with SHARDS, FAST 2015.
+    A cache of as small a part of its rows serves as large a part of a trace's accesses (Waldspurger et al., SHARDS, FAST 2015).
+    ``n`` numbers are taken; some are no row's, where the rows are no power of two. With 0 halvings all rows are, and their
+    numbers change all the same.
     """
 
     def __init__(self, n: int, halvings: int) -> None:
@@ -45,7 +31,7 @@ class RowSample:
         self._n, self._modulus, self.n = n, 1 << bits, 1 << (bits - halvings)
 
     def trace(self, trace: Trace) -> Trace:
-        """Return what a trace asks of the rows that are taken; held in memory, 4 bytes an access (8 from 2³¹ rows on)."""
+        """Return a trace's requests for the rows that are taken, in memory: 4 bytes an access (8 from 2³¹ rows on)."""
         batches = []
         for ids in trace:
             spread = ids.astype(np.uint64) * np.uint64(SPREAD) & np.uint64(self._modulus - 1)
@@ -71,11 +57,8 @@ class RowSample:
 def numbered(trace: Trace) -> tuple[Int64s, Trace]:
     """Return the ids that a trace has, ascending, and the trace with their places among these in their stead.
 
-    What is counted of it then takes memory for accesses, however many rows there are.
-
-    Notes
-    -----
-    Both are held in memory, ``NUMBERED_BYTES`` an access at the most; a byte for each row of the field meanwhile.
+    What is counted of it then takes memory for accesses, however many rows there are. Both are held in memory,
+    ``NUMBERED_BYTES`` an access at the most; a byte for each row of the field meanwhile.
     """
     is_asked = np.zeros(trace.n, bool)
     for ids in trace:

@@ -25,19 +25,8 @@ Int64s = npt.NDArray[np.int64]
 class SampledSuperbatch:
     """Batches that are sampled, and then planned.
 
-    Parameters
-    ----------
-    samples : SampleFile
-    plans : PlanFile, optional
-        Of the rows that the device leaves.
-    packed : SuperbatchExtents, optional
-        Extents of the rows that are missed.
-    tier : DeviceTier, optional
-        What the device held as it was planned.
-    edges : EdgeTrace, optional
-        Each batch's edges, where the caches of edge features are planned.
-    edge_plans : PlanFile, optional
-        Of them.
+    ``plans`` are of the rows that ``tier``, the device as they were planned, leaves; ``packed`` has the extents of those that
+    are missed. ``edges`` and ``edge_plans``: where the caches of edge features are planned.
     """
 
     samples: SampleFile
@@ -65,13 +54,6 @@ class SampledSuperbatch:
         return np.take(self.ids(number), self.plans.missed(number))
 
     def remove(self) -> None:
-        """Delete its files."""
-        self.samples.remove()
-        if self.plans is not None:
-            self.plans.remove()
-        if self.edges is not None:
-            self.edges.remove()
-        if self.edge_plans is not None:
-            self.edge_plans.remove()
-        if self.packed is not None:
-            self.packed.remove()
+        for file in (self.samples, self.plans, self.edges, self.edge_plans, self.packed):
+            if file is not None:
+                file.remove()

@@ -71,13 +71,10 @@ def _described(n_blocks: int, forms: set[int]) -> str:
 
 
 class KeptIds:
-    """Input ids of a superbatch's first batches: in memory that nobody else wants, and on loan, until the superbatch is planned.
+    """Input ids of a superbatch's first batches: in free memory, and on loan, until the superbatch is planned.
 
-    Planning passes over the ids several times. What is not kept, or was taken back, is read from the file of samples.
-
-    Notes
-    -----
-    One thread appends, any number read. Whoever still uses an array when it is taken back counts it as a batch being planned.
+    Planning passes over the ids several times. What is not kept, or was taken back, is read from the file of samples. One
+    thread appends, any number read. Whoever still uses an array when it is taken back counts it as a batch being planned.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -135,20 +132,9 @@ class KeptIds:
 
 
 class SampleWriter(SectionWriter):
-    """Write batches of one superbatch, in order. All have as many blocks as the first, with the same optional arrays.
+    """Write batches of one superbatch, in order. All have as many blocks (``n_hops``), with the same optional arrays.
 
-    Parameters
-    ----------
-    path : path-like
-    num_nodes : int
-    disk : DiskBudget, optional
-    keep : Budget, optional
-        Ids stay in what is free of this memory, too, until :meth:`SampleFile.forget`.
-
-    Attributes
-    ----------
-    n_hops : int
-        Blocks of each batch, once one was added; else 0.
+    Ids stay in what is free of the memory ``keep``, too, until :meth:`SampleFile.forget`.
     """
 
     def __init__(
@@ -168,14 +154,8 @@ class SampleWriter(SectionWriter):
     def add(self, batch: SampledBatch) -> None:
         """Append a batch.
 
-        Raises
-        ------
-        OSError
-            The disk or its budget is full; the file is gone.
-        PluginError
-            It has not as many blocks as the first, or not the same arrays of :data:`EDGE_ARRAYS` in every one.
-        ValueError
-            It has 2³¹ nodes or more.
+        OSError: the disk is full; the file is gone. PluginError: it has not as many blocks as the first, or not the same arrays
+        of :data:`EDGE_ARRAYS` in every one. ValueError: it has 2³¹ nodes or more.
         """
         more = 0 if batch.history is None else WITH_HISTORY
         forms = {_form_of(block.edge_arrays) + more for block in batch.blocks} or {PLAIN + more}
@@ -218,20 +198,14 @@ class SampleWriter(SectionWriter):
             raise
 
     def abort(self) -> None:
-        """Give up; see :class:`~featstore.storage.sections.SectionWriter`."""
+        """Give up, and let go of the kept ids."""
         super().abort()
         if self._kept is not None:
             self._kept.drop()
 
 
 class SampleFile:
-    """Batches of one superbatch, by number; every array is checked when it is read.
-
-    Raises
-    ------
-    CorruptionError
-        The first batch's head is damaged, or the file has not as many arrays as it says.
-    """
+    """Batches of one superbatch, by number; every array is checked when it is read."""
 
     def __init__(self, file: SectionFile, kept: KeptIds | None = None) -> None:
         self._file = file
@@ -291,7 +265,6 @@ class SampleFile:
         return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks), history)
 
     def _history(self, number: int, pool: BufferPool) -> HistoryRows:
-        """Read a batch's step and :data:`HISTORY_ARRAYS`."""
         step = self._file[number].tolist()
         found = []
         for i in range(len(HISTORY_ARRAYS)):
@@ -304,7 +277,6 @@ class SampleFile:
         return HistoryRows(step[0], *found)
 
     def _edge_array(self, number: int, name: str, n_edges: int, pool: BufferPool) -> torch.Tensor:
-        """Read one of :data:`EDGE_ARRAYS` of a block."""
         stored = self._file.read(number, pool.array)
         dtype = torch.from_numpy(stored[:0]).dtype
         if len(stored) != n_edges or dtype not in EDGE_ARRAYS[name]:
@@ -320,6 +292,5 @@ class SampleFile:
             self._kept.drop()
 
     def remove(self) -> None:
-        """Delete the file."""
         self.forget()
         self._file.remove()

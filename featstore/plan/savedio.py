@@ -25,14 +25,7 @@ NEVER = -1
 
 
 class SavedIO:
-    """Accesses of an epoch by node, and what expanding a node of the seeds' own hop has cost where a kept embedding would do.
-
-    Parameters
-    ----------
-    n : int
-        Nodes.
-    staleness : int
-        Steps for which an embedding is used.
+    """Accesses of an epoch by node, and the cost of expanding a node of the seeds' own hop where a kept embedding would do.
 
     Attributes
     ----------
@@ -49,16 +42,12 @@ class SavedIO:
 
     Notes
     -----
-    A node that joins in a later hop is credited to the node that drew it first, and so on up to a node of the seeds' own hop. So
-    each row and each edge is credited once. (The paper counts edges that several nodes lead to once for each.) A kept node is
-    credited in those batches alone in which it would be pulled: not where it is a seed, and not where it was never pushed, or
-    longer ago than the staleness allows. As nodes are decided on one by one, no other node's embedding matters.
+    A node that joins in a later hop is credited to the node that drew it first, and so on up to a node of the seeds' own hop.
+    So each row and each edge is credited once. (The paper counts edges that several nodes lead to once for each.) A kept node
+    is credited in those batches alone in which it would be pulled: not where it is a seed, and not where it was never pushed,
+    or longer ago than ``staleness`` steps. As nodes are decided on one by one, no other node's embedding matters.
 
-    ``BYTES`` bytes a node; linear in the edges of a batch.
-
-    References
-    ----------
-    Sheng et al.: OUTRE, VLDB 2024, sections 4.4 and 5.3.
+    ``BYTES`` bytes a node; linear in the edges of a batch. Sheng et al.: OUTRE, VLDB 2024, sections 4.4 and 5.3.
     """
 
     BYTES = 36
@@ -70,14 +59,9 @@ class SavedIO:
         self.n_batches = self.n_edges = self.n_rows = 0
 
     def add(self, sampled: SampledBatch, is_outside: Callable[[Int64s], npt.NDArray[np.bool_]]) -> None:
-        """Count the next batch, one that was sampled whole.
+        """Count the next batch, one that was sampled whole by nodes that draw anew in every hop.
 
-        Parameters
-        ----------
-        sampled : SampledBatch
-            Of a sampler whose nodes draw anew in every hop.
-        is_outside : callable
-            Given nodes, says whose lists are not in memory.
+        ``is_outside(nodes)`` says whose lists are not in memory.
         """
         ids = sampled.input_ids.numpy()
         last, *later = reversed(sampled.blocks)
@@ -109,39 +93,15 @@ class SavedIO:
         self.n_rows += len(ids)
 
     def embeddings(self, beta: float) -> Floats:
-        """Return what each node's embedding saves (equation 4), in reads of a row; an edge costs ``beta``."""
+        """Return the reads of a row that each node's embedding saves (equation 4); an edge costs ``beta``."""
         saved: Floats = np.float64(beta) * self.edges.astype(np.float64) + self.rows
         return saved
 
 
 def edges_drawn(sampler: Sampler, batches: Batches, n: int, epoch: int = 0) -> Int64s:
-    """Sample an epoch, and count the edges that each node draws from its list.
+    """Sample an epoch, and count the edges that each node draws from its list, int64 [n].
 
-    These are the ``counts=`` of ``g.cache_neighbors(…, policy="saved_io")``.
-
-    Parameters
-    ----------
-    sampler : Sampler
-    batches : Batches
-        Such as :class:`~featstore.RandomBatches`.
-    n : int
-        Nodes.
-    epoch : int
-
-    Returns
-    -------
-    int64 array, shape (n,)
-
-    Raises
-    ------
-    PluginError
-        The sampler returned what is no batch of ``n`` nodes.
-    BudgetError, CorruptionError, OSError
-        From sampling.
-
-    References
-    ----------
-    Sheng et al.: OUTRE, VLDB 2024, section 4.4.
+    These are the ``counts=`` of ``g.cache_neighbors(…, policy="saved_io")``: Sheng et al.: OUTRE, VLDB 2024, section 4.4.
     """
     counts, drawn = np.zeros(n, np.int64), Drawn(checked_sampler(sampler, n), batches)
     order = drawn.epoch(epoch)
@@ -162,23 +122,11 @@ def prefix_sums(values: npt.NDArray[Any], order: npt.NDArray[Any] | None = None)
 
 @dataclass(frozen=True)
 class Split:
-    """The memory divided between features and embeddings, for each alpha that was tried.
+    """The memory divided between features and embeddings, for each alpha, the embeddings' share, that was tried.
 
-    Attributes
-    ----------
-    n_bytes : int
-        That are divided.
-    alphas : list of float
-        Shares of the embeddings.
-    features, embeddings, lists : list of float
-        Reads that each saves an epoch at each alpha, in rows; ``lists`` of neighbours where these have the features' memory in
-        turn, else zeros.
-    nodes : list of int
-        Embeddings kept at each alpha.
-    taken : int
-        Which alpha saves most; of equals the least.
-    beta : float
-        What an edge that is sampled costs, in reads of a row.
+    Of ``n_bytes``: the reads that ``features``, ``embeddings`` and ``lists`` of neighbours save an epoch at each of ``alphas``,
+    in rows (lists only where they share the features' memory), and the embeddings kept (``nodes``). ``alphas[taken]`` saves
+    most; of equals it is the least. ``beta``: what an edge that is sampled costs, in reads of a row.
     """
 
     n_bytes: int
@@ -201,7 +149,6 @@ class Split:
         return [sum(each) for each in zip(self.features, self.embeddings, self.lists, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
         return {
             "alpha": self.alpha,
             "beta": self.beta,
@@ -247,17 +194,9 @@ def best_split(
 ) -> Split:
     """Divide ``n_bytes`` so that most I/O is saved (equation 5): alpha = 0, 0.01 … 1 of them for embeddings.
 
-    Parameters
-    ----------
-    n_bytes : int
-    embeddings : float64 array, shape (n,)
-        What each node's embedding saves; those of no use are never kept.
-    embedding_bytes : int
-        Of a kept node, tables included.
-    features, lists : callable (n_bytes) -> float
-        Reads that the features' cache saves in so many bytes, its tables included; that neighbour lists save in the same bytes.
-    beta : float
-        For the record.
+    ``embeddings`` has what each node's saves; those of no use are never kept, the others take ``embedding_bytes``, tables
+    included. ``features(n)`` and ``lists(n)`` return the reads that a cache of so many bytes saves. ``beta`` is kept for the
+    record.
     """
     sums = prefix_sums(embeddings[embeddings > 0])
     steps = range(STEPS + 1)

@@ -59,10 +59,8 @@ def simulate(
 
     Raises
     ------
-    ValueError
-        The capacity is negative, or the policy needs an array that is not given.
-    TypeError
-        The capacity is no integer.
+    ValueError, TypeError
+        The capacity is negative or no integer, or the policy needs an array that is not given.
     PluginError
         The policy raised, or answered what its contract forbids.
 
@@ -102,7 +100,7 @@ def simulate(
 
 
 def row_counts(trace: Trace) -> Int64s:
-    """Return how many batches ask for each row, int64 [n]."""
+    """Count the batches that ask for each row, int64 [n]."""
     counts = np.zeros(trace.n, np.int64)
     for ids in trace:
         counts[ids.astype(np.intp, copy=False)] += 1

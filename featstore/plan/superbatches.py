@@ -506,7 +506,7 @@ class SuperbatchInspector:
                 planner.start(self._first_rows)
 
         def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:
-            positions = write_plan(writer, planned, None if packing is None else ids(number))
+            positions = write_plan(writer.append, planned, None if packing is None else ids(number))
             if packing is not None:
                 packing.planned(number, ids(number).take(positions))
             self._check()

@@ -17,9 +17,9 @@ from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile, replacing
 
-__all__ = ["Trace", "TraceWriter", "record"]
+__all__ = ["Trace", "record"]
 
 Ints = npt.NDArray[Any]
 
@@ -46,10 +46,7 @@ def _checked(ids: npt.ArrayLike | torch.Tensor, n: int, bits: npt.NDArray[np.uin
 
 
 def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
-    """Return batches checked and narrowed; ValueError where one names a row twice.
-
-    By a bit a row, or by sorting where rows are far more than accesses.
-    """
+    """Return batches checked and narrowed, by a bit a row, or by sorting where rows are far more; ValueError: a row twice."""
     by_bits = n <= 64 * sum(array.size for array in batches)
     bits = np.zeros(n // 64 + 1, np.uint64) if by_bits else _NO_BITS
     narrowed = []
@@ -61,75 +58,47 @@ def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
     return narrowed
 
 
-class _Reading(Sequence[Ints]):
-    """Batches that are read when they are asked for."""
-
-    def __init__(self, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64]) -> None:
-        self._ids, self.lengths = ids, lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._ids(number)
-
-
 class Trace(Sequence[Ints]):
     """The distinct rows of each batch, in order.
 
-    Parameters
-    ----------
-    batches : sequence of integer arrays
-        From memory; :meth:`open` reads them from a file instead, a batch at a time.
-    n : int, optional
-        Rows of the field; one more than the largest id if absent.
-
-    Raises
-    ------
-    ValueError
-        A batch names a row twice.
+    ``batches`` are integer arrays in memory; :meth:`open` reads them from a file instead, a batch at a time. The field has
+    ``n`` rows, one more than the largest id if absent. ValueError: a batch names a row twice.
     """
 
-    def __init__(self, batches: Sequence[npt.ArrayLike | torch.Tensor] | SectionFile, n: int | None = None) -> None:
-        self._batches: Sequence[Ints] | SectionFile
-        if isinstance(batches, SectionFile):
-            self.n = int(batches[0][0])
-            self._first = 1
-            self._batches = batches
-            lengths = batches.lengths[1:]
-        elif isinstance(batches, _Reading):
-            self.n = 0 if n is None else n
-            self._first = 0
-            self._batches = batches
-            lengths = batches.lengths
-        else:
-            arrays = [id_array(f"batch {number}", batch) for number, batch in enumerate(batches)]
-            # Of other dtypes nothing can be said of the largest; they are refused below.
-            self.n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
-            self.n = check_at_least("n", self.n, 0)
-            if self.n >= 2**63:
-                raise IndexError(f"row {self.n - 1} is beyond 64 bits")
-            self._first = 0
-            self._batches = _distinct(arrays, self.n)
-            lengths = np.array([len(array) for array in self._batches], np.int64)
+    _file: SectionFile | None = None
+
+    def __init__(self, batches: Sequence[npt.ArrayLike | torch.Tensor], n: int | None = None) -> None:
+        arrays = [id_array(f"batch {number}", batch) for number, batch in enumerate(batches)]
+        # Of other dtypes nothing can be said of the largest; they are refused below.
+        n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
+        n = check_at_least("n", n, 0)
+        if n >= 2**63:
+            raise IndexError(f"row {n - 1} is beyond 64 bits")
+        checked = _distinct(arrays, n)
+        self._set(checked.__getitem__, np.array([len(array) for array in checked], np.int64), n)
+
+    def _set(self, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64], n: int) -> None:
+        self._ids, self.n = ids, n
         self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Trace:
         """Open a trace file that :func:`record` or :meth:`save` wrote; batches are read and checked as they are asked for."""
-        return cls(SectionFile(user_path(path), KIND))
+        file = SectionFile(user_path(path), KIND)
+        trace = cls.reading(lambda number: file[number + 1], file.lengths[1:], int(file[0][0]))
+        trace._file = file
+        return trace
 
     @classmethod
     def reading(cls, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64], n: int) -> Trace:
         """Return the trace of batches that ``ids(number)`` reads, distinct rows each, ``lengths[number]`` of them."""
-        return cls(_Reading(ids, lengths), n)
+        trace = cls.__new__(cls)
+        trace._set(ids, lengths, n)
+        return trace
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to a file."""
-        with TraceWriter(path, self.n) as writer:
-            for batch in self:
-                writer.append(batch)
-            writer.finish().close()
+        """Write the trace to a file, durably, in place of what is there."""
+        _write(path, self.n, self)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -140,7 +109,7 @@ class Trace(Sequence[Ints]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"batch {index} is out of range for {len(self)} batches")
-        return self._batches[index % len(self) + self._first]
+        return self._ids(index % len(self))
 
     def __iter__(self) -> Iterator[Ints]:
         for index in range(len(self)):
@@ -171,30 +140,16 @@ class Trace(Sequence[Ints]):
 
     def close(self) -> None:
         """Close the file, where there is one."""
-        if isinstance(self._batches, SectionFile):
-            self._batches.close()
+        if self._file is not None:
+            self._file.close()
 
 
-class TraceWriter(SectionWriter):
-    """Write a trace batch by batch; ``finish()`` completes the file.
-
-    Parameters
-    ----------
-    path : path-like
-    n : int
-        Rows of the field.
-    disk : DiskBudget, optional
-        Pays for what is written.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], n: int, disk: DiskBudget | None = None) -> None:
-        super().__init__(user_path(path), KIND, disk)
-        self._n = n
-        super().append(np.array([n], np.int64))
-
-    def append(self, array: npt.ArrayLike | torch.Tensor) -> int:
-        """Write the distinct rows of the next batch."""
-        return super().append(_checked(array, self._n)[0]) - 1
+def _write(path: str | os.PathLike[str], n: int, batches: Iterable[Ints], disk: DiskBudget | None = None) -> None:
+    """Write a trace file of a field of ``n`` rows; ``batches`` have distinct ones."""
+    with replacing(user_path(path), KIND, disk) as writer:
+        writer.append(np.array([n], np.int64))
+        for batch in batches:
+            writer.append(_checked(batch, n)[0])
 
 
 def record(
@@ -205,33 +160,14 @@ def record(
     epoch: int = 0,
     disk: DiskBudget | None = None,
 ) -> Trace:
-    """Sample batches and keep the rows that each asks for.
+    """Sample batches and keep the rows that each asks for, in memory, or in a trace file that is made at ``path``.
 
-    Parameters
-    ----------
-    sampler : Sampler
-        Any sampler.
-    batches : iterable of int64 tensors
-        The seeds of each batch, in the epoch's order.
-    n : int
-        Rows of the field.
-    path : path-like, optional
-        Write a trace file, holding one batch at a time; in memory if absent.
-    epoch : int
-    disk : DiskBudget, optional
-        Pays for the file.
-
-    Raises
-    ------
-    PluginError
-        The sampler returned what is no batch of ``n`` nodes.
+    ``batches`` has the seeds of each batch, in the epoch's order; ``n`` are the rows of the field. A file is written a batch at
+    a time, and ``disk`` pays for it. PluginError: the sampler returned what is no batch of ``n`` nodes.
     """
     checked = checked_sampler(sampler, n)
     samples = (checked.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
     if path is None:
         return Trace([ids.numpy().astype(np.int32 if n < 2**31 else np.int64) for ids in samples], n)
-    with TraceWriter(path, n, disk) as writer:
-        for ids in samples:
-            writer.append(ids.numpy())
-        writer.finish().close()
+    _write(path, n, (ids.numpy() for ids in samples), disk)
     return Trace.open(path)

@@ -22,14 +22,8 @@ def tally_bytes(trace: Trace) -> int:
 def tally(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, Int64s]:
     """Count how many batches ask for each row, in one pass over the batches alone.
 
-    Returns
-    -------
-    counts : unsigned integer array, shape (n,)
-        Batches that ask for each row, in :func:`tally_bytes` each.
-    rows_of : int64 array, shape (n_batches + 1,)
-        Rows of each count.
-    fresh : int64 array, shape (n_batches,)
-        Rows of each batch that none before it asked for.
+    Returns the counts, in :func:`tally_bytes` a row; the rows of each count, int64 [n_batches + 1]; and the rows of each batch
+    that none before it asked for.
     """
     counts: npt.NDArray[np.unsignedinteger[Any]] = np.zeros(trace.n, np.min_scalar_type(len(trace)))
     fresh = np.zeros(len(trace), np.int64)
@@ -44,25 +38,11 @@ def tally(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, I
 
 
 def distinct_rows(rows_of: Int64s, seen: int, n_batches: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return how many distinct rows ``n_batches`` batches ask for, told from ``seen`` of them.
+    """Return how many distinct rows ``n_batches`` batches ask for, ``seen`` of them at least, told from the rows of each count.
 
-    Parameters
-    ----------
-    rows_of : int64 array
-        Rows that so many of the batches that were seen ask for, from 0 on.
-    seen : int
-    n_batches : int or integer array
-        ``seen`` at least.
-
-    Notes
-    -----
-    Good and Toulmin's series of the rows asked for by one batch, two, three and four, as a continued fraction: the series
-    diverges beyond twice as many batches, the fraction does not. Where chance gave that one a pole, a shorter one is taken, which
-    tells of fewer rows.
-
-    References
-    ----------
-    Good and Toulmin, Biometrika 43, 1956. Daley and Smith, Nature Methods 10, 2013 (such fractions of it).
+    Good and Toulmin's series (Biometrika 1956) of the rows asked for by one batch, two, three and four, as a continued fraction
+    (Daley and Smith, Nature Methods 2013): the series diverges beyond twice as many batches, the fraction does not. Where
+    chance gave that one a pole, a shorter one is taken, which tells of fewer rows.
     """
     first = rows_of[1 : 1 + (4 if seen > 3 else 2 if seen > 1 else 1)].astype(np.float64)  # of even length: it does not run away
     known = float(rows_of[1:].sum())

@@ -19,30 +19,19 @@ _PIECE = 1 << 16  # nodes handled at once: that takes temporary arrays
 
 
 def parse_access(access: str) -> str:
-    """Return ``access``; ValueError unless it is one of :data:`ACCESSES`."""
+    """Return ``access``; raise ValueError unless it is one of :data:`ACCESSES`."""
     if access not in ACCESSES:
         raise ValueError(f"access is one of {', '.join(map(repr, ACCESSES))}, not {access!r}")
     return access
 
 
 def costs_less_drawn(topology: Topology, nodes: Int64s, n_targets: Int64s, fanouts: list[int]) -> bool:
-    """Return whether it costs less to read what is drawn of lists than to pass over them.
+    """Return whether reading what is drawn of lists costs less than passing over them.
 
-    Parameters
-    ----------
-    topology : Topology
-    nodes : int64 array, shape (k,)
-        Ascending, distinct: whose lists they are.
-    n_targets : int64 array, shape (k,)
-        How often each node draws in each hop.
-    fanouts : list of int
-        Of the hops.
-
-    Notes
-    -----
-    Costs are bytes; beginning a read counts as so many as the drive reads meanwhile, which is measured. Of a list of ``p`` pages,
-    ``m`` draws are expected to touch ``p * (1 - (1 - 1 / p) ** m)``. What is read of several lists at once is not foreseen: short
-    lists are passed over.
+    ``nodes`` ascend, are distinct, and draw ``n_targets`` times each in every hop of these ``fanouts``. Costs are bytes;
+    beginning a read counts as the bytes that the drive reads meanwhile, which is measured. Of a list of ``p`` pages, ``m``
+    draws touch ``p * (1 - (1 - 1 / p) ** m)`` on average. One read of several lists is not foreseen: short lists are passed
+    over.
     """
     if -1 in fanouts:
         return False  # all of the lists

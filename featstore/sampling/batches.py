@@ -18,11 +18,11 @@ from featstore.gather.arrays import id_array
 __all__ = [
     "UNKNOWN_TOGETHER",
     "Batches",
+    "CutSeeds",
     "EpochSeeds",
     "RandomBatches",
     "as_batches",
     "check_seeds",
-    "cut",
     "together_of",
     "warn_of_none",
 ]
@@ -33,24 +33,11 @@ UNKNOWN_TOGETHER = 2  # consecutive batches that are alike, where nobody says: n
 def check_seeds(
     seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None, *, what: str = "seed"
 ) -> torch.Tensor:
-    """Return ``seeds`` as a one-dimensional int64 CPU tensor of distinct nodes; a mask over all nodes gives its true nodes.
+    """Return ``seeds`` as a one-dimensional int64 CPU tensor of distinct nodes; a mask gives its true nodes.
 
-    Parameters
-    ----------
-    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
-    num_nodes : int, optional
-        Nodes of the graph; without it neither the seeds' upper bound nor a mask's length is checked.
-    what : str
-        What errors call one of them.
-
-    Raises
-    ------
-    TypeError
-        Not integers.
-    ValueError
-        Not one-dimensional; a seed occurs twice; a mask of another length than the number of nodes.
-    IndexError
-        A seed is no node; names the first one and its position.
+    ``what`` is what errors call one of them. Without ``num_nodes`` neither the upper bound nor a mask's length is checked.
+    TypeError: not integers. ValueError: not one-dimensional, a seed twice, a mask of another length. IndexError: a seed is no
+    node; names the first one and its position.
     """
     given = id_array(f"{what}s", seeds)
     if given.ndim != 1:
@@ -96,7 +83,7 @@ class Batches(Protocol):
     batch_size : int
         Most seeds that a batch has.
     nbytes : int
-        Memory that the batches take, one epoch's order included; counted in the budget.
+        Memory that the batches take, one epoch's order included; the loader counts it.
 
     Notes
     -----
@@ -156,7 +143,7 @@ class RandomBatches:
     Raises
     ------
     TypeError, ValueError, IndexError
-        See :func:`check_seeds`; ``batch_size`` or ``seed`` out of range.
+        Seeds that are not integers, or occur twice; ``batch_size`` or ``seed`` out of range.
     """
 
     together = 1
@@ -207,16 +194,11 @@ class RandomBatches:
         if self.shuffle:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
             order = torch.from_numpy(generator.permutation(len(self.seeds)))
-        return cut(self.seeds, order, self.batch_size, len(self))
+        return CutSeeds(self.seeds, order, self.batch_size, len(self))
 
 
-def cut(seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> EpochSeeds:
-    """Return seeds cut into batches, in their order or in that of their positions in ``order``."""
-    return _Cut(seeds, order, batch_size, n_batches)
-
-
-class _Cut:
-    """Seeds in an order, cut into batches."""
+class CutSeeds:
+    """Seeds cut into batches, in their order or in that of their positions in ``order``; immutable."""
 
     def __init__(self, seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> None:
         self._seeds, self._order, self._batch_size, self._n_batches = seeds, order, batch_size, n_batches
@@ -228,6 +210,7 @@ class _Cut:
         return self._n_batches
 
     def seeds(self, index: int) -> torch.Tensor:
+        """See :class:`EpochSeeds`."""
         first = index * self._batch_size
         last = min(first + self._batch_size, len(self._seeds))
         if self._order is None:
@@ -237,7 +220,7 @@ class _Cut:
 
 
 def together_of(batches: Any) -> int:
-    """Return how many consecutive batches are alike; 1 where each is drawn from all seeds, 2 where that is unknown."""
+    """Return how many consecutive batches are alike: 1 where each is drawn from all seeds, 2 where that is unknown."""
     return int(getattr(batches, "together", UNKNOWN_TOGETHER))
 
 
@@ -249,20 +232,8 @@ def as_batches(
 ) -> Batches:
     """Return random batches of ids or of a mask, or the batches that are given in place of them.
 
-    Parameters
-    ----------
-    seeds : integer array, boolean mask, or Batches
-    batch_size : int, optional
-        Goes with ids; ``default`` without it.
-    **options
-        Of :class:`RandomBatches`.
-
-    Raises
-    ------
-    ValueError
-        ``batch_size`` beside batches; ids without it.
-    TypeError, ValueError, IndexError
-        See :class:`RandomBatches`.
+    ``batch_size``, else ``default``, and ``options`` (of :class:`RandomBatches`) go with ids. ValueError: a batch size beside
+    batches, or ids without one; else errors as of :class:`RandomBatches`.
     """
     if isinstance(seeds, (torch.Tensor, np.ndarray, Sequence)):
         size = default if batch_size is None else batch_size

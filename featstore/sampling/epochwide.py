@@ -5,36 +5,25 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from featstore.budget import Reservation
-from featstore.config import Options, check_at_least, parse_size
+from featstore.config import check_at_least, parse_size
 from featstore.sampling.access import parse_access
 from featstore.sampling.batch import CheckedSampler, SampledBatch
-from featstore.sampling.hops import Graph
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.turns import Coming, Cut, Seeds, Turns, Windows, disk_of
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
 from featstore.storage.rundir import runs_directory
 
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
 __all__ = ["EpochSampler"]
-
-
-class Dataset(Graph, Protocol):
-    """What is needed of a graph beside what every sampler needs."""
-
-    @property
-    def path(self) -> str:
-        """Its directory."""
-        ...
-
-    @property
-    def options(self) -> Options:
-        """How it was opened."""
-        ...
 
 
 class EpochSampler(CheckedSampler):
@@ -48,16 +37,11 @@ class EpochSampler(CheckedSampler):
 
     Parameters
     ----------
-    g : OutOfCoreGraph
-    fanouts : sequence of int
-    replace : bool
-    seed : int
-    redraw : bool
+    g, fanouts, replace, seed, redraw
         See :class:`NeighborSampler`.
     draws : str
         ``"neighbor"``: every edge is drawn by itself. ``"labor"``: nodes share the neighbours that they take.
-    batch_dependency : int
-    layer_dependency : bool
+    batch_dependency, layer_dependency
         See :class:`LaborSampler`; they go with ``draws="labor"``. Importance sampling needs the lists of all nodes of a hop at
         once, and a pass has a part of them at a time: :class:`LaborSampler` alone offers it.
     window : int or "auto"
@@ -73,9 +57,8 @@ class EpochSampler(CheckedSampler):
         taken is drawn first, and only the pages that hold them are read, once for all batches of the window that draw together.
         ``"auto"``: what costs less on this drive, chosen anew in every hop for each range of nodes.
     edges : bool
-        Fill ``edge_pos`` of the blocks; see :class:`NeighborSampler`. Taking a batch then looks up where its nodes' lists begin.
-        With ``draws="neighbor"`` the numbers are drawn once more; with ``"labor"`` logs hold a word more for each neighbour, its
-        place in its list: twice the memory or run files.
+        Fill ``edge_pos`` of the blocks. Taking a batch then looks up where its nodes' lists begin. With ``draws="neighbor"`` the
+        numbers are drawn once more; with ``"labor"`` logs hold a neighbour's place in its list, too, twice the memory.
 
     Raises
     ------
@@ -86,17 +69,13 @@ class EpochSampler(CheckedSampler):
     Notes
     -----
     A window's cost is, a hop: the lists that its batches need, read once in the order of the file, or less (``access``; lists in
-    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. With
-    ``draws="labor"`` every node also goes through its whole list, as :class:`LaborSampler` does. Where the epoch has several
+    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. With several
     windows, the next one is drawn while batches of this one are taken, each in half of the memory. So is the first window of a
-    loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone.
-
-    Thread-safe. Memory is counted in the graph's budget as ``epoch samples``.
+    loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone. Thread-safe.
 
     References
     ----------
     Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, sections 2.2 and 2.3.
-    Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023.
 
     Examples
     --------
@@ -106,7 +85,7 @@ class EpochSampler(CheckedSampler):
 
     def __init__(
         self,
-        g: Dataset,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         replace: bool = False,
         seed: int = 0,
@@ -121,7 +100,6 @@ class EpochSampler(CheckedSampler):
         access: str = "auto",
         edges: bool = False,
     ) -> None:
-        self._dataset = g
         self.draws = draws
         self.hops: NeighborSampler | LaborSampler  # whose batches these are
         if draws == "labor":
@@ -164,10 +142,10 @@ class EpochSampler(CheckedSampler):
         else:
             options |= {"replace": hops.replace}
         options |= {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
-        return _make, (type(self), self._dataset, self.fanouts, options)
+        return partial(type(self), **options), (self.graph, self.fanouts)
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> OutOfCoreGraph:
         """The graph that the sampler draws from."""
         return self.hops.graph
 
@@ -179,7 +157,7 @@ class EpochSampler(CheckedSampler):
     @property
     def threads(self) -> int:
         """Threads that draw side by side."""
-        return self._dataset.options.threads
+        return self.graph.options.threads
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch alone; see :meth:`NeighborSampler.sample`."""
@@ -192,11 +170,8 @@ class EpochSampler(CheckedSampler):
     def stats(self) -> dict[str, float]:
         """Return totals as :meth:`NeighborSampler.stats`, and of windows that were drawn and are done.
 
-        Returns
-        -------
-        dict
-            ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read in passes;
-            ``drawn_reads``, ids that they read alone; and ``spilled_bytes``, which lay in run files.
+        ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read in passes;
+        ``drawn_reads``, ids that they read alone; and ``spilled_bytes``, which lay in run files.
         """
         windows = list(self._windows)
         names = ("passes_s", "list_bytes", "drawn_reads", "spilled_bytes")
@@ -208,7 +183,7 @@ class EpochSampler(CheckedSampler):
         self._windows.append((window.passes_s, window.list_bytes, window.drawn_reads, window.spilled_bytes))
 
     def coming(self, seeds_of: Callable[[int], Seeds]) -> Coming:
-        """Return what draws the first window of the next epoch beside this one; ``seeds_of(epoch)`` tells its batches' seeds."""
+        """Make the drawer of the next epoch's first window; ``seeds_of(epoch)`` returns its batches' seeds."""
         return Coming(seeds_of)
 
     def in_turn(
@@ -222,32 +197,25 @@ class EpochSampler(CheckedSampler):
     ) -> Turns:
         """Return the batches ``start … stop - 1`` of an epoch, for whoever takes them about in order.
 
-        Parameters
-        ----------
-        seeds : callable
-            ``seeds(index)`` returns a batch's seeds; pure, thread-safe.
-        epoch, start, stop : int
-        memory : Reservation, optional
-            What drawing may hold; by default some is reserved of what the budget has left.
-        coming : Coming, optional
-            Draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
+        ``seeds(index)`` returns a batch's seeds: pure, thread-safe. Drawing holds ``memory``, or else reserves some of what is
+        left. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
         """
         return Turns(self, seeds, epoch, start, stop, memory, coming)
 
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
         """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
         n = n_batches if isinstance(self.window, str) else min(self.window, n_batches)
-        width = 8 if is_wide(self._dataset) else 4
+        width = 8 if is_wide(self.graph) else 4
         targets, edges = self.expected(n_seeds)
         drawn = drawn_bytes(edges, targets, width, has_places(self.hops))
         fanouts = self.hops.drawn_fanouts
-        useful = useful_bytes(self._dataset, fanouts, n, drawn, targets, self.threads)
-        return least_bytes(self._dataset, fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
+        useful = useful_bytes(self.graph, fanouts, n, drawn, targets, self.threads)
+        return least_bytes(self.graph, fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
 
     def windows(self, n_batches: int, n_seeds: int, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
         """Return how an epoch is cut into windows in so many bytes; None where the user said.
 
-        ``batch``: the nodes and edges of a batch that was sampled.
+        ``batch``: nodes and edges of a batch that was sampled.
         """
         if not isinstance(self.window, str) or not n_batches:
             return None
@@ -258,7 +226,7 @@ class EpochSampler(CheckedSampler):
 
         With ``draws="labor"``, the mean of the most: how many neighbours a node takes is random.
         """
-        n_nodes, n_edges = self._dataset.num_nodes, self._dataset.topology.num_edges
+        n_nodes, n_edges = self.graph.num_nodes, self.graph.topology.num_edges
         mean = n_edges // max(1, n_nodes) + 1
         n, targets, edges = n_seeds, 0, 0
         for fanout in self.hops.drawn_fanouts:
@@ -266,7 +234,3 @@ class EpochSampler(CheckedSampler):
             most = n * each if self.hops.replace else min(n * each, n_edges)  # a node's list is taken once
             targets, n, edges = n, min(n_nodes, n + most), edges + most
         return targets, edges
-
-
-def _make(cls: type[EpochSampler], g: Dataset, fanouts: Sequence[int], options: dict[str, Any]) -> EpochSampler:
-    return cls(g, fanouts, **options)

@@ -13,16 +13,9 @@ __all__ = ["FileTurns"]
 class FileTurns:
     """Pieces of work, by number, to be taken by several workers. The caller holds a lock.
 
-    Parameters
-    ----------
-    file_of : integer array, shape (n,)
-        Which file each piece reads, from 0.
-
-    Notes
-    -----
-    A worker gets the next piece of the file that the fewest others work on; of several such files, of the one with the most
-    pieces left. So while the one worker waits for a slow drive, the others go on with the pieces of a faster one. Pieces of one
-    file are taken in order.
+    ``file_of`` says which file each piece reads, from 0. A worker gets the next piece of the file that the fewest others work
+    on; of several such files, of the one with the most pieces left. So one worker waits for a slow drive while others go on
+    with a faster one. Pieces of one file are taken in order.
     """
 
     def __init__(self, file_of: npt.NDArray[np.int64]) -> None:

@@ -37,7 +37,7 @@ __all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", 
 def _ids(values: Any) -> torch.Tensor:
     """Return numbers of nodes or edges as a dense int64 tensor in host memory of its own.
 
-    A copy: the sampler may use its memory again for the next batch or keep its batches, and so may the loop.
+    A copy: the sampler may use its memory again or keep its batches, and so may the loop.
     """
     if isinstance(values, torch.Tensor):
         kind, dtype, ndim = values.dtype, str(values.dtype), values.ndim
@@ -98,19 +98,11 @@ def _any_block(block: Any) -> Block:
     if isinstance(block, Block):
         return _block(block.src, block.dst, block.n_src, block.n_dst, block.edge_arrays)
     if hasattr(block, "num_dst_nodes"):
-        return _dgl_block(block)
+        src, dst = block.edges()  # DGL's
+        return _block(src, dst, block.num_src_nodes(), block.num_dst_nodes())
     if isinstance(block, (tuple, list)) and len(block) == 4:
         return _block(*block)
     raise PluginError(f"a sampler returned a block of {type(block).__name__}, which is not a form of (src, dst, n_src, n_dst)")
-
-
-def _dgl_block(block: Any) -> Block:
-    src, dst = block.edges()
-    return _block(src, dst, block.num_src_nodes(), block.num_dst_nodes())
-
-
-def _is_pyg(sample: Any) -> bool:
-    return any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node"))
 
 
 def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
@@ -136,29 +128,15 @@ def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
 
 
 def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBatch:
-    """Return what a sampler returned as a checked :class:`SampledBatch`.
+    """Check what a sampler returned, in one of the forms above, and return it as a :class:`SampledBatch` of its own memory.
 
-    Parameters
-    ----------
-    sample : object
-        In one of the forms above.
-    num_nodes : int
-    epoch, index : int
-        The batch's place.
-
-    Raises
-    ------
-    PluginError
-        In none of the forms; ids that are no nodes or occur twice; blocks that do not fit each other.
-
-    Notes
-    -----
-    Nothing of the result is the sampler's memory. A :class:`SampledBatch` may have no blocks, for models of features alone.
+    A :class:`SampledBatch` may have no blocks, for models of features alone. PluginError: in none of the forms; ids that are no
+    nodes or occur twice; blocks that do not fit each other.
     """
     if isinstance(sample, SampledBatch):
         nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
         blocks = _blocks(sample.blocks)
-    elif _is_pyg(sample):
+    elif any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node")):  # PyG's
         nodes, blocks = _pyg_blocks(sample)
         n_seeds = blocks[-1].n_dst if blocks else -1
     elif isinstance(sample, (tuple, list)) and len(sample) in (2, 3):
@@ -208,11 +186,9 @@ class _ForeignSampler(CheckedSampler):
 
     @property
     def fanouts(self) -> Sequence[int] | None:
-        """Neighbours that a node draws in each hop, where the sampler says them in the library's way."""
         return self._fanouts
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
-        """Sample one batch and check it."""
         seeds = copy.deepcopy(seeds)  # a tensor cannot be read-only, and batches of other makes may keep it
         sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
         return as_sampled(sample, self.num_nodes, epoch, index)
@@ -231,7 +207,7 @@ def adjacency_of(graph: Any) -> dict[str, str]:
 
 
 def graph_id(graph: Any) -> str | None:
-    """Return by what a graph's adjacency is told from others, in a text; None where that is not known."""
+    """Return the text that tells a graph's adjacency from others; None where that is not known."""
     if not hasattr(graph, "fingerprint"):
         return None
     # Of the files of an adjacency the one that each form has; edge features, which come and go, are no part of it.
@@ -272,25 +248,11 @@ def _named(graph: Any) -> str:
 def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedSampler:
     """Return a sampler whose batches are checked ones: the library's own as it is.
 
-    Parameters
-    ----------
-    sampler : object
-        With ``sample(seeds, epoch=…, index=…)``, or a callable that is given the seeds; it may return any of the forms above.
-    num_nodes : int
-    graph : OutOfCoreGraph, optional
-        Whose nodes are sampled.
-
-    Raises
-    ------
-    TypeError
-        It is neither, or an iterable of batches of its own.
-    ValueError
-        Its attribute ``graph`` has another adjacency than ``graph``, or it, or the sampler itself, another ``num_nodes``.
-
-    Notes
-    -----
-    Checking a batch takes about as long as sorting its ids. Graphs are compared by the ids of the files that hold the adjacency:
-    a dataset that was opened twice, and a copy of its directory, are one graph.
+    ``sampler`` has ``sample(seeds, epoch=…, index=…)``, or is called with the seeds; it may return any of the forms above.
+    Checking a batch takes about as long as sorting its ids. TypeError: it is neither, or an iterable of batches of its own.
+    ValueError: its attribute ``graph`` has another adjacency than ``graph``, or it, or the sampler itself, another
+    ``num_nodes``. Graphs are compared by the ids of their adjacency's files: a dataset opened twice, and a copy of its
+    directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
     own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)

@@ -30,21 +30,9 @@ NEVER = -1
 class PushTimes:
     """The steps of training in which candidates were pushed last: what training has committed.
 
-    Epochs plan ahead on copies, so that batches that are never trained on change nothing.
-
-    Parameters
-    ----------
-    staleness : int
-        Steps for which an embedding is used after it was pushed; 0: never.
-
-    Attributes
-    ----------
-    nodes : int64 array, shape (n,)
-        The candidates, ascending: the i-th has slot i.
-    pushed : int64 array, shape (n,)
-        Steps before the one in which each was pushed last; -1: never.
-    step : int
-        Steps so far.
+    Epochs plan ahead on copies, so that batches that are never trained on change nothing. An embedding is used for
+    ``staleness`` steps after it was pushed; 0: never. ``nodes`` are the candidates, ascending: the i-th has slot i. ``pushed``
+    has the steps before the one in which each was pushed last, -1: never. ``step`` counts steps so far.
     """
 
     NODE_BYTES = 24  # of a candidate: its id, its last push, and that of the epoch that plans ahead
@@ -66,19 +54,10 @@ def slots_of(nodes: Int64s, ids: Int64s) -> Int64s:
 class HistoryTurns:
     """The batches of an epoch from ``start`` on, pruned; each is one step of training, ``start`` the next one. Thread-safe.
 
-    Parameters
-    ----------
-    seeds_of : SeedsOf
-    sampler : HopSampler
-        Each node draws for itself, anew in every hop, in two hops at least.
-    times : PushTimes
-    epoch, start : int
-
-    Notes
-    -----
-    What is pulled in a batch depends on what is pushed in those before it, and this on their seeds' own hops alone, whose draws
-    can be made again. So a pass draws that hop of every batch, in order, no further than is asked for, and keeps a bit a node
-    until the batch was trained on. Batches themselves are sampled in any order, by any thread, again where that is asked for.
+    Each node of ``sampler`` draws for itself, anew in every hop, in two hops at least. Pulls depend on earlier pushes; pushes
+    depend only on each batch's first hop, whose draws can be made again. So a pass draws that hop of every batch, in order, no
+    further than is asked for, and keeps a bit a node until the batch was trained on. Batches themselves are sampled in any
+    order, by any thread, again where that is asked for.
     """
 
     passes_s = 0.0
@@ -93,15 +72,7 @@ class HistoryTurns:
         self._held = sampler.graph.budget.reserve(DECISIONS, 0, owner=self)
 
     def sample(self, position: int) -> SampledBatch:
-        """Return the batch that runs as number ``position``.
-
-        Raises
-        ------
-        ClosedError
-            The batch was trained on already, or is before the first one.
-        BudgetError, CorruptionError, OSError
-            See :meth:`HopSampler.sample`.
-        """
+        """Return the batch that runs as number ``position``; ClosedError if it was trained on already, or is before the first."""
         step = self._first_step + position
         if not len(self._nodes):  # no embedding is kept
             return self._pruned(position, step, _none)
@@ -112,7 +83,7 @@ class HistoryTurns:
         return _pruned(self._seeds_of, self._sampler, self._epoch, position, self._nodes, step, is_pulled)
 
     def _decided(self, position: int) -> npt.NDArray[np.uint8]:
-        """Return which sources of a batch's last block are pulled, as bits."""
+        """Return the sources of a batch's last block that are pulled, as bits."""
         with self._lock:
             while self._next <= position:
                 self._decide(self._next)
@@ -154,7 +125,7 @@ class HistoryTurns:
 
 
 def unpushed(seeds_of: SeedsOf, sampler: HopSampler, times: PushTimes, epoch: int, position: int) -> SampledBatch:
-    """Return a batch as it is if nothing was pushed yet: the largest that it can be. Parameters as of :class:`HistoryTurns`."""
+    """Return a batch as it is if nothing was pushed yet: the largest that it can be."""
     return _pruned(seeds_of, sampler, epoch, position, times.nodes, 0, _none)
 
 

@@ -10,16 +10,14 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.budget import Budget
 from featstore.config import check_at_least, check_flag, check_integer
 from featstore.gather.arrays import id_array
-from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology
@@ -27,48 +25,14 @@ from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
 
-__all__ = [
-    "Draw",
-    "FanoutSampler",
-    "Graph",
-    "HopKey",
-    "HopSampler",
-    "Prune",
-    "as_ids",
-]
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["Draw", "FanoutSampler", "HopKey", "HopSampler", "Prune", "as_ids"]
 
 Prune = Callable[[Int64s], npt.NDArray[np.bool_]]  # given the sources of the seeds' own hop: which of them are not expanded
 LARGE_FANOUT = 4096  # drawing one takes more than 100 kB of scratch
 HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
-
-
-class Graph(Protocol):
-    """What the sampler needs of a graph."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        ...
-
-    @property
-    def topology(self) -> Topology:
-        """The adjacency."""
-        ...
-
-    @property
-    def neighbor_cache(self) -> NeighborCache | None:
-        """Neighbour lists in memory."""
-        ...
-
-    @property
-    def pool(self) -> BufferPool:
-        """Where batches lie."""
-        ...
-
-    @property
-    def budget(self) -> Budget:
-        """What counts the sampler's scratch."""
-        ...
 
 
 Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the nodes that it adds are numbered
@@ -77,29 +41,13 @@ Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the
 class HopSampler(CheckedSampler):
     """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
 
-    Subclasses draw: see :meth:`_expand`, and :meth:`hop_key` where their draws have another key. What they return depends on the
-    graph, their options and the arguments of :meth:`sample` alone.
-
-    Parameters
-    ----------
-    g : Graph
-    hop_sizes : sequence of int
-        What each hop is told to draw.
-    seed : int
-    redraw : bool
-    edges : bool
-        See :class:`~featstore.NeighborSampler`. Subclasses then note where in its list each edge of a hop is, from
-        :attr:`Scratch.starts` on; :meth:`number_edges` makes these the numbers of the input.
-
-    Raises
-    ------
-    ValueError
-        A seed out of range.
-    TypeError
-        ``edges`` is no bool.
+    Subclasses draw: see :meth:`_expand`, and :meth:`hop_key` where their draws have another key. What they return depends on
+    the graph, their options and the arguments of :meth:`sample` alone. ``hop_sizes`` is what each hop is told to draw. With
+    ``edges`` subclasses note where in its list each edge of a hop is, from :attr:`Scratch.starts` on; :meth:`number_edges`
+    makes these the numbers of the input.
     """
 
-    def __init__(self, g: Graph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
+    def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         if isinstance(g, (str, os.PathLike)):
             raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
         self._g = g
@@ -110,21 +58,18 @@ class HopSampler(CheckedSampler):
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
         self._all: deque[Scratch] = deque()
-        self._room = self._sources_room = LEAST_ROOM
+        self._room = LEAST_ROOM
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> OutOfCoreGraph:
         """The graph that the sampler draws from."""
         return self._g
 
     def stats(self) -> dict[str, float]:
         """Return totals since the sampler was made, over all threads.
 
-        Returns
-        -------
-        dict
-            ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids asked of
-            the file; ``seconds``, summed over threads.
+        ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids asked of
+        the file; ``seconds``, summed over threads.
         """
         scratches = list(self._all)
         return {
@@ -136,10 +81,7 @@ class HopSampler(CheckedSampler):
         }
 
     def trim(self) -> bool:
-        """Give back the scratch of threads that do not sample now, but for one; return whether there was any.
-
-        Totals of :meth:`stats` are kept.
-        """
+        """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
         idle = []
         with contextlib.suppress(IndexError):
             while True:
@@ -180,18 +122,10 @@ class HopSampler(CheckedSampler):
 
         Raises
         ------
-        IndexError
-            A seed is no node; names it and its position.
-        ValueError
-            A seed is given twice; names it. Seeds are not 1-D.
-        TypeError
-            Seeds are not integers.
-        CorruptionError
-            The file holds an id that is no node's.
-        BudgetError
-            The scratch or the batch does not fit the graph's budget.
-        OSError
-            The drive failed.
+        IndexError, ValueError, TypeError
+            A seed is no node, or given twice: names it and its position. Seeds are not 1-D, or not integers.
+        CorruptionError, BudgetError, OSError
+            The file holds an id that is no node's; the scratch or the batch does not fit the memory; the drive failed.
         """
         epoch, index = operator.index(epoch), operator.index(index)
         if not (0 <= epoch < 2**64 and 0 <= index < 2**64):
@@ -227,7 +161,6 @@ class HopSampler(CheckedSampler):
         try:
             yield scratch
             self._room = max(self._room, scratch.room)
-            self._sources_room = max(self._sources_room, scratch.sources_room)
             scratch.seconds += time.perf_counter() - start
         finally:
             scratch.cache = scratch.lists = None
@@ -259,7 +192,7 @@ class HopSampler(CheckedSampler):
         return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
 
     def _drawing(self, epoch: int, index: int) -> Draw:
-        """Return what looks up the lists of a batch's nodes, and draws from them."""
+        """Return the function that looks up the lists of a batch's nodes, and draws from them."""
         topology = self._topology
         if topology is None:
             topology = self._topology = self._g.topology
@@ -339,23 +272,11 @@ class HopSampler(CheckedSampler):
 
 
 class FanoutSampler(HopSampler):
-    """A sampler in which each node draws for itself, as many neighbours as its hop's fan-out says.
-
-    Parameters
-    ----------
-    g, seed, redraw, edges
-        See :class:`HopSampler`.
-    fanouts : sequence of int
-
-    Raises
-    ------
-    ValueError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
-    """
+    """A sampler in which each node draws for itself, as many neighbours as its hop's fan-out says."""
 
     replace = False  # a node may draw a neighbour several times
 
-    def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
+    def __init__(self, g: OutOfCoreGraph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         try:
             hop_sizes = [check_integer("a fan-out", fanout) for fanout in fanouts]
         except TypeError:
@@ -376,7 +297,7 @@ class FanoutSampler(HopSampler):
     def drawn_fanouts(self) -> tuple[int, ...]:
         """The fan-outs, with -1 for each that takes all lists whole, so that memory sized by them fits the graph.
 
-        Needs the largest degree where a fan-out is large: a pass over the offsets, once.
+        A large fan-out asks for the largest degree: a pass over the offsets, once.
         """
         if self.replace or max(self.fanouts) <= LARGE_FANOUT:
             return self.fanouts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,12 @@ from featstore.config import check_at_least, check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import FanoutSampler, Graph, HopKey
+from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.rng import source_keys
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["LaborSampler"]
 
@@ -31,40 +34,29 @@ _CONVERGED = 1e-4  # a step that takes a smaller share off the expected number o
 class LaborSampler(FanoutSampler):
     """Sample in-neighbours layer by layer, so that the nodes of a hop share their neighbours (LABOR).
 
-    In each hop every source has one random number, the same for all destinations. A destination with ``d`` neighbours takes those
-    whose number is at most ``fanout / d``. It takes as many as with :class:`~featstore.NeighborSampler` on average, but
-    destinations take the same sources where they can: a batch has fewer nodes, and fewer rows are read.
+    In each hop every source has one random number, the same for all destinations. A destination with ``d`` neighbours takes
+    those whose number is at most ``fanout / d``: as many as with :class:`~featstore.NeighborSampler` on average, but the same
+    ones as others where it can. So a batch has fewer nodes, and fewer rows are read.
 
     Parameters
     ----------
-    g : Graph
-        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
-        again. Samples are counted in the budget of the graph given here.
+    g, seed, redraw, edges
+        See :class:`~featstore.NeighborSampler`.
     fanouts : sequence of int
         Neighbours that a node takes on average in each hop, the seeds' own first; -1 takes all.
     batch_dependency : int
         Batches that a source keeps its number for. In every batch one source in so many gets a new number, so that consecutive
         batches share sources, and a cache that admits what was read is hit more often. 1: all numbers are new in every batch.
-    seed : int
-        In ``[0, 2**64)``.
     layer_dependency : bool
         A source has the same number in every hop. The hops of a batch then share sources, too.
-    redraw : bool
-        A node takes neighbours anew in every later hop. If false, it does so once, in the hop after it joined, and keeps these
-        neighbours; see :class:`~featstore.NeighborSampler`.
     importance_sampling : int
         Steps of the iteration that finds importance probabilities (LABOR-i): sources that many destinations have in common become
         more likely, and fewer distinct ones are taken. 0: none, all have the same. -1: steps until they converge (LABOR-*).
-    edges : bool
-        Fill ``edge_pos`` of the blocks; see :class:`~featstore.NeighborSampler`.
 
     Raises
     ------
-    ValueError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, a batch dependency below 1 or above 2³²,
-        ``importance_sampling`` below -1.
-    TypeError
-        ``batch_dependency`` or ``importance_sampling`` is no integer, ``layer_dependency`` or ``edges`` no bool.
+    ValueError, TypeError
+        As of :class:`~featstore.NeighborSampler`; a batch dependency below 1 or above 2³², ``importance_sampling`` below -1.
 
     Notes
     -----
@@ -72,28 +64,21 @@ class LaborSampler(FanoutSampler):
     a list that is not longer than the fan-out is taken whole; a longer one gives ``fanout`` on average, and **none at all** with
     probability ``(1 - fanout / d) ** d``, about ``exp(-fanout)``. A model must cope with nodes without neighbours, as it must
     where the graph has such nodes. Probabilities are multiples of 2⁻³². A neighbour that is in a list twice counts twice in
-    ``d``, and is taken twice or not at all.
+    ``d``, and is taken twice or not at all. The mean over the neighbours that were taken estimates the mean over all.
 
-    All neighbours of a destination have the same probability, so the mean over those that were taken estimates the mean over all.
-
-    With ``importance_sampling`` they have not. Each hop weighs the sources of all its destinations: neighbour ``t`` of ``s`` is
-    taken with a probability ``c[s] * p[t]``. The mean over those that were taken, each with the weight ``1 / (d * c[s] * p[t])``
+    With ``importance_sampling`` each hop weighs the sources of all its destinations: neighbour ``t`` of ``s`` is taken with a
+    probability ``c[s] * p[t]``. The mean over those that were taken, each with the weight ``1 / (d * c[s] * p[t])``
     (Horvitz-Thompson), has no bias; ``c[s]`` is such that its variance is that of ``fanout`` uniform draws. Each step lowers the
     expected number of distinct sources of the hop, or leaves it. More edges are taken than without. **Blocks hold no weights**,
     so a plain mean leans towards the sources that destinations share.
 
-    Blocks, seeds, the order of edges and of nodes are as with :class:`~featstore.NeighborSampler`. A batch is a pure function of
-    the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`); it depends on ``index`` as a place
-    in the epoch where ``batch_dependency`` is more than 1. Numbers are new in every epoch.
+    Blocks and the order of edges and nodes are as with :class:`~featstore.NeighborSampler`, and so are threads and scratch. A
+    batch depends on ``index`` as a place in the epoch where ``batch_dependency`` is more than 1. Numbers are new in every epoch.
 
-    Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, less than a nanosecond a
-    neighbour (more with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
-    expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads. :class:`EpochSampler` reads them in
-    sequence, once a hop for many batches.
-    Importance probabilities need the lists of all destinations of a hop at once: 4 or 8 bytes a neighbour, about a hundred a
-    distinct source, and some nanoseconds a neighbour and step.
-
-    Thread-safe; scratch memory as with :class:`~featstore.NeighborSampler`. Releases the GIL.
+    Whole lists are gone through: a hop costs less than a nanosecond a neighbour of its destinations (more with
+    ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is expected to have
+    edges, 65,536 at least; :class:`EpochSampler` reads them in sequence, once a hop for many batches. Importance probabilities
+    need all lists of a hop at once: 4 or 8 bytes a neighbour, about a hundred a distinct source.
 
     References
     ----------
@@ -107,7 +92,7 @@ class LaborSampler(FanoutSampler):
 
     def __init__(
         self,
-        g: Graph,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         batch_dependency: int = 1,
         seed: int = 0,
@@ -140,7 +125,6 @@ class LaborSampler(FanoutSampler):
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
-        """One hop over the first ``n_dst`` nodes."""
         pool, hops = self._g.pool, scratch.hops
         keys = self.hop_key(at)
         records = None if cache is None else cache.records

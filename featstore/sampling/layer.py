@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,12 @@ from featstore.config import check_flag, check_integer
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import Graph, HopKey, HopSampler
+from featstore.sampling.hops import HopKey, HopSampler
 from featstore.sampling.pieces import Pieces
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["LayerSampler"]
 
@@ -32,13 +35,10 @@ class LayerSampler(HopSampler):
 
     Parameters
     ----------
-    g : Graph
-        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
-        again. Samples are counted in the budget of the graph given here.
+    g, seed, edges
+        See :class:`~featstore.NeighborSampler`.
     sizes : sequence of int
         Nodes that each layer takes, that of the seeds first; at least 1. A layer with fewer neighbours takes all of them.
-    seed : int
-        In ``[0, 2**64)``.
     skip : bool
         Skip connections: neighbours that the batch has already are taken beside the others, with probability 1. Their rows are
         there, so they cost edges only.
@@ -47,15 +47,11 @@ class LayerSampler(HopSampler):
         layers have fewer distinct nodes. If false, all are distinct.
     op : {"sum", "mean"}
         What the weighted sum over a block's edges estimates: the sum over all neighbours of a destination, or their mean.
-    edges : bool
-        Fill ``edge_pos`` of the blocks; see :class:`~featstore.NeighborSampler`.
 
     Raises
     ------
-    ValueError
-        ``sizes`` is empty, a size is below 1 or 2³¹ or more, a seed is out of range, ``op`` is another word.
-    TypeError
-        A size or the seed is no integer, ``skip``, ``replace`` or ``edges`` no bool.
+    ValueError, TypeError
+        ``sizes`` is empty, a size is below 1 or 2³¹ or more, a seed is out of range, ``op`` is another word; wrong types.
 
     Notes
     -----
@@ -66,21 +62,17 @@ class LayerSampler(HopSampler):
     Each edge from ``u`` has the weight ``1 / (n q(u))`` (float32), over the destination's degree with ``"mean"``. With
     ``replace``, this is times how often ``u`` was drawn. Without, nodes are drawn with probabilities of exactly
     ``min(1, c n q(u))``, and the weight is one over that; ``c`` is such that they sum to ``n``, and 1 where no node is certain to
-    be taken (ordered pivotal sampling). Either way **the weighted sum over the block's edges has no bias**: its mean over many
-    draws is the exact sum or mean over all neighbours. Weights of one over ``n q(u)`` for distinct nodes drawn one after the
-    other, as in some released code, do not have this property.
+    be taken (ordered pivotal sampling). Either way **the weighted sum over the block's edges has no bias**. Weights of one over
+    ``n q(u)`` for distinct nodes drawn one after the other, as in some released code, do not have this property.
 
     A destination of which no neighbour was taken has no edges, so its sum is 0. A model must cope with that, as where the graph
     has such nodes. The sum of a destination's weights estimates its degree (or 1), so dividing by it gives a mean that varies
     less, with a small bias.
 
-    Blocks, seeds, the order of edges and of nodes are as with :class:`~featstore.NeighborSampler`. A batch is a pure function of
-    the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`).
-
-    The lists of all destinations are gone through, so a layer costs time in proportion to their degrees. Lists that are not in
-    memory are read whole, a piece at a time, and a second time where they do not fit one piece (:class:`Pieces`); a piece is one
-    batch of asynchronous reads. About a hundred bytes are held for each distinct neighbour of the destinations; all memory is
-    counted in the graph's budget. Thread-safe. Releases the GIL.
+    Blocks, the order of edges and nodes, and threads are as with :class:`~featstore.NeighborSampler`. The lists of all
+    destinations are gone through, so a layer costs time in proportion to their degrees. Lists that are not in memory are read
+    whole, a piece at a time, and a second time where they do not fit one piece (:class:`Pieces`). About a hundred bytes are held
+    for each distinct neighbour of the destinations.
 
     References
     ----------
@@ -98,7 +90,7 @@ class LayerSampler(HopSampler):
 
     def __init__(
         self,
-        g: Graph,
+        g: OutOfCoreGraph,
         sizes: Sequence[int],
         seed: int = 0,
         skip: bool = False,
@@ -132,9 +124,8 @@ class LayerSampler(HopSampler):
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
-        """One layer over the first ``n_dst`` nodes."""
         pool, hops, sources = self._g.pool, scratch.hops, scratch.sources
-        pieces = Pieces(scratch, topology, cache, n_dst, pool, self._g.budget.total, self._read)
+        pieces = Pieces(self._g, scratch, topology, n_dst, self._read)
         sources.hops.begin(EMPTY)
         candidates = Candidates(sources.hops, pieces.lists, self.op == "mean")
         factors = self._draw(sources, pieces, candidates, size, at)

@@ -31,7 +31,7 @@ def _block_words(n_logs: int, n_bytes: int, width: int) -> int:
 
 
 def least_log_bytes(n_logs: int, n_workers: int, wide: bool) -> int:
-    """Return the least memory of :class:`SpillingLogs` that works, not well."""
+    """Return the least memory in which :class:`SpillingLogs` works, if slowly."""
     width = 8 if wide else 4
     block = 2 * LEAST_BLOCK_WORDS * width + BLOCK_BYTES
     return n_workers * (n_logs * LOG_BYTES + LEAST_BLOCKS * block)
@@ -40,20 +40,9 @@ def least_log_bytes(n_logs: int, n_workers: int, wide: bool) -> int:
 class SpillingLogs:
     """Logs of words, one set a worker; reading a log gives all workers' words of it.
 
-    Parameters
-    ----------
-    n_logs, n_workers : int
-    wide : bool
-        Words are int64, not int32.
-    n_bytes : int
-        Memory for all of them, at least :func:`least_log_bytes`; the caller has reserved it.
-    path : callable
-        ``path()`` returns a path for another run file; called when memory is full.
-    disk : DiskBudget, optional
-
-    Notes
-    -----
-    A worker's words of a log stay in order. Each worker is one thread at a time; all have come to their end before anybody reads.
+    ``wide`` words are int64, not int32. ``n_bytes``, at least :func:`least_log_bytes`, are reserved by the caller. ``path()``
+    names another run file when memory is full. A worker's words of a log stay in order. Each worker is one thread at a time;
+    all have come to their end before anybody reads.
     """
 
     def __init__(
@@ -85,13 +74,7 @@ class SpillingLogs:
         return int(self._spilled.sum()) * (8 if self._wide else 4)
 
     def spill(self, worker: int) -> None:
-        """Write a worker's logs to its run file, and empty them.
-
-        Raises
-        ------
-        OSError
-            The disk or its budget is full; what the worker has spilled is gone.
-        """
+        """Write a worker's logs to its run file, and empty them; an OSError (the disk is full) loses what it spilled."""
         logs, file = self.workers[worker], self._files[worker]
         if file is None:
             file = self._files[worker] = SectionWriter(self._path(), "log", self._disk)

@@ -15,7 +15,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError
 from featstore.graph.partlists import NearbyLists, PartLists, Uint8s
 from featstore.graph.topology import huge_bytes
-from featstore.sampling.hops import Graph, HopSampler
+from featstore.sampling.hops import HopSampler
 from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
 from featstore.storage.layout import PAGE_BYTES
 
@@ -38,21 +38,13 @@ class _Slot:
 
 
 class MacroLists:
-    """Neighbour lists of two macro-batches at most, read in sequence when the first of their batches is sampled.
+    """Neighbour lists of two macro-batches at most, read in sequence when the first of their batches is sampled. Thread-safe.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    lists : PartLists
-    batches : PartitionBatches
-
-    Notes
-    -----
-    Lists are used only once :meth:`use` has given them memory; all of it is on loan, but for lists in use. Where a macro-batch's
-    do not fit, those of some of its parts are read. Samples do not depend on it. Thread-safe.
+    Lists are used only once :meth:`use` has given them memory; all of it is on loan, but for lists in use. Where a
+    macro-batch's do not fit, those of some of its parts are read. Samples do not depend on it.
     """
 
-    def __init__(self, g: Graph, lists: PartLists, batches: PartitionBatches) -> None:
+    def __init__(self, g: OutOfCoreGraph, lists: PartLists, batches: PartitionBatches) -> None:
         self._g, self._lists = g, lists
         sizes = np.sort(lists.sizes(batches.part_numbers))[::-1]
         self._most_bytes = huge_bytes(int(sizes[: batches.macro].sum()) + lists.beside())
@@ -94,12 +86,7 @@ class MacroLists:
 
     @contextmanager
     def of(self, epoch: int, order: PartitionEpoch, position: int) -> Iterator[NearbyLists | None]:
-        """Context manager: the lists for a batch, read if they are not there; None while other batches use all the memory.
-
-        Raises
-        ------
-        CorruptionError, ClosedError, OSError
-        """
+        """Lend the lists for a batch, read if they are not there; None while other batches use all the memory."""
         slot = self._take(epoch, order, position)
         if slot is None:
             yield None
@@ -137,11 +124,9 @@ class MacroLists:
                 return slot.memory
         return None
 
-    def _n_in_use(self) -> int:
-        return sum(slot.n_users > 0 for slot in list(self._slots.values()))
-
     def _lent_bytes(self) -> int:
-        return max(0, self._reservation.n_bytes - self._n_in_use() * self._room)
+        n_in_use = sum(slot.n_users > 0 for slot in list(self._slots.values()))
+        return max(0, self._reservation.n_bytes - n_in_use * self._room)
 
     def _give_back(self, n_bytes: int) -> int:
         if not self._lock.acquire(blocking=False):
@@ -164,13 +149,7 @@ class MacroLists:
 
 
 def macro_lists(g: OutOfCoreGraph, sampler: object, batches: object) -> MacroLists | None:
-    """Return the dynamic neighbour cache for a loader; None unless its batches are of parts that are kept with their lists.
-
-    Raises
-    ------
-    BudgetError, CorruptionError, FormatError, OSError
-        The lists cannot be opened.
-    """
+    """Return a loader's dynamic neighbour cache; None unless its batches are of parts that are kept with their lists."""
     # An epoch-wide sampler is none of these: its passes over all lists take the place of a macro-batch's.
     if not (isinstance(sampler, HopSampler) and isinstance(batches, PartitionBatches) and len(batches)):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,8 +13,11 @@ from featstore.config import check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import FanoutSampler, Graph, HopKey
+from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.scratch import EMPTY, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["NeighborSampler"]
 
@@ -24,9 +27,8 @@ class NeighborSampler(FanoutSampler):
 
     Parameters
     ----------
-    g : Graph
-        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
-        again. Samples are counted in the budget of the graph given here.
+    g : OutOfCoreGraph
+        A loader takes the sampler for this graph only, or for the same dataset opened again. Samples take its memory.
     fanouts : sequence of int
         Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
     replace : bool
@@ -42,27 +44,22 @@ class NeighborSampler(FanoutSampler):
 
     Raises
     ------
-    ValueError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
-    TypeError
-        ``edges`` is no bool.
+    ValueError, TypeError
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range; ``edges`` is no bool.
 
     Notes
     -----
     Each hop draws neighbours of every node listed so far (without ``redraw``: of every node that the last hop added), in list
-    order. Draws are uniform, and without replacement unless
-    ``replace``; a neighbour list that is not longer than the fan-out is taken whole. Drawn neighbours come in the order of their
-    list, and new nodes join in order of first appearance.
+    order. Draws are uniform, and without replacement unless ``replace``; a list that is not longer than the fan-out is taken
+    whole. Drawn neighbours come in the order of their list, and new nodes join in order of first appearance.
 
-    A batch is a pure function of the graph, ``fanouts``, ``replace``, ``seed``, ``redraw`` and the arguments of :meth:`sample`
-    (:mod:`featstore.sampling.rng`). It does not depend on caches, threads or the order of batches.
+    A batch is a pure function of the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`). It
+    does not depend on caches, threads or the order of batches.
 
-    Thread-safe; any number of threads may sample at once. Each has scratch memory for a number of nodes, 56 to 88 bytes a node
-    (less on a small graph). The number doubles until the largest batch fits. Scratch counts in the graph's budget and is kept
-    for the next batch. Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
-
-    With ``edges`` scratch has 8 bytes a node more. Where lists were given in another order than the ascending one, the numbers
-    of a hop's edges cost another batch of reads, of the pages that hold them.
+    Thread-safe; any number of threads may sample at once. Each has scratch for a number of nodes, 56 to 88 bytes a node (less on
+    a small graph, 8 more with ``edges``), which doubles until the largest batch fits and is kept for the next one. Releases the
+    GIL. Lists that are not in memory cost one batch of asynchronous reads a hop. With ``edges``, where lists were not given in
+    ascending order, the numbers of a hop's edges cost another batch of reads, of the pages that hold them.
 
     Examples
     --------
@@ -74,7 +71,7 @@ class NeighborSampler(FanoutSampler):
 
     def __init__(
         self,
-        g: Graph,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         replace: bool = False,
         seed: int = 0,
@@ -94,7 +91,6 @@ class NeighborSampler(FanoutSampler):
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
-        """One hop over the first ``n_dst`` nodes."""
         pool, hops = self._g.pool, scratch.hops
         (key,) = self.hop_key(at)
         n_edges, n_missing, any_drawn = hops.count(n_dst, size, self.replace)

@@ -27,21 +27,9 @@ def edge_numbers(
 ) -> Int64s:
     """Return the numbers of the blocks' edges, one block after the other, repeats included.
 
-    Parameters
-    ----------
-    blocks : tuple of Block
-        With ``edge_pos``.
-    n_edges : int
-        Of the graph.
-    array : callable
-        ``array(n, dtype)`` makes the result, but where blocks are one array, which is returned then.
-    whole : bool
-        One after the other also where they are one array: as a file of samples returns them.
-
-    Raises
-    ------
-    PluginError
-        A block has no ``edge_pos``, or one that is no edge's number.
+    ``array(n, dtype)`` makes the result, except where blocks are one array: that one is returned then, unless ``whole`` asks
+    for block after block, as a file of samples returns them. PluginError: a block has no ``edge_pos``, or one beyond the
+    graph's ``n_edges``.
     """
     positions = [block.edge_pos.numpy() for block in blocks if block.edge_pos is not None]
     if len(positions) < len(blocks):

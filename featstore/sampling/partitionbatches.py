@@ -13,7 +13,7 @@ import torch
 from featstore.config import check_at_least, check_flag
 from featstore.graph.partarrays import by_part, check_parts
 from featstore.graph.savedparts import KeptParts, find_parts
-from featstore.sampling.batches import EpochSeeds, check_seeds, cut, warn_of_none
+from featstore.sampling.batches import CutSeeds, check_seeds, warn_of_none
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -52,7 +52,6 @@ class PartitionBatches:
         Parts of a macro-batch, of those that have a seed. Fewer parts share more neighbours, so that fewer rows are read, and mix
         seeds less, which can cost accuracy. ``"auto"``, as None: as many as hold one batch of seeds, if all had as many and these
         are 36 or more; of larger parts half, and at least as many as hold two batches.
-        ``macro_reason`` says what was chosen, and why.
     shuffle : bool
         A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
         are in the order of ``ids``.
@@ -71,8 +70,8 @@ class PartitionBatches:
     Raises
     ------
     TypeError, ValueError, IndexError
-        See :func:`~featstore.sampling.batches.check_seeds`; a number out of range; parts of a wrong length, dtype or range; the
-        dataset keeps no parts, or none of that name.
+        Seeds that are not distinct nodes; a number out of range; parts of a wrong length, dtype or range; the dataset keeps no
+        parts, or none of that name.
     StaleError
         The parts were made for another adjacency than the dataset has now.
     BudgetError, CorruptionError, OSError
@@ -81,9 +80,7 @@ class PartitionBatches:
     Notes
     -----
     Where the parts are kept with their lists (``keep_lists`` of :func:`featstore.partition`), a loader reads the lists of a
-    macro-batch in sequence (:class:`~featstore.sampling.macrolists.MacroLists`).
-
-    Memory: 16 bytes a seed and 40 a part that has seeds, counted by the loader; 4 bytes a node while it is made from kept parts.
+    macro-batch in sequence. Memory: 16 bytes a seed and 40 a part that has seeds; 4 bytes a node while kept parts are read.
 
     References
     ----------
@@ -174,11 +171,10 @@ class PartitionBatches:
             order = torch.from_numpy(self._order(generator, parts))
         ends = np.cumsum(np.diff(self._offsets)[parts])
         last = np.minimum(np.arange(self.macro, len(parts) + self.macro, self.macro), len(parts)) - 1
-        batches = cut(self.seeds, order, self.batch_size, len(self))
-        return PartitionEpoch(batches, self.batch_size, self.part_numbers[parts], self.macro, ends[last])
+        return PartitionEpoch(self.seeds, order, self.batch_size, len(self), self.part_numbers[parts], self.macro, ends[last])
 
     def _order(self, generator: np.random.Generator, parts: Int64s) -> Int64s:
-        """Return where the seeds of an epoch are, macro-batch by macro-batch."""
+        """Return the places of an epoch's seeds, macro-batch by macro-batch."""
         starts, lengths = self._offsets[:-1], np.diff(self._offsets)
         order, end = np.empty(len(self.seeds), np.int64), 0
         for first in range(0, len(lengths), self.macro):
@@ -202,33 +198,27 @@ def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
     return max(-(-n_parts // MACRO_SHARE), of_two), reason
 
 
-class PartitionEpoch:
+class PartitionEpoch(CutSeeds):
     """The batches of one epoch, and the macro-batches that they are cut from; immutable.
 
-    Parameters
-    ----------
-    batches : EpochSeeds
-    batch_size : int
-    parts : int32 array
-        Numbers of the parts, in the order of the epoch.
-    macro : int
-        Parts of a macro-batch.
-    ends : int64 array
-        Seeds up to the end of each macro-batch.
+    ``parts`` are the numbers of the parts in the epoch's order, ``macro`` a macro-batch; ``ends`` counts seeds up to its end.
     """
 
-    def __init__(self, batches: EpochSeeds, batch_size: int, parts: npt.NDArray[np.int32], macro: int, ends: Int64s) -> None:
-        self._batches, self._batch_size, self._parts, self._macro, self._ends = batches, batch_size, parts, macro, ends
+    def __init__(
+        self,
+        seeds: torch.Tensor,
+        order: torch.Tensor | None,
+        batch_size: int,
+        n_batches: int,
+        parts: npt.NDArray[np.int32],
+        macro: int,
+        ends: Int64s,
+    ) -> None:
+        super().__init__(seeds, order, batch_size, n_batches)
+        self._parts, self._macro, self._ends = parts, macro, ends
 
     def __repr__(self) -> str:
         return f"<{len(self)} batches of up to {self._batch_size} seeds, {self._macro} parts at a time>"
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def seeds(self, index: int) -> torch.Tensor:
-        """See :class:`~featstore.sampling.batches.EpochSeeds`."""
-        return self._batches.seeds(index)
 
     def macro_of(self, index: int) -> int:
         """Return the number of the macro-batch that a batch's middle seed is of."""

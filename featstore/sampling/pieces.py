@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.layerwise import Lists
 from featstore.gather.buffers import BufferPool
-from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.scratch import Int64s, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["Pieces"]
 
@@ -24,47 +26,19 @@ Read = Callable[[Scratch, Topology, Int64s, npt.NDArray[Any]], None]
 
 
 class Pieces:
-    """Go through the lists of the first ``n_dst`` nodes of a batch, which are located; any number of times.
+    """Go through the whole lists of the first ``n_dst`` nodes of a batch, which are located; any number of times.
 
-    Parameters
-    ----------
-    scratch : Scratch
-    topology : Topology
-    cache : NeighborCache or None
-    n_dst : int
-    pool : BufferPool
-        Of the pieces' memory: 32 bytes an id, of 16,384 to 1,048,576 ids, as the budget allows. A user that numbers edges
-        (``edges=True``) adds 8 bytes an id of its own.
-    total_bytes : int
-        The budget.
-    read : callable
-        ``read(scratch, topology, positions, out)`` reads ids that are not in memory.
-
-    Attributes
-    ----------
-    listed : int32 or int64 array
-        The ids of the piece at hand; its user may write over them.
-    owners : int32 array
-        The numbers of the nodes in whose lists they are, ascending.
-
-    Notes
-    -----
-    Iterating yields the number of ids of each piece. Ids read from the file are checked. What is in memory is not read.
+    Iterating yields the number of ids of each piece, which are in ``listed`` (its user may write over them); ``owners`` has the
+    numbers of the nodes in whose lists they are, ascending. A piece has 16,384 to 1,048,576 ids, as the graph's whole memory
+    allows: 32 bytes an id, and 8 more of its user's where edges are numbered. ``read(scratch, topology, positions, out)`` reads
+    ids that are not in memory, which are then checked.
     """
 
-    def __init__(
-        self,
-        scratch: Scratch,
-        topology: Topology,
-        cache: NeighborCache | None,
-        n_dst: int,
-        pool: BufferPool,
-        total_bytes: int,
-        read: Read,
-    ) -> None:
+    def __init__(self, g: OutOfCoreGraph, scratch: Scratch, topology: Topology, n_dst: int, read: Read) -> None:
+        pool, cache = g.pool, scratch.cache
         self.lists = Lists(scratch.hops, n_dst, None if cache is None else cache.records, topology.id_bytes)
         self._scratch, self._topology, self._read = scratch, topology, read
-        most = min(max(total_bytes // (_BYTES_AN_ID * _SHARE), _LEAST), _MOST)
+        most = min(max(g.budget.total // (_BYTES_AN_ID * _SHARE), _LEAST), _MOST)
         room, n_read = min(self.lists.n_ids, most), min(self.lists.n_missing, most)
         self.listed, self._found = (_array(pool, n, topology.id_dtype) for n in (room, n_read))
         self.owners = _array(pool, room, np.int32)

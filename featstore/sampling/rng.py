@@ -62,21 +62,10 @@ def batch_key(seed: int, epoch: int, index: int) -> int:
 
 
 def source_keys(seed: int, epoch: int, index: int, hop: int, batch_dependency: int) -> tuple[int, int, int, int]:
-    """Return the keys of the sources' numbers in one hop.
+    """Return the keys of the sources' numbers in one hop: ``early, late, phase, turn``.
 
-    Parameters
-    ----------
-    seed, epoch, index, hop : int
-        In ``[0, 2**64)``.
-    batch_dependency : int
-        Batches that a number stays for; at least 1.
-
-    Returns
-    -------
-    early, late : int
-        Keys of the numbers before and after a source changes; the same where no source has changed.
-    phase, turn : int
-        A source has changed if its number under ``phase`` is ``turn`` or more.
+    ``early`` and ``late`` key the numbers before and after a source changes, the same where none has changed. A source has
+    changed if its number under ``phase`` is ``turn`` or more.
     """
     era, since = divmod(index, batch_dependency)
     early = absorb(batch_key(seed, epoch, era), hop)

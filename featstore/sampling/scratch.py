@@ -25,8 +25,8 @@ EMPTY = np.zeros(0, np.int64)
 class Scratch:
     """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread.
 
-    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty. Edges are counted as they
-    are stored, or as :meth:`NeighborCache.edge_places` says, where ``cache`` keeps their numbers.
+    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty. Edges are counted as
+    they are stored, or as :meth:`NeighborCache.edge_places` says, where ``cache`` keeps their numbers.
     """
 
     def __init__(self, num_nodes: int, budget: Budget, room: int, edges: bool = False) -> None:
@@ -52,18 +52,13 @@ class Scratch:
         self._sources.need(LEAST_ROOM)
         return self._sources
 
-    @property
-    def sources_room(self) -> int:
-        """Nodes that there is room for in :attr:`sources`."""
-        return 0 if self._sources is None else self._sources.room
-
     def need(self, room: int) -> None:
         """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
         room = min(room, self._num_nodes + 1)
         if room <= self.room:
             return
         table = _table_entries(room, self._num_nodes)
-        n_bytes = _room_bytes(room, self._num_nodes, self._edges)
+        n_bytes = (4 if self._edges else 3) * huge_bytes(room * 8) + huge_bytes(table * 8)
         held = self._reservation.n_bytes
         self._reservation.resize(held + n_bytes)
         try:
@@ -107,10 +102,6 @@ class Scratch:
 def _table_entries(room: int, num_nodes: int) -> int:
     """Entries of the table of ``room`` nodes' numbers; or an entry a node of the graph, which needs no hashing."""
     return min(_power_of_two(_TABLE * room), _power_of_two(num_nodes))
-
-
-def _room_bytes(room: int, num_nodes: int, edges: bool) -> int:
-    return (4 if edges else 3) * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
 
 
 def _power_of_two(n: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace as with_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.pieces import Pieces
 from featstore.sampling.scratch import Int64s, Scratch
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["ShadowSampler"]
 
@@ -29,7 +32,7 @@ class ShadowSampler(NeighborSampler):
 
     Parameters
     ----------
-    g : Graph
+    g, seed, edges
         See :class:`~featstore.NeighborSampler`.
     fanouts : sequence of int
         Neighbours that a node draws in the hop after it joined, the seeds' own first; -1 takes all.
@@ -37,34 +40,26 @@ class ShadowSampler(NeighborSampler):
         Blocks of a batch, one a layer of the model; at least 1, by default one a hop.
     replace : bool
         Draw with replacement.
-    seed : int
-        In ``[0, 2**64)``.
-    edges : bool
-        Fill ``edge_pos`` of the blocks; see :class:`~featstore.NeighborSampler`.
 
     Raises
     ------
-    ValueError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, ``layers`` below 1.
-    TypeError
-        ``layers`` is no integer, ``edges`` no bool.
+    ValueError, TypeError
+        As of :class:`~featstore.NeighborSampler`; ``layers`` below 1, or no integer.
 
     Notes
     -----
     All blocks but the last have all nodes as sources and as destinations, and all edges. The last one has the seeds as
     destinations, and their edges: what other nodes would get in the last layer is not asked for. All blocks are views of the same
-    tensors, so a batch takes the memory of one. A training loop goes through ``batch.blocks`` as with any sampler. For a read-out
-    over all nodes of the subgraph, use ``blocks[0]`` for every layer. Run files and packs hold each block's edges.
+    tensors, so a batch takes the memory of one. For a read-out over all nodes of the subgraph, use ``blocks[0]`` for every layer.
+    Run files and packs hold each block's edges.
 
     There is one subgraph a batch, as in DGL's ``ShaDowKHopSampler``. PyG's has one a seed, side by side, with a copy of each node
-    for each seed that reaches it. With one seed a batch, both are the same.
-
-    A neighbour that is in a list twice has two edges. Edges come by destination, in the order of its list. A batch is a pure
-    function of the graph, the options and the arguments of :meth:`sample`.
+    for each seed that reaches it. With one seed a batch, both are the same. A neighbour that is in a list twice has two edges.
+    Edges come by destination, in the order of its list.
 
     The lists of all nodes are gone through, so a batch costs time in proportion to their degrees: with hubs among its nodes, that
     is far more than their edges in the subgraph. Lists that are not in memory are read whole, a piece at a time
-    (:class:`Pieces`). Thread-safe; scratch memory as with :class:`~featstore.NeighborSampler`. Releases the GIL.
+    (:class:`Pieces`). Threads and scratch are as with :class:`~featstore.NeighborSampler`.
 
     References
     ----------
@@ -80,7 +75,7 @@ class ShadowSampler(NeighborSampler):
 
     def __init__(
         self,
-        g: Any,
+        g: OutOfCoreGraph,
         fanouts: Sequence[int],
         layers: int | None = None,
         replace: bool = False,
@@ -112,10 +107,10 @@ class ShadowSampler(NeighborSampler):
 
     def _induced(self, scratch: Scratch, n: int) -> Block:
         """Return the edges among the first ``n`` nodes, by destination."""
-        pool, cache = self._g.pool, scratch.cache
+        pool = self._g.pool
         topology = self._g.topology if self._topology is None else self._topology
         self._locate(scratch, topology, 0, n)
-        pieces = Pieces(scratch, topology, cache, n, pool, self._g.budget.total, self._read)
+        pieces = Pieces(self._g, scratch, topology, n, self._read)
         room = max(1, len(pieces.owners))
         numbers, positions = pool.array((room,), np.int32), pool.array((room,), np.int64) if self.edges else None
         kept, kept_positions = [], []

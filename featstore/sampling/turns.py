@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,9 +21,12 @@ from featstore._core.epochs import TARGET_WORDS
 from featstore.budget import Reservation
 from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.hops import FanoutSampler, Graph
+from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["Coming", "Cut", "Seeds", "Turns", "Windows", "disk_of"]
 
@@ -44,7 +47,7 @@ class Drawer(Protocol):
     access: str
 
     @property
-    def graph(self) -> Graph: ...
+    def graph(self) -> OutOfCoreGraph: ...
     @property
     def threads(self) -> int: ...
     @property
@@ -59,12 +62,8 @@ class Drawer(Protocol):
 class Windows:
     """How an epoch is cut into windows, and what would make them one.
 
-    Parameters
-    ----------
-    size, n : int
-        Batches of a window; windows of an epoch.
-    memory, disk : int, optional
-        Bytes for what is drawn, in memory and on disk, that one window takes; None: there are as many.
+    ``size`` batches a window, ``n`` windows. ``memory`` and ``disk``: bytes for what is drawn in one window; None: they are
+    there.
     """
 
     size: int
@@ -74,15 +73,9 @@ class Windows:
 
 
 class Cut:
-    """What windows of an epoch of ``n`` batches are cut by, where the user did not say.
+    """Sizes of the windows of an epoch of ``n`` batches of ``n_seeds`` seeds, where the user did not say.
 
-    Parameters
-    ----------
-    sampler : Drawer
-    n, n_seeds : int
-        Batches of the epoch, and seeds of one.
-    batch : tuple of int, optional
-        Nodes and edges of one that was sampled: a fan-out of -1 says nothing of the longest lists.
+    ``batch``: nodes and edges of one that was sampled, for a fan-out of -1 says nothing of the longest lists.
     """
 
     def __init__(self, sampler: Drawer, n: int, n_seeds: int, batch: tuple[int, int] | None = None) -> None:
@@ -94,7 +87,7 @@ class Cut:
         self._each = 2 * LOG_WORDS * width * len(self._fanouts)
 
     def size(self, held: int, disk: int) -> int:
-        """Return how many batches a window has, in so many bytes of memory and disk."""
+        """Return the batches of a window in so many bytes of memory and disk."""
         size = max(1, min(self._n, held // self._each, disk // self._stored))
         if size < self._n:
             size = max(1, size // 2)  # two windows at once
@@ -103,7 +96,7 @@ class Cut:
         return size
 
     def windows(self, held: int, disk: int) -> Windows:
-        """Return how an epoch is cut, and what would make it one window."""
+        """Return how an epoch is cut, and the memory and disk that would make it one window."""
         n, most = self._n, self._n * self._stored
         all_of_it = max(held, n * self._each, least_bytes(self._graph, self._fanouts, n, self._wide))
         size = self.size(held, disk)
@@ -171,13 +164,7 @@ class _Open:
 
 
 class Coming:
-    """The first window of the epoch that is likely next, drawn while this one is trained on. Thread-safe.
-
-    Parameters
-    ----------
-    seeds_of : callable
-        ``seeds_of(epoch)`` returns an epoch's :data:`Seeds`.
-    """
+    """The first window of the epoch that is likely next, drawn while this one is trained on. Thread-safe."""
 
     def __init__(self, seeds_of: Callable[[int], Seeds]) -> None:
         self._seeds_of = seeds_of
@@ -252,11 +239,8 @@ class Turns:
     def sample(self, position: int) -> SampledBatch:
         """Return a batch; one that was passed, or lies before the first, is sampled alone.
 
-        Raises
-        ------
-        ClosedError, BudgetError, OSError, CorruptionError
-            As the sampler's ``sample``; OSError also where run files do not fit the disk. The window is then drawn anew by
-            whoever asks next.
+        Errors are those of the sampler, and OSError where run files do not fit the disk. The window is then drawn anew by
+        whoever asks next.
         """
         found = self._enter(position)
         if found is None:
@@ -341,7 +325,6 @@ class Turns:
         which.close()
 
     def _begin(self, plan: _Plan) -> None:
-        """Let the next window be drawn."""
         first, stop = self._next, min(self._stop, self._next + plan.size)
         self._append(_Open(self._sampler, self._seeds, self._epoch, first, stop, plan))
         self._next = stop

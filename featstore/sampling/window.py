@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,14 @@ from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.fileturns import FileTurns
-from featstore.sampling.hops import FanoutSampler, Graph
+from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
 from featstore.storage.rundir import DiskBudget
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
@@ -49,13 +52,13 @@ BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log th
 PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks for free memory, and seconds between them
 
 
-def is_wide(graph: Graph) -> bool:
-    """Return whether logs hold 64-bit words."""
+def is_wide(graph: OutOfCoreGraph) -> bool:
+    """Whether logs hold 64-bit words."""
     return graph.num_nodes >= 2**31 or graph.topology.id_bytes == 8
 
 
 def has_places(sampler: FanoutSampler) -> bool:
-    """Return whether logs hold a word more for each neighbour: its place in its list, which no key tells without the list."""
+    """Whether logs hold a word more for each neighbour: its place in its list, which no key tells without the list."""
     return sampler.edges and not isinstance(sampler, NeighborSampler)
 
 
@@ -86,7 +89,7 @@ class _Shape:
         return logs + self.sorting_bytes + stream_bytes(self.block_bytes) + 8 * self.scratch_words
 
 
-def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
+def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
     """Divide ``n_bytes`` of one worker; at the least what :func:`least_bytes` says."""
     n, shift = max(1, graph.num_nodes), MOST_BITS
     while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_SHARE:
@@ -108,7 +111,7 @@ def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int,
     return _Shape(shift, n_ranges, n_logs, block, least.scratch_words, targets + more, drawn + left * 3 // 5)
 
 
-def least_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, wide: bool) -> int:
+def least_bytes(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, wide: bool) -> int:
     """Return the least memory in which a window of so many batches is drawn, by one thread."""
     return _shape(graph, fanouts, n_batches, 0, wide).nbytes
 
@@ -118,7 +121,9 @@ def drawn_bytes(n_edges: int, n_targets: int, width: int, places: bool = False) 
     return width * ((2 if places else 1) * n_edges + 2 * n_targets)
 
 
-def useful_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int) -> int:
+def useful_bytes(
+    graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int
+) -> int:
     """Return the memory in which nothing is spilled, where a batch has ``drawn`` bytes of logs and so many ``targets``."""
     least = least_bytes(graph, fanouts, n_batches, True) + STREAM_SHARE * stream_bytes(LIST_BYTES)
     return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
@@ -139,29 +144,15 @@ class _Worker:
 class EpochWindow:
     """The batches ``first … stop - 1`` of an epoch, to be drawn together.
 
-    Parameters
-    ----------
-    sampler : FanoutSampler
-        Whose batches these are; gives fan-outs, keys, and the memory of batches.
-    graph : Graph
-    seeds : callable
-        ``seeds(position)`` returns a batch's seeds.
-    epoch, first, stop : int
-    n_bytes : int
-        Memory, which the caller has reserved; :func:`least_bytes` at the least.
-    n_workers : int
-        Threads, as far as the memory suffices.
-    path : callable
-        Names run files, for what does not fit the memory.
-    disk : DiskBudget
-    access : {"auto", "pass", "random"}
-        How lists are read: see :class:`~featstore.EpochSampler`.
+    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds(position)`` a batch's seeds. The caller has reserved
+    ``n_bytes``, :func:`least_bytes` at the least; ``n_workers`` threads draw, as far as that suffices. ``path()`` names run
+    files for what does not fit. ``access`` says how lists are read: see :class:`~featstore.EpochSampler`.
     """
 
     def __init__(
         self,
         sampler: FanoutSampler,
-        graph: Graph,
+        graph: OutOfCoreGraph,
         seeds: Callable[[int], Any],
         epoch: int,
         first: int,
@@ -239,13 +230,7 @@ class EpochWindow:
         return self._is_urgent.is_set()
 
     def draw(self) -> None:
-        """Draw all hops of all batches.
-
-        Raises
-        ------
-        BudgetError, OSError, CorruptionError
-            As the sampler's ``sample``; and OSError where the run files do not fit the disk. The window is of no use then.
-        """
+        """Draw all hops of all batches; after an error, such as run files that do not fit, the window is of no use."""
         for hop in range(len(self._fanouts)):
             self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
             # The targets' logs are read from here on, and what sorts them is not there while batches are numbered.
@@ -270,7 +255,7 @@ class EpochWindow:
         """Call ``work(worker, number)`` for each number of ``files``, which says what file it reads (:class:`FileTurns`).
 
         Where memory is short for several at once, they come one after the other. ``again``: work that lacked memory has done
-        nothing, and may be done again.
+        nothing.
         """
         coming, short = FileTurns(files), list[int]()
         lock = threading.Lock()

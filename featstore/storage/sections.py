@@ -11,7 +11,7 @@ import contextlib
 import os
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -27,7 +27,7 @@ from featstore.storage.format import DTYPES, file_seed
 from featstore.storage.rundir import DiskBudget, remove_file
 from featstore.storage.writer import fsync_directory, make_durable
 
-__all__ = ["SectionFile", "SectionWriter"]
+__all__ = ["SectionFile", "SectionWriter", "replacing"]
 
 Array = npt.NDArray[Any]
 Writer = TypeVar("Writer", bound="SectionWriter")
@@ -190,6 +190,15 @@ class SectionWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._fd >= 0:
             self.abort()
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], kind: str, disk: DiskBudget | None = None) -> Iterator[SectionWriter]:
+    """Write a file of sections, durably, in place of what is there: a kill leaves that, or the new file."""
+    remove_file(f"{os.fspath(path)}.tmp")  # of a writer that was killed
+    with SectionWriter(path, kind, disk) as writer:
+        yield writer
+        writer.finish(durable=True).close()
 
 
 class SectionFile:

@@ -18,18 +18,7 @@ __all__ = ["ContractGraph", "contract_graph"]
 
 @dataclass(frozen=True)
 class ContractGraph:
-    """A small dataset on disk, and the arrays that it was made of.
-
-    Parameters
-    ----------
-    path : str
-    features : mapping of str to array, shape (num_nodes, …)
-        ``"x"`` and ``"z"``.
-    y : int64 array, shape (num_nodes,)
-    seeds : int64 array
-    edge_features : mapping of str to array, shape (num_edges, …)
-        ``"w"``, in the order in which the edges were given.
-    """
+    """A small dataset on disk, and the arrays that it was made of: features ``"x"`` and ``"z"``, edge features ``"w"``."""
 
     path: str
     features: Mapping[str, Any]

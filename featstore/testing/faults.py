@@ -28,6 +28,7 @@ import os
 import platform
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -112,12 +113,10 @@ class Fault:
     operations : str or sequence of str
         Which of :data:`OPERATIONS` count.
     action : str
-        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), ``"end"`` (0 bytes, as at a file's end), or
-        ``"kill"`` (SIGKILL before the call).
-    k : int
-        The call that fails, from 1.
-    times : int
-        How many calls in a row fail.
+        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), ``"end"`` (0 bytes, as at a file's end),
+        or ``"kill"`` (SIGKILL before the call).
+    k, times : int
+        The call that fails, from 1, and how many calls in a row do.
 
     Notes
     -----
@@ -203,9 +202,7 @@ def run_in_child(
     Parameters
     ----------
     function : callable
-        Defined at the top level of a file.
-    *arguments
-        What JSON can carry.
+        Defined at the top level of a file; ``arguments`` are what JSON can carry.
     faults : bool
         Preload the fault library.
     environment : dict of str, optional
@@ -246,10 +243,7 @@ def run_in_child(
 def forked(function: Callable[[], object]) -> int | None:
     """Run ``function()`` in a fork of this process; return None where it returned, else the signal that killed it.
 
-    Raises
-    ------
-    AssertionError
-        It raised (the stack is on stderr).
+    AssertionError: it raised (the stack is on stderr).
     """
     pid = os.fork()
     if pid == 0:
@@ -296,27 +290,11 @@ _NUMBERS = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 4
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
-class _Filter(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_uint16), ("filters", ctypes.POINTER(_Filter)))
-
-
 def deny_syscalls(names: Iterable[str], error: int = errno.EPERM) -> None:
     """Let the kernel refuse system calls with ``error`` from now on: in this thread and in all that it starts; cannot be undone.
 
-    Parameters
-    ----------
-    names : iterable of str
-        ``io_uring_setup``, ``io_uring_enter``, ``io_uring_register``.
-    error : int
-        What the calls fail with; a container's runtime uses EPERM, a kernel built without them ENOSYS.
-
-    References
-    ----------
-    seccomp(2); linux/filter.h.
+    ``names``: ``io_uring_setup``, ``io_uring_enter``, ``io_uring_register``. A container's runtime fails them with EPERM, a
+    kernel built without them with ENOSYS. See seccomp(2); linux/filter.h.
     """
     load, jump_equal, give = 0x20, 0x15, 0x06
     allow, refuse = 0x7FFF0000, 0x00050000 | error
@@ -325,10 +303,11 @@ def deny_syscalls(names: Iterable[str], error: int = errno.EPERM) -> None:
     code = [(load, 0, 0, 4), (jump_equal, 0, len(numbers) + 1, _ARCHITECTURES[platform.machine()]), (load, 0, 0, 0)]
     code += [(jump_equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
     code += [(give, 0, 0, allow), (give, 0, 0, refuse)]
-    program = _Program(len(code), (_Filter * len(code))(*(_Filter(*line) for line in code)))
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))  # struct sock_filter
+    program = ctypes.create_string_buffer(struct.pack("HP", len(code), ctypes.addressof(filters)))  # struct sock_fprog
     libc = ctypes.CDLL(None, use_errno=True)
     no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
-    for arguments in ((no_new_privileges, 1, 0, 0, 0), (set_seccomp, mode_filter, ctypes.byref(program), 0, 0)):
+    for arguments in ((no_new_privileges, 1, 0, 0, 0), (set_seccomp, mode_filter, program, 0, 0)):
         if libc.prctl(*arguments):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), "prctl")

@@ -40,7 +40,6 @@ class MemoryGroup:
         return int((self._folder / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes")).read_text())
 
     def remove(self) -> None:
-        """Remove the group; no process may be in it."""
         self._folder.rmdir()
 
 

@@ -47,7 +47,7 @@ NONSENSE: tuple[Any, ...] = (object(), -1, "", "no such thing", math.nan, 1j)
 
 
 def _callable(g: Any) -> Any:
-    """Return what another library's sampler may be: a function of the seeds, which knows neither epoch nor batch."""
+    """Return a sampler as another library may have it: a function of the seeds, which knows neither epoch nor batch."""
     sampler = featstore.NeighborSampler(g, [3, 2], seed=5)
 
     def draw(seeds: torch.Tensor) -> Any:
@@ -121,18 +121,13 @@ def _check(
 
 
 def _check_all(order: Sequence[int], sampler: str, epoch: int) -> None:
-    """Check that these are the indexes of all batches of an epoch, each once."""
     n = len(_reference(sampler, epoch))
     assert sorted(order) == list(range(n)), f"epoch {epoch} has {n} batches; delivered were {list(order)}"
 
 
-def _threads() -> set[threading.Thread]:
-    return set(threading.enumerate())
-
-
 def _wait_for_threads(before: set[threading.Thread]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while left := [thread.name for thread in _threads() - before]:
+    while left := [thread.name for thread in threading.enumerate() if thread not in before]:
         assert time.monotonic() < deadline, f"threads that go on: {left}"
         gc.collect()
         time.sleep(0.01)
@@ -159,14 +154,7 @@ class StrategyContract(ABC):
     def loader(self, g: Any, sampler: str, strategy: featstore.Strategy, **options: Any) -> featstore.Loader:
         """Return a loader of the strategy over the seeds of :func:`contract_graph`; override it where batches come otherwise.
 
-        Parameters
-        ----------
-        g : OutOfCoreGraph
-        sampler : str
-            A key of :data:`SAMPLERS`.
-        strategy : Strategy
-        options
-            Of the loader.
+        ``sampler`` is a key of :data:`SAMPLERS`; ``options`` are the loader's.
         """
         seeds = contract_graph().seeds
         return featstore.Loader(g, SAMPLERS[sampler](g), seeds, BATCH, strategy=strategy, seed=SEED, **options)
@@ -310,7 +298,7 @@ class StrategyContract(ABC):
 
     def test_nothing_is_held_after_close(self) -> None:
         """Memory is given back, no thread goes on, no run file is left; caches of features stay with the graph."""
-        path, before = contract_graph().path, _threads()
+        path, before = contract_graph().path, set(threading.enumerate())
         with featstore.open(path, memory=AMPLE, threads=2) as g:
             held = []
             for take in (1, 100, 0, 100):
@@ -336,7 +324,7 @@ class StrategyContract(ABC):
         assert not os.path.exists(runs) or not os.listdir(runs), f"run files are left: {os.listdir(runs)}"
 
     def _held(self, g: Any) -> dict[str, int]:
-        """Return what is held beside caches of features, idle buffers and the scratch of samplers, by holder."""
+        """Return the bytes held beside caches of features, idle buffers and the scratch of samplers, by holder."""
         for name in g.features:
             if g.features[name].cache is not None:
                 g.cache(name, budget=0)
@@ -350,10 +338,10 @@ class StrategyContract(ABC):
     def test_an_iterator_that_is_never_begun_holds_nothing(self) -> None:
         with self._loader() as loader:
             g = loader._g
-            before, threads = g.memory_report(), _threads()
+            before, threads = g.memory_report(), set(threading.enumerate())
             iterators = [iter(loader) for _ in range(3)]
             assert g.memory_report() == before, "an iterator holds memory before its first batch"
-            assert _threads() == threads, "an iterator has threads before its first batch"
+            assert set(threading.enumerate()) == threads, "an iterator has threads before its first batch"
             _check_all([_check(batch, "neighbor", 0, ("x",)) for batch in loader], "neighbor", 0)
             del iterators
             _check_all([_check(batch, "neighbor", 1, ("x",)) for batch in loader], "neighbor", 1)
@@ -387,14 +375,11 @@ class StrategyContract(ABC):
             assert order == orders[epoch], f"resumed after {take} batches of epoch {epoch}, batches run in another order"
 
     def test_an_error_in_the_loop_leaves_nothing(self) -> None:
-        class LoopError(Exception):
-            pass
-
-        before = _threads()
-        with contextlib.suppress(LoopError):
+        before = set(threading.enumerate())
+        with contextlib.suppress(EOFError):  # which nothing of the library raises
             with self._loader() as loader:
                 for batch in loader:
-                    raise LoopError(batch.index)
+                    raise EOFError(batch.index)
         _wait_for_threads(before)
 
     # Options.

@@ -56,7 +56,6 @@ class _Stream(GraphStream):
 
     @property
     def n_held(self) -> int:
-        """Bytes that are still reserved."""
         return self._budget.used
 
 

@@ -53,14 +53,8 @@ def play_planned(
         Batches a window, which also shows as many of those that follow; by default one window shows all.
     residents : int64 array, optional
         Rows that are in the cache at the start, the i-th in slot i.
-    context : PolicyContext, optional
-    spill, foresee : callable, optional
-        Of every :class:`~featstore.cache.planned.Window`.
-
-    Returns
-    -------
-    list of PlannedBatch
-        Of each batch the plan.
+    context, spill, foresee : optional
+        Of the policy, and of every :class:`~featstore.cache.planned.Window`.
 
     Raises
     ------
@@ -75,14 +69,17 @@ def play_planned(
     plans: list[PlannedBatch] = []
     for first in range(0, len(batches), size):
         seen = batches[first : first + 2 * size]
-        lengths = [len(ids) for ids in seen]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-        window = Window(n, offsets, seen.__getitem__, min(size, len(seen)), spill, foresee)
+        window = _window(n, seen, min(size, len(seen)), spill, foresee)
         for ids, planned in zip(seen, checked.plan(window, first), strict=False):
             _carry_out(cache, data, ids, planned)
             plans.append(planned)
     assert len(plans) == len(batches)
     return plans
+
+
+def _window(n: int, batches: Sequence[Ints], n_planned: int, spill: Any = None, foresee: Any = None) -> Window:
+    offsets = np.cumsum([0, *map(len, batches)], dtype=np.int64)
+    return Window(n, offsets, batches.__getitem__, n_planned, spill, foresee)
 
 
 def _carry_out(cache: FeatureCache, data: npt.NDArray[np.uint8], ids: Ints, planned: PlannedBatch) -> None:
@@ -176,11 +173,10 @@ class PlannedPolicyContract(_PolicyContract):
         """An epoch that ends early leaves a window half planned; the next start begins anew."""
         used = self.make()
         batches = _long_trace()
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in batches])])
         for n_taken in (0, 1, 50):
             checked = CheckedPolicy(used, always=True)
             checked.start(40, PolicyContext(300, 1))
-            plans = checked.plan(Window(300, offsets, batches.__getitem__, len(batches)))
+            plans = checked.plan(_window(300, batches, len(batches)))
             for _ in range(n_taken):
                 next(plans)
             plans.close()
@@ -190,12 +186,11 @@ class PlannedPolicyContract(_PolicyContract):
     def test_instances_are_independent(self) -> None:
         batches = _long_trace()
         alone = [self._play(self.make(), 300, batches, capacity, None) for capacity in (7, 40)]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in batches])])
         both = []
         for capacity in (7, 40):
             checked = CheckedPolicy(self.make(), always=True)
             checked.start(capacity, PolicyContext(300, 1))
-            both.append(checked.plan(Window(300, offsets, batches.__getitem__, len(batches))))
+            both.append(checked.plan(_window(300, batches, len(batches))))
         beside = list(zip(*both, strict=True))
         assert [_as_lists([plans[i] for plans in beside]) for i in (0, 1)] == alone, "instances share state"
 
@@ -233,9 +228,7 @@ class PlannedPolicyContract(_PolicyContract):
                 policy.keep_memory(keep)
                 policy.start(capacity, PolicyContext(n, 1))
                 for first in range(0, 12, 4):
-                    seen = batches[first : first + 8]
-                    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in seen])])
-                    for _ in policy.plan(Window(n, offsets, seen.__getitem__, 4)):
+                    for _ in policy.plan(_window(n, batches[first : first + 8], 4)):
                         pass
                     del _
                 used, states = tracemalloc.get_traced_memory()[0], policy.nbytes

@@ -101,20 +101,7 @@ class _Witness(OnlinePolicy):
 
 
 def play(policy: OnlinePolicy, n: int, capacity: int, batches: Sequence[Int64s], context: PolicyContext | None = None) -> Played:
-    """Run a policy over a trace of id batches from an empty cache, checking every invariant after every batch.
-
-    Parameters
-    ----------
-    policy : OnlinePolicy
-    n, capacity : int
-        Rows and slots.
-    batches : sequence of int64 array
-    context : PolicyContext, optional
-
-    Returns
-    -------
-    Played
-    """
+    """Run a policy over a trace of id batches from an empty cache, checking every invariant after every batch."""
     game = _Game(policy, n, capacity, context or PolicyContext(n, 4))
     for ids in batches:
         game.batch(ids)
@@ -319,7 +306,7 @@ class OnlinePolicyContract(_PolicyContract):
         """Return a new policy."""
 
     def context(self, n: int) -> PolicyContext:
-        """Return what the policy may know of ``n`` rows; override where it asks for more than their number."""
+        """Return the policy's knowledge of ``n`` rows; override where it asks for more than their number."""
         return PolicyContext(n, 4)
 
     def test_any_trace_in_any_capacity(self) -> None:

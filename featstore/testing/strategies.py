@@ -28,12 +28,7 @@ def traces(
 ) -> tuple[int, list[Int64s]]:
     """Draw ``(n, batches)``: a number of rows and the ids of each batch; skewed, so that some rows return often.
 
-    Parameters
-    ----------
-    max_rows, max_batches, max_batch : int
-        Most rows, batches, and ids a batch.
-    unique : bool
-        Whether the ids of a batch are distinct, as a sampler's are.
+    ``unique``: the ids of a batch are distinct, as a sampler's are.
     """
     n = draw(st.integers(1, max_rows))
     hot = st.integers(0, min(n - 1, 3))

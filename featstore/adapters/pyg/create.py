@@ -35,13 +35,12 @@ def create(
     path : path-like
         The dataset's directory.
     data : Data or Dataset
-        A graph with ``edge_index``, or with ``adj_t`` as ``ToSparseTensor`` makes it; or an ``InMemoryDataset``,
-        ``OnDiskDataset`` or other dataset of one graph.
+        A graph with ``edge_index``, or with ``adj_t`` as ``ToSparseTensor`` makes it; or a dataset of one graph.
     features : str or sequence of str, optional
-        Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there. Attributes
-        of edges (``edge_attr``, ``edge_weight`` and others) become edge features. All other arrays become node data, which are
-        read into memory whole when they are asked for. So do links as ``RandomLinkSplit`` makes them, ``edge_label_index`` (or
-        any other ``…_index`` of two rows) and their ``edge_label``.
+        Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there.
+        Attributes of edges (``edge_attr``, ``edge_weight`` and others) become edge features. All other arrays become node
+        data, which are read whole when they are asked for. So do links as ``RandomLinkSplit`` makes them,
+        ``edge_label_index`` (or any other ``…_index`` of two rows) and their ``edge_label``.
     overwrite, progress, memory
         See :meth:`featstore.OutOfCoreGraph.create`.
 
@@ -54,18 +53,16 @@ def create(
     ------
     TypeError
         ``data`` is heterogeneous or temporal, or none of these; it has an attribute that is no array (names it).
-    ValueError
-        A dataset of several graphs; no edges, or no number of nodes; an ``adj_t`` with attributes of edges or weights; a feature
-        that is not there, or has not one row a node or an edge; a mask of another length.
-    IndexError
-        An edge leads to what is no node.
+    ValueError, IndexError
+        A dataset of several graphs; no edges, or no number of nodes; an ``adj_t`` with attributes of edges or weights; a
+        feature that is not there, or has not one row a node or an edge; a mask of another length; an edge to no node.
     FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
         See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
 
     Notes
     -----
-    Messages flow from row 0 of ``edge_index`` to row 1, as in PyG. Neighbour lists are stored sorted; samplers
-    with ``edges=True`` number edges as they are in ``edge_index``. Tensors are read where they are, memory-mapped ones too.
+    Messages flow from row 0 of ``edge_index`` to row 1, as in PyG. Neighbour lists are stored sorted; samplers with
+    ``edges=True`` number edges as they are in ``edge_index``. Tensors are read where they are, memory-mapped ones too.
     """
     graph = _graph_of(data)
     (attributes, of_edges), num_nodes = _attributes(graph), _num_nodes(graph)
@@ -89,7 +86,6 @@ def create(
 
 
 def _graph_of(data: Any) -> Data:
-    """Return the one homogeneous graph that is meant."""
     if isinstance(data, Dataset):
         if len(data) != 1:
             raise ValueError(f"{data} has {len(data)} graphs; give one of them, such as dataset[0]")
@@ -138,7 +134,7 @@ def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
 
 
 def _is_of_links(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether an attribute is a list of links, or has their labels: ``edge_label_index`` and ``edge_label``."""
+    """Whether an attribute is a list of links, or has their labels: ``edge_label_index`` and ``edge_label``."""
     key = name.removesuffix("_index")
     shape = tuple(getattr(given.get(f"{key}_index"), "shape", ()))
     if f"{key}_index" in _EDGES or len(shape) != 2 or shape[0] != 2:

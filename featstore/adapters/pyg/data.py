@@ -18,16 +18,7 @@ from featstore.sampling.batch import Block
 __all__ = ["check_names", "default_features", "edges_by_hop", "sampled_nodes", "to_data"]
 
 # What a batch has besides its features: no feature may have such a name.
-SAMPLED = (
-    "edge_index",
-    "n_id",
-    "e_id",
-    "batch_size",
-    "input_id",
-    "num_nodes",
-    "num_sampled_nodes",
-    "num_sampled_edges",
-)
+SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
 
 _EDGE_NAMES = {"edge_pos": "e_id", "weight": "edge_weight"}  # PyG's, of what an edge has
 
@@ -55,16 +46,14 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     -------
     torch_geometric.data.Data
         The features by their names, and those of edges, in the order of ``edge_index``; ``y``, the first of the labels, and
-        others by their names, of the seeds alone;
-        ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``, how many of the first nodes are seeds; ``input_id``;
-        ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop; ``num_sampled_edges``, of each hop; ``e_id`` and
-        ``edge_weight`` where the blocks have edge positions and weights.
+        others by their names, of the seeds alone; ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``, how many of the
+        first nodes are seeds; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
+        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` where the blocks have edge positions and weights.
 
     Raises
     ------
     OptionError
-        A feature or a label is named like one of these; the batch was pruned by a history, so that layers do not follow each
-        other.
+        A feature or a label is named like one of these; a history has pruned the batch, so that layers do not follow each other.
 
     Notes
     -----
@@ -123,21 +112,10 @@ def sampled_nodes(n_nodes: int, blocks: tuple[Block, ...]) -> list[int]:
 
 
 def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[int]]:
-    """Return the edges that each hop added, hop after hop.
+    """Return the edges that each hop added, hop after hop; ``blocks`` come outermost first.
 
-    Parameters
-    ----------
-    blocks : tuple of Block
-        Outermost first.
-
-    Returns
-    -------
-    int64 tensor, shape (2, n_edges)
-        Local sources and destinations.
-    dict of str to tensor, shape (n_edges,)
-        Their ``edge_pos`` and ``weight``, those that all blocks have.
-    list of int
-        Edges of each hop, the seeds' own first: those whose destination is none of the hop before.
+    Local sources and destinations, int64 [2, n_edges]; their ``edge_pos`` and ``weight``, where all blocks have them; and how
+    many each hop added, the seeds' own first: those whose destination is none of the hop before.
     """
     if not blocks:
         return torch.empty((2, 0), dtype=torch.int64, device="cpu"), {}, []
@@ -204,7 +182,7 @@ def _join(parts: list[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def _begins_with(block: Block, n: int, before: Block) -> bool:
-    """Return whether the first ``n`` edges of a block, and no fewer, are those of the hop before."""
+    """Whether the first ``n`` edges of a block, and no fewer, are those of the hop before."""
     if len(before.src) != n:
         return False
     return all(

@@ -19,8 +19,8 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
     Parameters
     ----------
     conv : SAGEConv or GCNConv
-        ``SAGEConv`` with ``aggr`` of ``"mean"`` or ``"sum"``, without projection; ``GCNConv`` with self loops and normalisation.
-        Both without normalised outputs and edge weights.
+        ``SAGEConv`` with ``aggr`` of ``"mean"`` or ``"sum"``, without projection; ``GCNConv`` with self loops and
+        normalisation. Both without normalised outputs and edge weights.
     then : callable, optional
         What follows it, row by row: normalisation, activation.
 
@@ -31,14 +31,10 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
 
     Notes
     -----
-    If the output is narrower than the input, rows are multiplied before they are aggregated, which commutes.
-
-    References
-    ----------
-    Hamilton et al.: Inductive Representation Learning on Large Graphs. NeurIPS 2017. Kipf, Welling: Semi-Supervised
-    Classification with Graph Convolutional Networks. ICLR 2017.
+    If the output is narrower than the input, rows are multiplied before they are aggregated, which commutes. Hamilton et al.,
+    NeurIPS 2017 (GraphSAGE); Kipf, Welling, ICLR 2017 (GCN).
     """
-    finish = _same if then is None else then
+    finish = (lambda rows: rows) if then is None else then
     if isinstance(conv, GCNConv) and conv.normalize and conv.add_self_loops and not conv.improved:
         return _of_gcn(conv, finish)
     if isinstance(conv, SAGEConv) and conv.aggr in ("mean", "sum") and not conv.normalize and not conv.project:
@@ -50,10 +46,6 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
         f"{reason}: give infer lambda h, block: conv((h, h[: block.n_dst]), torch.stack([block.src, block.dst])), and in it what "
         "follows the convolution"
     )
-
-
-def _same(rows: torch.Tensor) -> torch.Tensor:
-    return rows
 
 
 def _of_gcn(conv: GCNConv, finish: Callable[[torch.Tensor], torch.Tensor]) -> Aggregate:

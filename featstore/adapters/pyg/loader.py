@@ -78,12 +78,8 @@ class NeighborLoader:
         Seeds, distinct; all nodes by default.
     batch_size : int, optional
         Seeds a batch; 1 by default, as in PyG.
-    shuffle : bool
-        A new order of the seeds each epoch.
-    replace : bool
-        Draw with replacement.
-    drop_last : bool
-        Leave out a last batch that is not full.
+    shuffle, drop_last, replace : bool
+        A new order of the seeds each epoch; leave out a last batch that is not full; draw with replacement.
     transform : callable, optional
         Is given each batch, in the loop's thread, and returns what the loop gets.
     neighbor_sampler : Sampler, optional
@@ -94,10 +90,10 @@ class NeighborLoader:
         Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, where the sampler numbers edges. With
         ``num_neighbors`` it does if there are any, unless ``edges`` says otherwise.
     edges : bool, optional
-        With ``num_neighbors``: whether to number the edges, for ``batch.e_id``; by default only where edge features are gathered.
-        Where edges were not given as lists are stored, numbers take reads of their own.
+        With ``num_neighbors``: whether to number the edges, for ``batch.e_id``; by default only where edge features are
+        gathered. Where edges were not given as lists are stored, numbers take reads of their own.
     labels : str, sequence of str, or None
-        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where the graph has it.
+        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where there is one.
     strategy : str, Strategy or class
         How rows come off the disk. The batches are the same, bit for bit.
     seed : int
@@ -105,8 +101,8 @@ class NeighborLoader:
     num_workers : int
         Threads that sample, if not 0; there are no worker processes.
     **options : Any
-        Of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others. Keywords of
-        PyG's loader that change nothing here are taken, too; others raise OptionError with what to do instead.
+        Of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others. Keywords
+        of PyG's loader that change nothing here are taken, too; others raise OptionError with what to do instead.
 
     Attributes
     ----------
@@ -168,8 +164,9 @@ class NeighborLoader:
         if num_neighbors is not None:
             if neighbor_sampler is not None:
                 raise OptionError("neighbor_sampler", "it has its own num_neighbors; give one of the two")
+            assert not isinstance(g, PackedGraph), "_check_graph has refused it"
             if edges is None:
-                edges = bool((() if isinstance(g, PackedGraph) else g.edge_features) if edge_features is None else edge_features)
+                edges = bool(g.edge_features if edge_features is None else edge_features)
             sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=edges)
         if input_nodes is None and sampler is not None:
             input_nodes = torch.arange(g.num_nodes, device="cpu")
@@ -178,19 +175,13 @@ class NeighborLoader:
         is_ids = isinstance(input_nodes, (torch.Tensor, np.ndarray, Sequence))
         if sampler is not None and is_ids and batch_size is None:
             batch_size = 1
-        names = (
-            default_features(g.features, "features")
-            if features is None
-            else (features,)
-            if isinstance(features, str)
-            else tuple(features)
-        )
+        names = default_features(g.features, "features") if features is None else _names(features)
         labels = check_labels(g, labels)
         if edge_features is None:
             edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
-        of_edges = (edge_features,) if isinstance(edge_features, str) else tuple(edge_features)
+        of_edges = _names(edge_features)
         check_names((*names, *of_edges), labels)
-        self._positions = _Positions(input_nodes) if is_ids and not _is_mask(input_nodes) else None
+        self._positions = _positions_in(input_nodes) if is_ids and not _is_mask(input_nodes) else None
         self.loader = Loader(
             g,
             sampler,
@@ -248,17 +239,20 @@ class NeighborLoader:
         self.loader.__exit__(kind, error, trace)
 
 
-class _Positions:
-    """Where seeds are among ids."""
+def _positions_in(ids: Ids) -> Callable[[torch.Tensor], torch.Tensor]:
+    given = id_array("input_nodes", ids).astype(np.int64)
+    order = np.argsort(given, kind="stable")
+    ascending = given[order]
 
-    def __init__(self, ids: Ids) -> None:
-        given = id_array("input_nodes", ids)
-        self._order = np.argsort(given.astype(np.int64), kind="stable")
-        self._ids = given.astype(np.int64)[self._order]
+    def positions(seeds: torch.Tensor) -> torch.Tensor:
+        places = np.searchsorted(ascending, seeds.cpu().numpy())
+        return torch.from_numpy(order[places]).to(seeds.device)
 
-    def __call__(self, seeds: torch.Tensor) -> torch.Tensor:
-        places = np.searchsorted(self._ids, seeds.cpu().numpy())
-        return torch.from_numpy(self._order[places]).to(seeds.device)
+    return positions
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _is_mask(ids: Any) -> bool:

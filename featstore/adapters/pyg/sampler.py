@@ -40,21 +40,15 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         :class:`~featstore.NeighborSampler` or :class:`~featstore.LaborSampler`, best with ``redraw=False``, or any other that
         :class:`~featstore.Loader` takes.
     num_nodes : int, optional
-        By default what the sampler's attributes ``graph`` or ``num_nodes`` say.
-
-    Raises
-    ------
-    TypeError
-        It is no sampler, or nothing says how many nodes there are.
+        By default what the sampler's attributes ``graph`` or ``num_nodes`` say; TypeError where nothing does.
 
     Notes
     -----
-    Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from torch's
-    random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. Nodes, edges
-    and counts of hops are as :func:`to_data` says. The number stands for the batch's index, so ``batch_dependency`` has no effect
-    here. Seeds may be given more than once: the edges of the first are copied.
-
-    Sampling by time, and disjoint samples, are not there (NotImplementedError).
+    Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from
+    torch's random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. The
+    number stands for the batch's index, so ``batch_dependency`` has no effect here. Nodes, edges and counts of hops are as
+    :func:`to_data` says. Seeds may be given more than once: the edges of the first are copied. Sampling by time, and disjoint
+    samples, are not there (NotImplementedError).
 
     Examples
     --------
@@ -75,13 +69,7 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
 
     @property
     def num_neighbors(self) -> list[int]:
-        """Neighbours of each hop, the seeds' first; -1 takes all. PyG's ``model.inference(loader)`` asks for them.
-
-        Raises
-        ------
-        AttributeError
-            The sampler has no fan-outs.
-        """
+        """Neighbours of each hop, the seeds' first; -1 takes all. PyG's ``model.inference(loader)`` asks for them."""
         fanouts = getattr(self.sampler, "fanouts", None)
         if fanouts is None:
             raise AttributeError(
@@ -90,27 +78,11 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         return list(fanouts)
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
-        """Return the sampled neighbourhood of nodes; PyG's loaders call this.
-
-        Raises
-        ------
-        IndexError
-            A seed is no node.
-        NotImplementedError
-            The input has times, or a type of nodes.
-        """
+        """Return the sampled neighbourhood of nodes; PyG's loaders call this. NotImplementedError: times, or a type of nodes."""
         return node_sample(_without_types(index), self._sample)
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None) -> SamplerOutput:
-        """Return the sampled neighbourhood of the ends of edges, and of negative ones; PyG's loaders call this.
-
-        Raises
-        ------
-        IndexError
-            An end is no node.
-        NotImplementedError
-            The input has times, or a type of edges.
-        """
+        """Return the sampled neighbourhood of the ends of edges, and of negative ones; PyG's loaders call this."""
         return edge_sample(_without_types(index), self._sample, self.num_nodes, disjoint=False, neg_sampling=neg_sampling)
 
     def _sample(self, seeds: torch.Tensor, times: torch.Tensor | None = None) -> SamplerOutput:

@@ -31,8 +31,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     ----------
     g : OutOfCoreGraph
     attributes : sequence of str, optional
-        What batches get, and all that can be asked for: features, and node data with an entry for each node. By default batches
-        get ``x``, or the only feature, and all such node data, and every feature can be asked for.
+        What batches get, and all that can be asked for: features, and node data with an entry for each node. By default
+        batches get ``x``, or the only feature, and all such node data, and every feature can be asked for.
 
     Returns
     -------
@@ -41,16 +41,12 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
 
     Raises
     ------
-    KeyError
-        The graph has no such feature and no such node data.
-    ValueError
-        Node data have another number of entries than there are nodes.
+    KeyError, ValueError
+        No such feature and no such node data; node data have another number of entries than there are nodes.
     OptionError
         There are several features, none of them ``x``, and no ``attributes``.
-    TypeError
-        ``g`` is no graph of the library that is on disk as a dataset.
-    ClosedError
-        The graph is closed.
+    TypeError, ClosedError
+        ``g`` is no graph of the library that is on disk as a dataset, or it is closed.
 
     Notes
     -----
@@ -90,24 +86,16 @@ class NodeAttr(TensorAttr):  # type: ignore[misc]  # of a package without types
         return cls(None) if args == (None,) and not kwargs else super().cast(*args, **kwargs)
 
     def is_set(self, key: str) -> bool:
-        """Return whether a field was given."""
+        """Whether a field was given."""
         return getattr(self, key) is not _FieldStatus.UNSET
 
 
 class NodeStore(FeatureStore):  # type: ignore[misc]
-    """Features and node data as attributes of the one type of nodes, ``group_name=None``.
+    """Features and node data as attributes of the one type of nodes, ``group_name=None``; parameters as of :func:`stores`.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-    attributes : sequence of str, optional
-        See :func:`stores`.
-
-    Notes
-    -----
-    ``store[None, "x", ids]`` reads rows. An index is a tensor or array of ids, a mask, a slice, a range or an int; ``None`` reads
-    everything. Ids out of range are an IndexError, before anything is read. An attribute that is not there is a KeyError. Sizes
-    are known without reading.
+    ``store[None, "x", ids]`` reads rows. An index is a tensor or array of ids, a mask, a slice, a range or an int; ``None``
+    reads everything. Ids out of range are an IndexError, before anything is read. An attribute that is not there is a KeyError.
+    Sizes are known without reading.
     """
 
     def __init__(self, g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> None:
@@ -131,12 +119,8 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         name = attr.attr_name
         if attr.group_name is not None or not isinstance(name, str) or name not in self._names:
             group = "" if attr.group_name is None else f" of {attr.group_name!r}: group_name=None is the one type of nodes"
-            what = (
-                f"no attribute {name!r}{group}"
-                if isinstance(name, str)
-                else f"no attribute without a name{group}: give attr_name"
-            )
-            raise KeyError(f"{what}; there is {', '.join(map(repr, self._names)) or 'none'}")
+            what = f"{name!r}{group}" if isinstance(name, str) else f"without a name{group}: give attr_name"
+            raise KeyError(f"no attribute {what}; there is {', '.join(map(repr, self._names)) or 'none'}")
         return self._g.features[name].shape if name in self._g.features else self._g.data_shape(name)
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
@@ -187,15 +171,9 @@ def _places(numbers: EdgeIds | None, first: int, n: int) -> slice | npt.NDArray[
 class EdgeStore(GraphStore):  # type: ignore[misc]
     """The adjacency, of the one type of edges, ``edge_type=None``: in CSC form as it is stored, in COO form on request.
 
-    Parameters
-    ----------
-    g : OutOfCoreGraph
-
-    Notes
-    -----
     An edge index is read whole into memory that counts in the graph's budget, 8 bytes an edge, in COO form 16. COO form has the
-    edges as they were given, as rows of edge features are; with ``is_sorted=True``, and from :meth:`coo`, as they are stored, by
-    destination. CSR form is a KeyError; :meth:`csr` makes one from CSC in memory. A size that is not known may be None.
+    edges as they were given, as rows of edge features are; with ``is_sorted=True``, and from :meth:`coo`, as they are stored,
+    by destination. CSR form is a KeyError; :meth:`csr` makes one from CSC in memory. A size that is not known may be None.
     """
 
     def __init__(self, g: OutOfCoreGraph) -> None:
