@@ -336,7 +336,7 @@ class CscTopology(Topology):
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """See :meth:`Topology.lists`; pages that hold none of the lists are not read, but for short gaps."""
-        return stream_lists(self, self._open_indptr(), nodes, block_bytes)
+        return stream_lists(self.indices, self._open_indptr(), nodes, self.bad_id, block_bytes)
 
     @property
     def gap_bytes(self) -> int:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.pagestream import PageStream, least_window
+from featstore.storage.pagestream import least_window
+from featstore.storage.rowfile import RowFile
 
 __all__ = ["SCAN_BYTES", "scan_bytes", "scan_words"]
 
 SCAN_BYTES = 8 << 20
 _BLOCK_SHARE = 4  # the block has one part of so many: a small one stays in a processor's cache until its words are used
-
-
-class Scanned(Protocol):
-    """What is asked of a file; :class:`~featstore.storage.rowfile.RowFile` is one."""
-
-    def stream(self, runs: npt.NDArray[np.int64], window_bytes: int) -> PageStream: ...
 
 
 def scan_bytes(n_bytes: int, most_bytes: int = SCAN_BYTES) -> int:
@@ -29,7 +24,7 @@ def scan_bytes(n_bytes: int, most_bytes: int = SCAN_BYTES) -> int:
 
 
 def scan_words(
-    file: Scanned, n: int, dtype: np.dtype[Any], most_bytes: int = SCAN_BYTES
+    file: RowFile, n: int, dtype: np.dtype[Any], most_bytes: int = SCAN_BYTES
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Yield the first ``n`` words of a file, block by block, and the number of each block's first word.
 
