@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from featstore._core import cache as _core
 from featstore._core.buffers import Block
+from featstore.gather.plan import Part, Tier
 
 __all__ = ["CLAIM_BYTES", "RowMap", "huge_array"]
 
@@ -110,6 +111,25 @@ class RowMap:
     def split(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int64s, Int32s, Int64s, Int64s]:
         """Return a batch's hits and misses, as :meth:`find` and :meth:`divide` do."""
         return self.divide(rows, *self.find(rows, array), array)
+
+    def parts(
+        self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty, copied: bool = False
+    ) -> tuple[tuple[Part, ...], Int32s]:
+        """Return the parts of a batch's plan, and the hits' slots.
+
+        Missed rows are ``copied`` where they are admitted later: what is read is what is admitted, though the caller changes
+        ``rows`` meanwhile.
+        """
+        slots, n_hits = self.find(rows, array)
+        if n_hits == len(rows):
+            return (Part(Tier.HOST, slots),), slots
+        if n_hits:
+            positions, slots, miss_positions, missed = self.divide(rows, slots, n_hits, array)
+            return (Part(Tier.HOST, slots, positions), Part(Tier.BASE, missed, miss_positions)), slots
+        if copied:
+            rows, given = array(len(rows), np.int64), rows
+            rows[:] = given
+        return (Part(Tier.BASE, rows),), slots[:0]
 
     def assign(self, rows: Int64s, slots: Int32s) -> None:
         """Record that ``slots`` hold ``rows``."""

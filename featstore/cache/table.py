@@ -37,26 +37,6 @@ GIVEN_BACK_SHARE = 16  # a cache gives back at least one part of so many at a ti
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
 
 
-def _look_up(
-    row_map: RowMap, rows: Int64s, array: Callable[..., npt.NDArray[Any]], copied: bool = False
-) -> tuple[tuple[Part, ...], Int32s]:
-    """Return the parts of a plan, and the hits' slots.
-
-    Missed rows are ``copied`` where they are admitted later: what is read is what is admitted, though the caller changes ``rows``
-    meanwhile.
-    """
-    slots, n_hits = row_map.find(rows, array)
-    if n_hits == len(rows):
-        return (Part(Tier.HOST, slots),), slots
-    if n_hits:
-        positions, slots, miss_positions, missed = row_map.divide(rows, slots, n_hits, array)
-        return (Part(Tier.HOST, slots, positions), Part(Tier.BASE, missed, miss_positions)), slots
-    if copied:
-        rows, given = array(len(rows), np.int64), rows
-        rows[:] = given
-    return (Part(Tier.BASE, rows),), slots[:0]
-
-
 class FeatureCache:
     """A direct-addressed cache of a feature's rows in host memory.
 
@@ -274,11 +254,11 @@ class FeatureCache:
                 self._counts["misses"] += k
             return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
         if slots is None:
-            parts, hits = _look_up(row_map, rows, array)
+            parts, hits = row_map.parts(rows, array)
         with self._lock:
             self._check_open()
             if self._slots is not None:
-                parts, hits = _look_up(self.map, rows, array, copied=True)
+                parts, hits = self.map.parts(rows, array, copied=True)
                 self._slots.touch(hits)
             self._counts["hits"] += len(hits)
             self._counts["misses"] += k - len(hits)
