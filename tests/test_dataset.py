@@ -93,7 +93,7 @@ def test_completion_shows_public_names(small: SimpleNamespace) -> None:
         pages = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs" / "guide").glob("*.md")])
         assert set(re.findall(r"\bg\.([a-z_]+)", pages)) <= shown
         assert not {name for name in shown if name.startswith("_")}
-        assert not shown & {"locked", "make_cache", "cache_for_planner", "snapshot", "policy_inputs", "degree_pieces"}
+        assert not shown & {"locked", "make_cache", "cache_for_planner", "snapshot", "policy_inputs"}
     assert {name for name in dir(featstore) if not name.startswith("__")} <= {*featstore.__all__, "adapters", "testing"}
     assert {*featstore.__all__, "__version__"} <= set(dir(featstore))
     assert "budget" not in dir(featstore)

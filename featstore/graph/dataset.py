@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from featstore.config import Options, user_path
-from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
+from featstore.errors import ClosedError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.graph import build
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
 from featstore.graph.reopen import Reopen
-from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, topology_bytes
+from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed, topology_bytes
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.storededges import StoredEdges
 from featstore.graph.verify import verify_files, verify_topology
@@ -343,17 +343,9 @@ class OutOfCoreGraph(StoredEdges):
     @classmethod
     def _open_made(cls, path: str | os.PathLike[str], memory: int | str | None) -> OutOfCoreGraph:
         """Open a dataset that was just made; an error says that it need not be made again."""
-        try:
+        where = os.path.abspath(user_path(path))
+        with opening_committed(f"the dataset at {where} is complete and in place, but opening it failed", where):
             return cls.open(path, memory=memory)
-        except OSError as error:
-            where = os.path.abspath(user_path(path))
-            raise CommittedError(
-                f"the dataset at {where} is complete and in place, but opening it failed", where, error
-            ) from error
-        except BudgetError as error:
-            raise BudgetError(
-                f"the dataset is complete and in place, but opening it failed: {error.reason}", error.needed
-            ) from error
 
     @classmethod
     def open(

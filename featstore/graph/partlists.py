@@ -11,7 +11,7 @@ import torch
 
 from featstore._core import nearby as _core
 from featstore.errors import CorruptionError
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, carve
 from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
 
@@ -20,7 +20,7 @@ __all__ = ["NearbyLists", "PartLists", "Uint8s"]
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 
-_ALIGNED = 64  # bytes: each array begins at a multiple
+_BESIDE_BYTES = 272  # beginnings of arrays, and a table of few entries
 
 
 class NearbyLists:
@@ -108,7 +108,7 @@ class PartLists:
     @staticmethod
     def beside() -> int:
         """Return the bytes that lists take beside :meth:`sizes` of their parts."""
-        return 4 * _ALIGNED + 16
+        return _BESIDE_BYTES
 
     def load(self, parts: npt.NDArray[np.int32], memory: Uint8s) -> NearbyLists:
         """Read the lists of as many of some parts as there is memory for, in sequence.
@@ -127,10 +127,10 @@ class PartLists:
         n_fit = int(np.searchsorted(np.cumsum(self.sizes(parts)), len(memory) - self.beside(), "right"))
         parts = np.sort(parts[:n_fit])
         n, n_ids = (int((each.take(parts + 1) - each.take(parts)).sum()) for each in self._offsets)
-        topology, arrays = self._topology, _Cutter(memory)
-        nodes, starts, degrees = (arrays.cut(n, np.dtype(np.int64)) for _ in range(3))
-        table = arrays.cut(_core.table_entries(n), np.dtype(np.int32))
-        ids = arrays.cut(n_ids, topology.id_dtype)
+        topology, array = self._topology, carve(memory)
+        nodes, starts, degrees = (array(n, np.int64) for _ in range(3))
+        table = array(_core.table_entries(n), np.int32)
+        ids = array(n_ids, topology.id_dtype)
         some = degrees.view(topology.id_dtype)[:n]  # as the file has them
         self._read(0, parts, some, topology.num_nodes)
         nodes[:] = some
@@ -172,15 +172,3 @@ def _runs(offsets: Int64s, parts: npt.NDArray[np.int32]) -> Iterator[tuple[int, 
 def _node_bytes() -> int:
     """Bytes that a node takes beside its list: three numbers, and its entries in a table that is up to a quarter full."""
     return 3 * 8 + 4 * 4
-
-
-class _Cutter:
-    """Arrays one after the other in memory that is there."""
-
-    def __init__(self, memory: Uint8s) -> None:
-        self._memory, self._begin = memory, 0
-
-    def cut(self, n: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        begin = self._begin
-        self._begin += -(-n * dtype.itemsize // _ALIGNED) * _ALIGNED
-        return self._memory[begin : begin + n * dtype.itemsize].view(dtype)

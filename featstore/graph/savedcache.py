@@ -14,7 +14,6 @@ from featstore.errors import BusyError, CorruptionError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.catalog import EDGE, Catalog, current_catalog
-from featstore.storage.layout import choose_layout
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
@@ -24,7 +23,6 @@ __all__ = ["is_still_saved", "load_neighbor_cache", "made_of", "save_neighbor_ca
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
 _NUMBERS = "edge_ids"  # one more, where numbers of edges are kept
-_BLOCK_ROWS = 1 << 20
 
 
 def made_of(catalog: Catalog) -> dict[str, str]:
@@ -71,12 +69,7 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
             raise BusyError("the dataset was replaced since it was opened", root)
         files: dict[str, FileRecord] = {}
         for name, array in cache.to_arrays().items():
-            layout = choose_layout(array.itemsize)
-            with update.writer(f"cache.neighbors.{name}", layout, kind=name, dtype=array.dtype.name) as writer:
-                for first in range(0, len(array), _BLOCK_ROWS):
-                    block = array[first : first + _BLOCK_ROWS].astype(array.dtype.newbyteorder("<"), copy=False)
-                    writer.write(block.view(np.uint8).reshape(len(block), array.itemsize))
-                files[name] = writer.commit()
+            files[name] = update.write_array(f"cache.neighbors.{name}", name, array.dtype, (array,))
         entry = {**recipe, "made_of": made_of(catalog), **{name: file.name for name, file in files.items()}}
         old = update.catalog.extra.get(_KEY, {})
         update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in (*_ARRAYS, _NUMBERS) if name in old])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from types import TracebackType
 
 from featstore.config import Options, format_size
-from featstore.errors import BudgetError, FormatError, VersionError
+from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
 from featstore.storage.builddir import restore_moved
 from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
@@ -21,7 +21,7 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file, sweep_unused
 from featstore.storage.writer import FileRecord
 
-__all__ = ["DatasetFiles", "Snapshot", "check_memory", "fingerprint_of", "open_files", "topology_bytes"]
+__all__ = ["DatasetFiles", "Snapshot", "check_memory", "fingerprint_of", "open_files", "opening_committed", "topology_bytes"]
 
 
 class DatasetFiles:
@@ -85,6 +85,17 @@ def open_files(root: str) -> DatasetFiles:
         with contextlib.suppress(OSError):
             restore_moved(root)
     return with_directory(root, DatasetFiles)
+
+
+@contextlib.contextmanager
+def opening_committed(what: str, path: str) -> Iterator[None]:
+    """Say in an error of the block, which opens what was just committed at ``path``, that it need not be made again."""
+    try:
+        yield
+    except OSError as error:
+        raise CommittedError(what, path, error) from error
+    except BudgetError as error:
+        raise BudgetError(f"{what}: {error.reason}", error.needed) from error
 
 
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:

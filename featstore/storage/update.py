@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.storage.calls import close_quietly, pread_exactly
 from featstore.storage.catalog import CATALOG_DIRECTORY, CATALOG_FILE, Catalog, FieldRecord, read_catalog, write_catalog
 from featstore.storage.directory import OpenDirectory, Root, open_inside
 from featstore.storage.format import HEADER_BYTES, STRIPE, Header, resolve_inside
-from featstore.storage.layout import RowLayout
+from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
 from featstore.storage.stripes import make_stripe, remove_stripe, remove_stripes, stripe_directory
 from featstore.storage.writer import FileRecord, RowFileWriter
@@ -25,6 +28,7 @@ __all__ = ["MAKING", "MAKING_STATE", "OpenFile", "Update", "check_file", "open_f
 
 MAKING: Final = "making."  # of folders in which features are made, see graph/making.py
 MAKING_STATE: Final = "state"  # in such a folder: what a later maker goes on from
+_BLOCK_ROWS: Final = 1 << 20  # of an array, written at once
 _ROWS: Final = re.compile(r".*\.([0-9]+)\.rows(\.sums)?")  # of a writer of this generation
 
 
@@ -242,6 +246,15 @@ class Update:
         self._writers.append(writer)
         self._names += [name, f"{name}.sums"]
         return writer
+
+    def write_array(self, stem: str, kind: str, dtype: np.dtype[Any], blocks: Iterable[npt.NDArray[Any]]) -> FileRecord:
+        """Write one-dimensional blocks of an array as a file, and return its record."""
+        with self.writer(stem, choose_layout(dtype.itemsize), kind=kind, dtype=dtype.name) as writer:
+            for block in blocks:
+                for first in range(0, len(block), _BLOCK_ROWS):
+                    rows = block[first : first + _BLOCK_ROWS].astype(dtype.newbyteorder("<"), copy=False)
+                    writer.write(rows.view(np.uint8).reshape(len(rows), dtype.itemsize))
+            return writer.commit()
 
     def add(
         self,
