@@ -154,13 +154,7 @@ class MadeFeatures(Opened):
                 raise BusyError(f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch")
 
     def adopt_feature(self, catalog: Catalog, name: str) -> None:
-        """Use a feature that was just committed.
-
-        Raises
-        ------
-        CommittedError, BudgetError, BusyError
-            The feature is in the dataset, but cannot be opened; or a loader has begun to use the one that it replaces.
-        """
+        """Use a feature that was just committed; BusyError where a loader has begun to use the one it replaces."""
         key = f"{NODE}/{name}"
         with self.locked():
             with opening_committed(f"the feature {name!r} is in {self.path}, but opening it failed", self.path):
@@ -176,18 +170,9 @@ class MadeFeatures(Opened):
 
 @dataclass(frozen=True)
 class Room:
-    """How the memory for making a field is divided.
+    """Division of the memory for making a field: bytes for passes, the writer's buffer, rows that a layer gets at once.
 
-    Parameters
-    ----------
-    passes : int
-        Bytes for the sums, their lists and the rows that are read.
-    buffer_bytes : int
-        Of the writer.
-    piece_bytes : int
-        Rows that a layer gets at once.
-    held : int
-        Bytes of the writer and the pieces together.
+    ``held`` are the bytes of the writer and the pieces together.
     """
 
     passes: int
@@ -254,7 +239,7 @@ def aggregate(
     memory: int | str | None,
     progress: bool,
 ) -> list[PassCosts]:
-    """Make a feature; see :meth:`featstore.OutOfCoreGraph.aggregate`. Returns what the passes of each hop came to."""
+    """Make a feature, see :meth:`featstore.OutOfCoreGraph.aggregate`; return what the passes of each hop came to."""
     check_op(op)
     hops = check_at_least("hops", hops, 1, _MOST_HOPS)
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
@@ -297,12 +282,11 @@ def aggregate(
 
 
 def default_name(feature: str, op: str, hops: int) -> str:
-    """Return what an aggregated feature is called where nothing else is asked for: ``x_mean``, ``x_mean2``."""
+    """Name an aggregated feature: ``x_mean``, ``x_mean2``."""
     return f"{feature}_{op}{hops if hops > 1 else ''}"
 
 
 def output_dtype(stored: torch.dtype, asked: torch.dtype | str | None) -> torch.dtype:
-    """Return the dtype of an aggregated feature."""
     if asked is None:
         return stored if stored.is_floating_point else torch.float64
     found: torch.dtype = getattr(torch, dtype_name(asked))

@@ -7,7 +7,6 @@ import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def file_stem(name: str) -> str:
-    """Return a part of a file's name that tells the field ``name`` from all others, and is plain whatever the field is called."""
+    """Make a part of a file's name that tells the field ``name`` from all others, and is plain whatever the field is called."""
     stem = urllib.parse.quote(name, safe=" ,;@()+")
     if len(stem) > 100:  # file names end at 255 bytes, and a letter can take 12
         stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
@@ -59,7 +58,7 @@ class _Builder:
         self.fields: dict[str, FieldRecord] = {}
 
     def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
-        """Open a writer for a field's file; its name says what it is, and is a plain file name whatever the field is called."""
+        """Open a writer for a field's file."""
         buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
         file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
@@ -173,7 +172,7 @@ class _TopologyWriter:
     def __enter__(self) -> _TopologyWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._files.close()
         self._edge_ids.close()
 
@@ -211,7 +210,7 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> N
 
 
 def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | None]:
-    """Return consecutive lists of the given lengths, each sorted ascending, and where each id was; None: all where they are."""
+    """Sort each of consecutive lists of the given lengths; return them, and where each id was: None if all were in order."""
     bits, spread = max(1, (n - 1).bit_length()), (len(degrees) - 1).bit_length()
     owner = np.repeat(np.arange(len(degrees), dtype=np.int64), degrees)
     if bits + spread > 63:
@@ -242,7 +241,7 @@ def _write_long_list(topology: _TopologyWriter, builder: _Builder, ids: IdReader
 
 
 def _build_memory(memory: int | str | None, form: Form) -> int:
-    """Return the memory to work in, beside the chunk that is being filled."""
+    """Choose the memory to work in, beside the chunk that is being filled."""
     least = _LEAST_MEMORY + form.chunk_bytes
     n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
     if n_bytes < least:
@@ -309,8 +308,8 @@ def _write_pairs(
 ) -> int:
     """Sort edges, cleaned, and write them; return how many they are.
 
-    ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check`` is told of the number of edges before
-    anything is written.
+    ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check`` is told of the number of edges
+    before anything is written.
     """
     # Where duplicates go, edges are numbered as they are stored: no number goes with them.
     edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)

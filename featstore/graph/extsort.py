@@ -11,7 +11,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -29,19 +28,9 @@ _FAN_OUT = 128
 def sort_pairs(
     dst: Int64s, src: Int64s, dst_low: int, dst_high: int, n: int, edges: Int64s | None = None
 ) -> tuple[Int64s, Int64s, Int64s | None]:
-    """Sort pairs by destination, then source; equal pairs stay in order.
+    """Sort pairs by destination, then source; equal pairs stay in order, with the numbers ``edges`` that go with them.
 
-    Parameters
-    ----------
-    dst, src : int64 array, shape (k,)
-        ``dst_low <= dst < dst_high`` and ``0 <= src < n``.
-    edges : int64 array, shape (k,), optional
-        Numbers that go with the pairs.
-
-    Returns
-    -------
-    dst, src : int64 array, shape (k,)
-    edges : int64 array, shape (k,), or None
+    ``dst_low <= dst < dst_high`` and ``0 <= src < n``; all arrays are int64 ``[k]``.
     """
     bits = max(1, (n - 1).bit_length())
     key_bits = (dst_high - dst_low - 1).bit_length() + bits
@@ -244,7 +233,6 @@ class PairSorter:
         self._paths.discard(path)
 
     def close(self) -> None:
-        """Remove all spill files."""
         self._held = []
         while self._paths:
             with contextlib.suppress(OSError):
@@ -253,5 +241,5 @@ class PairSorter:
     def __enter__(self) -> PairSorter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

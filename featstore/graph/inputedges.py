@@ -58,7 +58,7 @@ class _Cursor:
         return out[:done]
 
     def given(self, value: np.int64) -> int:
-        """Return a value as it was in the source."""
+        """Undo the wrap of a uint64 value, for messages."""
         return int(value) % (1 << 64) if self._is_uint64 else int(value)
 
 
@@ -84,14 +84,7 @@ class IdReader:
 class CscInput:
     """Neighbour lists as compressed columns: those of node ``v`` are ``indices[indptr[v]:indptr[v + 1]]``.
 
-    Attributes
-    ----------
-    num_nodes, num_edges : int
-
-    Raises
-    ------
-    TypeError, ValueError, FormatError, CorruptionError, OSError
-        One of them holds no integers, has more dimensions than one, or cannot be read; ``indptr`` is empty.
+    TypeError or ValueError where one of the two holds no integers or has more dimensions than one, or ``indptr`` is empty.
     """
 
     def __init__(self, indptr: ArrayLike, indices: ArrayLike) -> None:
@@ -109,10 +102,7 @@ class CscInput:
     def offsets(self, step: int, block_bytes: int) -> Iterator[Int64s]:
         """Yield where the next ``step`` lists begin, and where the last of them ends: int64 ``[k + 1]``.
 
-        Raises
-        ------
-        ValueError
-            They do not ascend from 0 to the number of ids.
+        ValueError unless they ascend from 0 to the number of ids.
         """
         n, n_edges, cursor = self.num_nodes, self.num_edges, _Cursor(self._indptr, block_bytes)
         rule = f"offsets ascend from 0 to {n_edges}, the number of indices"
@@ -135,7 +125,7 @@ class CscInput:
             yield bounds
 
     def pairs(self, n_pairs: int, block_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield sources and destinations of the next edges, at most ``n_pairs``; raises as :meth:`offsets` and :meth:`ids` do."""
+        """Yield sources and destinations of the next edges, at most ``n_pairs``."""
         node, ids = 0, self.ids(block_bytes)
         for bounds in self.offsets(max(1, n_pairs // 4), block_bytes):
             nodes = np.arange(node, node + len(bounds) - 1)
@@ -145,7 +135,6 @@ class CscInput:
             node += len(nodes)
 
     def ids(self, block_bytes: int) -> IdReader:
-        """Return the ids, to be read in order."""
         return IdReader(self._indices, self.num_nodes, block_bytes)
 
 
@@ -169,15 +158,7 @@ _FORMS = "an array [2, E], a tensor, lists, the path of a .npy file, or an itera
 class PairInput:
     """Edges as pairs: ``edge_index``, int ``[2, num_edges]``, sources and destinations, or blocks of such shape.
 
-    Attributes
-    ----------
-    num_edges : int or None
-        None: an iterable does not say before it ends.
-
-    Raises
-    ------
-    TypeError, ValueError, FormatError, CorruptionError, OSError
-        What is given is none of these, has another shape, holds no integers, or cannot be read.
+    ``num_edges`` is None for an iterable, which does not say before it ends. TypeError or ValueError for anything else.
     """
 
     def __init__(self, edge_index: Any, num_nodes: int) -> None:
@@ -199,15 +180,7 @@ class PairInput:
         self._given = edge_index
 
     def blocks(self, n_pairs: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield sources and destinations of the next edges, at most ``n_pairs``; each id is checked.
-
-        Raises
-        ------
-        IndexError
-            An id is no node.
-        TypeError, ValueError
-            A block of an iterable has another shape, or holds no integers.
-        """
+        """Yield sources and destinations of the next edges, at most ``n_pairs``; IndexError for an id that is no node."""
         done = 0
         for block in self._blocks(n_pairs):
             ids = block.astype(np.int64)  # a uint64 beyond int64 turns negative, which no id may be

@@ -83,12 +83,12 @@ class Kept(MadeFeatures):
             return self._topology
 
     def topology_bytes(self) -> int:
-        """Return what the adjacency will hold at most once it is asked for: none where it was already."""
+        """Bound what the adjacency will hold once it is asked for: nothing where it was already."""
         with self.locked():
             return 0 if self._topology is not None else held_bytes(self._snapshot, self.budget.total)
 
     def choosing_bytes(self) -> int:
-        """Return what choosing neighbour lists takes beside their cache, :meth:`NeighborCache.scratch_bytes`; opens nothing."""
+        """Count what choosing neighbour lists takes beside their cache, :meth:`NeighborCache.scratch_bytes`; opens nothing."""
         n_bytes, in_memory = stored_size(self._snapshot)
         return NeighborCache.scratch_bytes(self.num_nodes, n_bytes, in_memory=in_memory)
 
@@ -240,7 +240,7 @@ class Kept(MadeFeatures):
         budget: Budget | None = None,
         note: Callable[[int], None] = lambda n_bytes: None,
     ) -> PolicyInputs:
-        """Return what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this.
+        """Make what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this.
 
         ``note`` is told of the bytes of degrees.
         """
@@ -285,7 +285,7 @@ class Kept(MadeFeatures):
         return file
 
     def short_degrees(self) -> npt.NDArray[np.uint16]:
-        """Return the out-degrees, uint16 [n], read in pieces; ``MOST_DEGREE`` stands for all that are higher."""
+        """Read the out-degrees, uint16 [n], in pieces; ``MOST_DEGREE`` stands for all that are higher."""
         file, found = self._out_degrees(), np.empty(self.num_nodes, np.uint16)
         for first in range(0, self.num_nodes, PIECE_NODES):
             rows = file.read(first, min(PIECE_NODES, self.num_nodes - first))
@@ -418,28 +418,11 @@ class Kept(MadeFeatures):
         return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe, edges)
 
     def make_neighbor_cache(self, budget: Budget, scratch: Budget, least: int) -> tuple[NeighborCache, bool]:
-        """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
+        """Make a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
 
-        Parameters
-        ----------
-        budget : Budget
-            Counts the cache.
-        scratch : Budget
-            Counts what choosing the nodes takes meanwhile, :meth:`NeighborCache.scratch_bytes`.
-        least : int
-            Bytes from which on a saved cache will do, though there is memory for a larger one.
-
-        Returns
-        -------
-        NeighborCache
-        bool
-            Whether it was loaded as it is stored in the dataset: the whole adjacency, or a cache that :meth:`cache_neighbors`
-            saved with its default policy.
-
-        Raises
-        ------
-        BudgetError, ValueError, PluginError, CorruptionError, OSError
-            As :meth:`cache_neighbors`.
+        ``scratch`` counts what choosing the nodes takes meanwhile. From ``least`` bytes on a saved cache will do, though there
+        is memory for a larger one. Returns the cache, and whether it was loaded as it is stored in the dataset: the whole
+        adjacency, or a cache that :meth:`cache_neighbors` saved with its default policy. Raises as :meth:`cache_neighbors`.
         """
         chosen = _static(NEIGHBOR_POLICY)
         self._check_open()
@@ -506,12 +489,7 @@ class Kept(MadeFeatures):
                 save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
 
     def part_lists(self, kept: KeptParts) -> PartLists:
-        """Return the adjacency in part order, as it is kept with some parts (``has_lists``); loaders call this.
-
-        Raises
-        ------
-        StaleError, FormatError, ClosedError, BudgetError, CorruptionError, OSError
-        """
+        """Open the adjacency in part order, as it is kept with some parts (``has_lists``); loaders call this."""
         topology = self.topology
         with self.locked():
             nodes, ids = (file_of_parts(self._snapshot, kept, role) for role in ("part_nodes", "part_indices"))

@@ -26,7 +26,7 @@ GAP_PAGES = 8  # read over rather than to begin another read: as long as a drive
 
 
 def stream_bytes(block_bytes: int = LIST_BYTES) -> int:
-    """Return the memory that :func:`stream_lists` holds, but for some of each node that is asked for."""
+    """Count the memory that :func:`stream_lists` holds, but for some of each node that is asked for."""
     return arena_bytes(WINDOW_SHARE * block_bytes) + block_bytes // 2
 
 
@@ -50,7 +50,7 @@ def list_runs(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[Int64s, Int
 
 
 def pass_pages(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[int, int]:
-    """Return how many pages :func:`stream_lists` reads for ``nodes``, and in how many runs."""
+    """Count the pages that :func:`stream_lists` reads for ``nodes``, and their runs."""
     return count_runs(indptr, nodes, id_bytes, GAP_PAGES)
 
 

@@ -22,25 +22,12 @@ _SCRATCH_SHARE = 64  # of the nodes that are weighed at once where that is fewer
 
 
 class Prefix:
-    """The longest prefix of nodes, by descending score and ascending id, whose records fit a number of bytes.
+    """The longest prefix of nodes, by descending score and ascending id, whose records fit ``n_bytes``.
 
-    Parameters
-    ----------
-    topology : Topology
-    scores : real array, shape (num_nodes,)
-    n_bytes : int
-    entry_bytes : int, optional
-        What an entry of a record takes, of which a list has one an edge and one more; the bytes of an id by default.
-    note : callable
-        Told how many bytes of offsets were gone through since it was told last; all are :meth:`work_bytes`.
+    An entry of a record takes ``entry_bytes``, by default the bytes of an id; a list has one an edge and one more. ``note`` is
+    told how many bytes of offsets were gone through since it was told last; all are :meth:`work_bytes`. ValueError unless the
+    scores are numbers, one a node, none NaN.
 
-    Raises
-    ------
-    ValueError
-        The scores are of another shape or no numbers, or one is NaN.
-
-    Notes
-    -----
     The score of the first node that does not fit is found by radix selection, 8 or 16 bits a pass, so no order of all nodes is
     made: O(num_nodes) in :meth:`scratch_bytes` of memory. The offsets are gone through once a pass, so 5 to 9 times.
     """
@@ -89,12 +76,12 @@ class Prefix:
 
     @staticmethod
     def work_bytes(num_nodes: int) -> int:
-        """Return the bytes of offsets that choosing and writing go through, a pass a digit and one more."""
+        """Count the bytes of offsets that choosing and writing go through, a pass a digit and one more."""
         return 8 * num_nodes * (_KEY_BITS // _digit_bits(num_nodes) + 1)
 
     @staticmethod
     def scratch_bytes(num_nodes: int) -> int:
-        """Return what choosing holds at most: below 2.2 MB."""
+        """Bound what choosing holds: below 2.2 MB."""
         return 8 * piece_nodes(num_nodes) + 3 * 8 * (1 << _digit_bits(num_nodes))
 
     def write_offsets(self, offset_of_node: Int64s) -> int:
@@ -107,10 +94,10 @@ class Prefix:
 
 
 def piece_nodes(num_nodes: int) -> int:
-    """Return how many nodes are weighed at once: few where the graph is small, so that choosing takes little memory."""
+    """Choose how many nodes are weighed at once: few where the graph is small, so that choosing takes little memory."""
     return min(num_nodes, max(256, num_nodes // _SCRATCH_SHARE), _PIECE_NODES)
 
 
 def _digit_bits(num_nodes: int) -> int:
-    """Bits of a score's key that one pass sorts by: sums for every digit are held."""
+    """Choose the bits of a score's key that one pass sorts by: sums for every digit are held."""
     return 16 if num_nodes >= 1 << 18 else 8

@@ -35,7 +35,7 @@ class Reopen:
 
 
 def _is_current(graph: Kept) -> bool:
-    """Return whether the dataset at a graph's path is still the one that it has open."""
+    """Whether the dataset at a graph's path is still the one that it has open."""
     try:
         return fingerprint_of(current_catalog(graph.path)) == fingerprint_of(graph.snapshot.catalog)
     except (OSError, ValueError):

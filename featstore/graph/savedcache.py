@@ -42,27 +42,10 @@ def is_still_saved(root: str, catalog: Catalog) -> bool:
 
 
 def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> Catalog:
-    """Add a cache to the dataset, in place of an earlier one; return the new catalog.
+    """Add a cache, not one of the whole adjacency, in place of an earlier one; return the new catalog.
 
-    Parameters
-    ----------
-    root : str
-        The dataset's directory.
-    catalog : Catalog
-        As the dataset was opened.
-    cache : NeighborCache
-        Not one of the whole adjacency, which is in the dataset already.
-    recipe : mapping
-        What it was asked for with; a cache is loaded for the same request.
-
-    Raises
-    ------
-    BusyError
-        Somebody else is writing, or has replaced the dataset since it was opened.
-    CommittedError
-        The cache is in the dataset, but making that durable failed.
-    OSError
-        The dataset is as it was.
+    ``catalog`` is as the dataset was opened: BusyError if it was replaced since. A cache is loaded for the same ``recipe``.
+    CommittedError where it is saved but not durable; after other OSErrors the dataset is as it was.
     """
     with Update(root) as update:
         if made_of(update.catalog) != made_of(catalog):
@@ -81,12 +64,7 @@ def load_neighbor_cache(
 ) -> NeighborCache | None:
     """Load the saved cache of the same request and topology, with numbers of edges or without; None where there is none.
 
-    Raises
-    ------
-    BudgetError
-        It does not fit what is left of the budget.
-    CorruptionError
-        Its files are damaged, or are no cache of this topology.
+    Raises BudgetError where it does not fit, CorruptionError where it is no cache of this topology.
     """
     entry = catalog.extra.get(_KEY)
     if entry is None or entry.get("made_of") != made_of(catalog) or any(entry.get(key) != value for key, value in recipe.items()):

@@ -117,7 +117,7 @@ def check_parts_name(name: object) -> None:
 
 
 def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor]) -> dict[str, KeptParts]:
-    """Return what a catalog keeps, by name, in the order in which it was kept; entries of later releases are left out."""
+    """List what a catalog keeps, by name, the latest last; entries of later releases are left out."""
     now = made_of(catalog)
     found = []
     for key, entry in catalog.extra.items():
@@ -149,7 +149,7 @@ def save_parts(
     Parameters
     ----------
     snapshot : Snapshot
-        The dataset, as it was opened.
+        The dataset, as it was opened; BusyError if it was replaced since.
     name : str
     arrays : mapping of str to array
         ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see :func:`~featstore.graph.crossedges.count_cross_edges`; where
@@ -159,15 +159,6 @@ def save_parts(
         ``method``, ``n_parts``, ``options``.
     adopt : callable (catalog, key, files)
         Called after the commit, before anybody else can change the dataset.
-
-    Raises
-    ------
-    BusyError
-        Somebody else is writing, or has replaced the dataset since it was opened.
-    CommittedError, BudgetError
-        The parts are kept, but making that durable failed, or opening them.
-    OSError
-        The dataset is as it was.
     """
     key = _KEY + name
     with Update(snapshot.root) as update:
@@ -195,15 +186,7 @@ def save_parts(
 
 
 def file_of_parts(snapshot: Snapshot, kept: KeptParts, role: str) -> RowFile:
-    """Return a file of what a dataset keeps, as it is expected.
-
-    Raises
-    ------
-    StaleError
-        The parts are of another adjacency, or were replaced since they were listed.
-    FormatError
-        There is no such file.
-    """
+    """Return a file of what a dataset keeps, as :func:`_expected`; StaleError or FormatError where there is none."""
     return snapshot.files[_record(snapshot, kept, role).name]
 
 

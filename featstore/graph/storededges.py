@@ -133,7 +133,7 @@ class StoredEdges(Kept):
         return index
 
     def _edge_pos(self, topology: Topology, first: int, stop: int) -> torch.Tensor:
-        """Return which edges of the input the stored edges ``first … stop - 1`` are."""
+        """Look up which edges of the input the stored edges ``first … stop - 1`` are."""
         found = self.pool.tensor(stop - first, torch.int64)
         array, numbers = found.numpy(), topology.edge_ids
         for begin in range(first, stop, _PIECE):
