@@ -20,18 +20,10 @@ KIND = "progress"
 
 @dataclass
 class Checkpoint:
-    """A state of the file that can be gone on from.
+    """A state of a file of extents that can be gone on from.
 
-    Parameters
-    ----------
-    end : int
-        Extents before it are whole.
-    rows : int64 array, shape (n_extents,)
-        How many rows of each extent behind it are there, from its begin.
-    file_id : bytes
-        The file's id.
-    sums : uint64 array, shape (n, 512)
-        The file's sums so far.
+    Extents before ``end`` are whole. ``rows``, int64 ``[n_extents]``, say how many rows of each extent behind it are there,
+    from its begin. ``sums``, uint64 ``[n, 512]``, are the file's so far.
     """
 
     end: int

@@ -69,7 +69,8 @@ class DriveSpeed:
     write_bandwidth : float
         Bytes a second in large sequential writes; 0: not measured.
     gather_bandwidth : float
-        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not measured.
+        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not
+        measured.
     fill_bandwidth : float
         Bytes a second where reading and checking take turns with copying into a cache; 0: not measured.
     write_overlap : float
@@ -105,12 +106,11 @@ def drive_speed(
     *,
     again: bool = False,
 ) -> DriveSpeed:
-    """Return what the drive under a dataset does: from its catalog, or measured now and kept there.
+    """Return what the drive under a dataset does: from its catalog, or measured now and kept there; sets ``reader.drive``.
 
     Parameters
     ----------
     reader : Reader
-        Of the open dataset. Its ``drive`` is set.
     dataset : str
         The dataset's directory.
     sources : iterable of RowSource
@@ -122,22 +122,15 @@ def drive_speed(
     again : bool
         Measure in any case.
 
-    Raises
-    ------
-    OSError
-        The drive cannot be written or read.
-    BudgetError
-        No memory for what is read meanwhile.
-
     Notes
     -----
     Takes ``CALIBRATION_S`` at the most, but for what is under way when a probe's share of it is over: up to 256 MiB read as
     extents are, random reads, rows gathered out of up to 64 MiB, as much written, read and copied in turns, and written over
     again, alone and beside a stream. A rate is the median of slices, so a slow first request says nothing.
 
-    What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is not
-    used: what was measured while others used the drive is soon forgotten. A dataset that may not be written, or that somebody is
-    writing, keeps nothing, and is measured again.
+    What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is
+    not used: what was measured while others used the drive is soon forgotten. A dataset that may not be written, or that
+    somebody is writing, keeps nothing, and is measured again.
     """
     backend = reader.backend if reader.direct else f"{reader.backend}, buffered"
     where = {"machine": platform.node(), "drive": os.stat(dataset).st_dev, "backend": backend, "method": METHOD}
@@ -159,7 +152,7 @@ def kept_speed(catalog: Catalog) -> dict[str, Any] | None:
 
 
 def share_end(name: str) -> float:
-    """Return when a probe that begins now has had its share of the time for measuring, on the clock of ``time.perf_counter``."""
+    """Return when a probe that begins now has had its share of the time for measuring, by ``time.perf_counter``."""
     return time.perf_counter() + CALIBRATION_S * SHARES[name]
 
 

@@ -17,19 +17,10 @@ Rows = npt.NDArray[np.uint8]
 
 
 def read_ahead(file: RowFile | StripedRows, blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
-    """Yield blocks of rows once they are read, while a thread reads the next one.
+    """Yield blocks of rows once they are read, while a thread reads the next one; an error comes at its block's turn.
 
-    Parameters
-    ----------
-    file : RowFile or StripedRows
-    blocks : iterable of (int, uint8 array)
-        Each block's first row, and the array of shape (n, row_bytes), C-contiguous, that its rows go to. Two arrays can take
-        turns: a block is there until the next one is asked for.
-
-    Raises
-    ------
-    CorruptionError, OSError
-        As the file's ``read``, at the block's turn.
+    Each of ``blocks`` is a first row, and the array of shape (n, row_bytes), C-contiguous, that its rows go to. Two arrays can
+    take turns: a block is there until the next one is asked for.
     """
     coming = iter(blocks)
     block, following = next(coming, None), next(coming, None)
