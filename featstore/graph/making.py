@@ -32,7 +32,7 @@ from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile, replace_sections
 from featstore.storage.update import MAKING, MAKING_STATE, Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
 
@@ -246,17 +246,7 @@ class Making:
         record["fields"] = {str(number): [each.n_rows, each.row_shape, each.dtype] for number, each in self._fields.items()}
         none = np.empty(0, np.uint64)
         arrays = (np.empty(0, np.uint8), none, none) if state is None else (state.tail, state.first_sums, state.sums)
-        temporary = f"{self._state_path}.new"
-        for path in (temporary, f"{temporary}.tmp"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        with SectionWriter(temporary, KIND) as out:
-            out.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
-            for array in arrays:
-                out.append(array)
-            out.finish(durable=True).close()
-        os.rename(temporary, self._state_path)
-        fsync_directory(self._folder)
+        replace_sections(self._state_path, KIND, (np.frombuffer(json.dumps(record).encode(), np.uint8), *arrays))
         self._written_at = time.monotonic()
 
     # -- steps -------------------------------------------------------------------------------------------------------------------

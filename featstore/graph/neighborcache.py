@@ -14,9 +14,9 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
+from featstore.graph import prefix
 from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listscores import WriteScores, scoring_bytes
-from featstore.graph.prefix import Prefix, piece_nodes
 from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.scan import scan_bytes
@@ -155,8 +155,8 @@ class NeighborCache:
                 write(scores)
             n_pages = (limit - table_bytes) // PAGE_BYTES
             room = PAGE_BYTES * (max(0, n_pages - 1) if edges else n_pages)  # each of two arrays takes whole pages
-            chosen = Prefix(topology, np.asarray(scores), room, topology.id_bytes + width, note)
-            n_records = chosen.write_offsets(offset_of_node)
+            entry_bytes = topology.id_bytes + width
+            n_records = prefix.write_prefix(topology, np.asarray(scores), room, entry_bytes, offset_of_node, note)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes) + huge_bytes(n_records * width))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
             edge_ids = None
@@ -209,7 +209,7 @@ class NeighborCache:
     @staticmethod
     def work_bytes(topology: Topology, edges: bool = False) -> int:
         """Count the bytes that :meth:`build` goes through where not everything fits: offsets for choosing, then all edges."""
-        return Prefix.work_bytes(topology.num_nodes) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
+        return prefix.work_bytes(topology.num_nodes) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
 
     @staticmethod
     def whole_bytes(topology: Topology, edges: bool = False) -> int:
@@ -225,8 +225,8 @@ class NeighborCache:
         ``n_bytes`` are those of all neighbour ids, ``edge_ids`` those of all numbers of edges that are kept. ``in_memory``: the
         topology has its offsets in memory.
         """
-        held = max(Prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _buffer_bytes(edge_ids), scoring_bytes(num_nodes))
-        return held if in_memory else held + _PIECE_BYTES * piece_nodes(num_nodes) + _block_bytes(n_bytes)
+        held = max(prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _buffer_bytes(edge_ids), scoring_bytes(num_nodes))
+        return held if in_memory else held + _PIECE_BYTES * prefix.piece_nodes(num_nodes) + _block_bytes(n_bytes)
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
         """Find the lists of nodes, in memory or in the file.

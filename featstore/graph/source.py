@@ -125,29 +125,18 @@ def _tensor_bytes(tensor: torch.Tensor) -> UInt8s:
     return found
 
 
-class _ArraySource(Source):
-    def __init__(self, name: str, array: npt.NDArray[Any], wider: bool) -> None:
-        super().__init__(name, dtype_name(array.dtype, wider=wider, of=name), array.shape)
-        self._array = array.view(np.uint16) if self.dtype == "bfloat16" else array
+class _SlicedSource(Source):
+    def __init__(self, name: str, rows: npt.NDArray[Any] | torch.Tensor, wider: bool) -> None:
+        super().__init__(name, dtype_name(rows.dtype, wider=wider, of=name), tuple(rows.shape))
+        self._rows = rows.view(np.uint16) if self.dtype == "bfloat16" and isinstance(rows, np.ndarray) else rows
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         step = self._step(max_bytes)
         for first in range(0, self.n_rows, step):
-            _will_need(self._array[first + step : first + 2 * step])
-            yield _array_bytes(self._array[first : first + step])
-
-
-class _TensorSource(Source):
-    def __init__(self, name: str, tensor: torch.Tensor, wider: bool) -> None:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}")
-        super().__init__(name, dtype_name(tensor.dtype, wider=wider, of=name), tuple(tensor.shape))
-        self._tensor = tensor
-
-    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
-        step = self._step(max_bytes)
-        for first in range(0, self.n_rows, step):
-            yield _tensor_bytes(self._tensor[first : first + step])
+            rows, following = self._rows[first : first + step], self._rows[first + step : first + 2 * step]
+            if isinstance(following, np.ndarray):
+                _will_need(following)
+            yield _array_bytes(rows) if isinstance(rows, np.ndarray) else _tensor_bytes(rows)
 
 
 class _BlocksSource(Source):
@@ -284,9 +273,11 @@ def open_source(name: str, value: ArrayLike, *, wider: bool = False) -> Source:
     no bytes, FormatError, CorruptionError and OSError of a file.
     """
     if isinstance(value, torch.Tensor):
-        return _TensorSource(name, value, wider)
+        if value.layout is not torch.strided or value.is_quantized:
+            raise TypeError(f"{name} must be a dense tensor, not {value.layout}")
+        return _SlicedSource(name, value, wider)
     if isinstance(value, (str, os.PathLike)):
         return NpySource(name, user_path(value), wider)
     if isinstance(value, tuple) and len(value) == 3 and not isinstance(value[2], Number):
         return _BlocksSource(name, *value, wider=wider)
-    return _ArraySource(name, as_array(name, value), wider)
+    return _SlicedSource(name, as_array(name, value), wider)

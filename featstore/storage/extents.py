@@ -23,7 +23,7 @@ from featstore._core.io import direct_mode
 from featstore._core.packer import Packer
 from featstore.config import format_size
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming, pwrite_all
-from featstore.storage.checkpoint import Checkpoint, forget_checkpoint, read_checkpoint, write_checkpoint
+from featstore.storage.checkpoint import forget_checkpoint, read_checkpoint, write_checkpoint
 from featstore.storage.extentmap import (
     PAGES,
     SPARE_BUFFERS,
@@ -147,15 +147,15 @@ class ExtentWriter:
                 return None
         except FileNotFoundError:
             return None
-        self.n_filled, self._rows, self._sums = state.end, state.rows, state.sums
-        return state.file_id
+        self.n_filled, self._rows, file_id, self._sums = state
+        return file_id
 
     def _record(self, end: int) -> None:
         """Record that the extents before ``end`` are filled, and what is of the others, once it is on the drive."""
         if self._progress is None or end == len(self.extents.n_rows):
             return
         fsync_fd(self._fd, self._temporary[0])
-        write_checkpoint(self._progress, Checkpoint(end, self._rows, bytes.fromhex(self.record.file_id), self._sums))
+        write_checkpoint(self._progress, end, self._rows, bytes.fromhex(self.record.file_id), self._sums)
 
     def _checkpoint(self, packer: Packer, episode: Episode) -> None:
         """Record how far each extent of an episode is. What is in buffers is written, so that no row is scanned for again."""

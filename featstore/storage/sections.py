@@ -11,7 +11,7 @@ import contextlib
 import os
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from featstore.storage.format import DTYPES, file_seed
 from featstore.storage.rundir import DiskBudget, remove_file
 from featstore.storage.writer import fsync_directory, make_durable
 
-__all__ = ["SectionFile", "SectionWriter"]
+__all__ = ["SectionFile", "SectionWriter", "replace_sections"]
 
 Array = npt.NDArray[Any]
 Writer = TypeVar("Writer", bound="SectionWriter")
@@ -321,3 +321,17 @@ class SectionFile:
         if remove_file(self.path) and self._disk is not None:
             self._disk.give(self._paid)
             self._paid = 0
+
+
+def replace_sections(path: str, kind: str, arrays: Iterable[Array]) -> None:
+    """Write a file of arrays in place of the one that is there, durably and at once."""
+    temporary = f"{path}.new"
+    for name in (temporary, f"{temporary}.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+    with SectionWriter(temporary, kind) as writer:
+        for array in arrays:
+            writer.append(array)
+        writer.finish(durable=True).close()
+    os.rename(temporary, path)
+    fsync_directory(os.path.dirname(path) or ".")
