@@ -87,7 +87,7 @@ def parse_size(size: int | str, name: str = "") -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def parse_memory(size: int | str, name: str = "memory") -> int:
+def parse_memory(size: int | str) -> int:
     """Parse a size as :func:`parse_size`, or a share of the machine's memory such as ``"5%"``, into bytes.
 
     The machine's memory is what it has in all, or the limit of a memory cgroup. ValueError for a share of nothing, or above 100
@@ -96,12 +96,12 @@ def parse_memory(size: int | str, name: str = "memory") -> int:
     match = _PERCENT.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         try:
-            return parse_size(size, name)
+            return parse_size(size, "memory")
         except ValueError as error:
             raise ValueError(f"{error}; or a share of the machine's memory, such as '25%'") from None
     share = Fraction(match[1]) / 100
     if not 0 < share <= 1:
-        raise ValueError(f"{name} as a share of the machine's memory must lie above 0% and at most at 100%, not {size!r}")
+        raise ValueError(f"memory as a share of the machine's memory must lie above 0% and at most at 100%, not {size!r}")
     limits = [limit for limit, _ in _cgroup_limits()]
     return int(share * min([int(psutil.virtual_memory().total), *limits]))
 

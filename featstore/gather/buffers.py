@@ -206,15 +206,12 @@ class BufferPool:
                 self._reclaim()
             # Not under the lock: loans may be taken back, which waits for gathers. It raises, naming who holds what.
             reservation = self.budget.reserve(HOLDER, size)
-        try:
+        with reservation.kept():
             block = Block(size) if device is None else PinnedBlock(size, device)
             with self._lock:
                 if self._closed:
                     raise ClosedError(f"{self._owner} is closed")
                 self._held[id(block)] = reservation
-        except BaseException:
-            reservation.release()
-            raise
         return block
 
     def _drop_one(self) -> int:

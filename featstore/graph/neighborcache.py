@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -146,9 +145,7 @@ class NeighborCache:
             raise BudgetError(f"a neighbour cache of this graph does not fit {max(0, limit)} bytes", least)
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
-        with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
-            held = budget.reserve("neighbor cache", table_bytes)
-            undo.callback(held.release)
+        with scratch.reserve("neighbor cache", scratch_bytes), budget.reserve("neighbor cache", table_bytes).kept() as held:
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             if callable(scores):
                 write, scores = scores, offset_of_node.view(np.float64)  # each score is read before its place is written
@@ -173,14 +170,11 @@ class NeighborCache:
                     for first, ids in numbers.pieces(block.first_edge, block.first_edge + len(block.ids), buffer):
                         node = _core.fill_records(ids, first, block.offsets, places, node, edge_ids, width)
                         note(ids.nbytes)
-            undo.pop_all()
         return cls(topology, records, offset_of_node, held, None, edge_ids)
 
     @classmethod
     def _whole(cls, topology: Topology, budget: Budget, note: Callable[[int], None], edges: bool) -> NeighborCache:
-        with contextlib.ExitStack() as undo:
-            held = budget.reserve("neighbor cache", cls.whole_bytes(topology, edges))
-            undo.callback(held.release)
+        with budget.reserve("neighbor cache", cls.whole_bytes(topology, edges)).kept() as held:
             indptr = None
             if topology.resident_offsets is None:
                 indptr = huge_array((topology.num_nodes + 1) * 8).view(np.int64)
@@ -198,7 +192,6 @@ class NeighborCache:
                     piece = edge_ids[begin : begin + _READ_EDGES]
                     numbers.read(begin, piece)
                     note(piece.nbytes)
-            undo.pop_all()
         return cls(topology, ids, None, held, indptr, edge_ids)
 
     @staticmethod

@@ -143,12 +143,8 @@ class Opened(ABC):
         with self.locked():
             held = self._data.get(name)
             if held is None:
-                reservation = self.budget.reserve("node data", self._data_bytes(name))
-                try:
+                with self.budget.reserve("node data", self._data_bytes(name)).kept() as reservation:
                     held = self._data[name] = self._read_data(name), reservation
-                except BaseException:
-                    reservation.release()
-                    raise
             return held[0]
 
     # -- caches ------------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class PartLists:
 
     def __init__(self, topology: Topology, nodes: RowFile, ids: RowFile, offsets: torch.Tensor) -> None:
         self._topology, self._files = topology, (nodes, ids)
-        self._held = offsets  # which the budget counts
+        self._held = offsets  # counted while it lives
         self._offsets = offsets.numpy().reshape(2, -1)
         for each, end, file in zip(self._offsets, (topology.num_nodes, topology.num_edges), self._files, strict=True):
             if each[0] != 0 or each[-1] != end or bool((np.diff(each) < 0).any()):

@@ -37,7 +37,7 @@ def _is_current(graph: Kept) -> bool:
 
 
 def _reopen_store(open_graph: Callable[[str, Options], Kept], path: str, options: Options, name: str, of: str) -> FeatureStore:
-    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so one budget."""
+    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so its memory."""
     key = os.getpid(), path, options
     with _reopened_lock:
         graph = _reopened.get(key)

@@ -72,29 +72,23 @@ def load_neighbor_cache(
     numbers = topology.edge_ids if edges else None
     if (numbers is not None) != (_NUMBERS in entry):
         return None
-    arrays_of: dict[str, np.dtype[Any]] = dict(zip(_ARRAYS, (topology.id_dtype, np.dtype(np.int64)), strict=True))
+    dtypes: dict[str, np.dtype[Any]] = dict(zip(_ARRAYS, (topology.id_dtype, np.dtype(np.int64)), strict=True))
     if numbers is not None:
-        arrays_of[_NUMBERS] = numbers.dtype
-    names, dtypes = [entry.get(name) for name in arrays_of], arrays_of.values()
-    found = [catalog.files.get(name) if isinstance(name, str) else None for name in names]
-    records: list[tuple[FileRecord, np.dtype[Any]]] = []
-    for record, dtype in zip(found, dtypes, strict=True):
+        dtypes[_NUMBERS] = numbers.dtype
+    records: dict[str, FileRecord] = {}
+    for name, dtype in dtypes.items():
+        record = catalog.files.get(str(entry.get(name)))
         if record is None or record.dtype != dtype.name or record.layout.row_bytes != dtype.itemsize:
             return None
-        records.append((record, dtype))
-    with_table = sum(huge_bytes(record.n_rows * dtype.itemsize) for record, dtype in records)
-    reservation = budget.reserve("neighbor cache", with_table)
-    try:
-        arrays = dict(zip(arrays_of, (_read(files[record.name], record, dtype) for record, dtype in records), strict=True))
+        records[name] = record
+    n_bytes = sum(huge_bytes(record.n_rows * record.layout.row_bytes) for record in records.values())
+    with budget.reserve("neighbor cache", n_bytes).kept() as reservation:
+        arrays = {name: _read(files[record.name], record, dtypes[name]) for name, record in records.items()}
         try:
             return NeighborCache.from_arrays(topology, arrays, reservation)
         except ValueError as error:
-            raise CorruptionError(
-                f"the saved neighbour cache does not fit the topology: {error}", files[records[0][0].name].path
-            ) from None
-    except BaseException:
-        reservation.release()
-        raise
+            path = files[records[_ARRAYS[0]].name].path
+            raise CorruptionError(f"the saved neighbour cache does not fit the topology: {error}", path) from None
 
 
 def _read(file: RowFile, record: FileRecord, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.buffers import Block
-from featstore._core.io import File, direct_mode
+from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
 from featstore.storage.calls import close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
@@ -193,16 +194,18 @@ def time_reads(reader: Queues, file: File, run_bytes: int, n_random: int) -> Dri
                 engine.read(pages, int(rng.integers(0, pages.n_rows - n_run + 1)), n_run, out)
                 return out.nbytes / (time.perf_counter() - begin)
 
-            def some() -> float:
-                rows = rng.integers(0, pages.n_rows, n_random)
-                begin = time.perf_counter()
-                engine.gather(pages, rows, out, None, 0)
-                return n_random / (time.perf_counter() - begin)
-
-            begin = time.perf_counter()
+            begin, some = time.perf_counter(), partial(_random_rate, engine, pages, n_random, rng, out)
             return DriveSpeed(settled(some, begin + FIRST_GATHER_S / 2), settled(run, begin + FIRST_GATHER_S))
     finally:
         pages.close()
+
+
+def _random_rate(engine: Engine, pages: File, n: int, rng: np.random.Generator, out: npt.NDArray[np.uint8]) -> float:
+    """Read ``n`` random pages at once, and return reads a second."""
+    rows = rng.integers(0, pages.n_rows, n)
+    begin = time.perf_counter()
+    engine.gather(pages, rows, out, None, 0)
+    return n / (time.perf_counter() - begin)
 
 
 def _time_random(reader: Queues, file: File) -> float:
@@ -213,15 +216,9 @@ def _time_random(reader: Queues, file: File) -> float:
         with reader.budget.reserve("reader buffers", n * PAGE_BYTES), reader.engine(n) as engine:
             out = np.empty((n, PAGE_BYTES), np.uint8)
 
-            def some(n: int) -> float:
-                rows = rng.integers(0, pages.n_rows, n)
-                begin = time.perf_counter()
-                engine.gather(pages, rows, out, None, 0)
-                return n / (time.perf_counter() - begin)
-
             first = min(n, FIRST_READS)
-            n = min(n, max(first, int(some(first) * _slice_s("random"))))
-            return settled(lambda: some(n), end)
+            n = min(n, max(first, int(_random_rate(engine, pages, first, rng, out) * _slice_s("random"))))
+            return settled(partial(_random_rate, engine, pages, n, rng, out), end)
     finally:
         pages.close()
 

@@ -94,12 +94,8 @@ class Reader:
 
     def _make(self, backend: str, n_rows: int = 0) -> Engine:
         """Make a queue, with scratch to sort ``n_rows``."""
-        reservation = self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows)
-        try:
+        with self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows).kept() as reservation:
             return self._make_in(reservation, backend, n_rows)
-        except BaseException:
-            reservation.release()
-            raise
 
     def _make_in(self, reservation: Reservation, backend: str, n_rows: int) -> Engine:
         depth = self._depth(backend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,7 @@ class StripedRows:
                 for number in range(len(self.files)):
                     at = np.flatnonzero(file_of == number)
                     if len(at):
-                        calls.append(self._gathering(number, part[at] - self.first_rows[number], into, at))
+                        calls.append(partial(self.files[number].gather, part[at] - self.first_rows[number], into, at))
                 _side_by_side(calls)
 
     @contextmanager
@@ -102,9 +103,6 @@ class StripedRows:
             return
         yield _LEAST_ROWS
 
-    def _gathering(self, number: int, rows: Int64s, out: UInt8s, at: Int64s) -> Callable[[], object]:
-        return lambda: self.files[number].gather(rows, out, at)
-
     def read_pages(self, numbers: Int64s, out: UInt8s) -> None:
         """Read as :meth:`RowFile.read_pages` does; pages are numbered through all files, behind one header."""
         first_pages = self.first_rows * self.row_bytes // PAGE_BYTES
@@ -113,12 +111,10 @@ class StripedRows:
         begin = 0
         for number, end in enumerate(ends):
             if begin < end:
-                calls.append(self._paging(number, numbers[begin:end] - first_pages[number], out[begin:end]))
+                pages = numbers[begin:end] - first_pages[number]
+                calls.append(partial(self.files[number].read_pages, pages, out[begin:end]))
             begin = end
         _side_by_side(calls)
-
-    def _paging(self, number: int, pages: Int64s, out: UInt8s) -> Callable[[], object]:
-        return lambda: self.files[number].read_pages(pages, out)
 
 
 def _side_by_side(calls: list[Callable[[], object]]) -> None:

@@ -37,7 +37,7 @@ UInt8s = npt.NDArray[np.uint8]
 
 
 def is_drive_full(error: OSError) -> bool:
-    """Whether the drive itself has no more room (ENOSPC of the system), rather than a disk budget that the user stated."""
+    """Whether the drive itself has no more room (ENOSPC of the system), rather than what the user allows."""
     return error.errno == errno.ENOSPC and str(error.strerror).startswith(os.strerror(errno.ENOSPC))
 
 
