@@ -18,7 +18,7 @@ from featstore.errors import BudgetError
 from featstore.graph.cleaning import Cleaning
 from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.graph.extsort import PairSorter, sort_keys
-from featstore.graph.inputedges import CscInput, IdReader, PairInput
+from featstore.graph.inputedges import CscInput, PairInput
 from featstore.graph.inputfields import check_edge_rows, open_fields, total_bytes
 from featstore.graph.progress import Progress
 from featstore.graph.source import ArrayLike, Source
@@ -202,7 +202,7 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> N
                 _write_long_list(topology, builder, ids, int(bounds[first]), int(degrees[first]), csc.num_nodes)
                 first += 1
                 continue
-            block, order = _sort_lists(ids.read(int(bounds[last] - bounds[first])), degrees[first:last], csc.num_nodes)
+            block, order = _sort_lists(ids(int(bounds[last] - bounds[first])), degrees[first:last], csc.num_nodes)
             if order is not None:
                 order += bounds[first]
             topology.write(bounds[first:last], block, order)
@@ -226,12 +226,14 @@ def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | 
     return key, moved
 
 
-def _write_long_list(topology: _TopologyWriter, builder: _Builder, ids: IdReader, start: int, degree: int, n: int) -> None:
+def _write_long_list(
+    topology: _TopologyWriter, builder: _Builder, ids: Callable[[int], Int64s], start: int, degree: int, n: int
+) -> None:
     """Sort one list that is longer than what is sorted in memory."""
     with PairSorter(n, builder.memory, builder.directory, id_bytes_of(start + degree)) as sorter:
         done = 0
         while done < degree:
-            block = ids.read(min(sorter.block_pairs, degree - done))
+            block = ids(min(sorter.block_pairs, degree - done))
             sorter.add(np.zeros_like(block), block, start + done)
             done += len(block)
         begins = np.array([start], dtype=np.int64)

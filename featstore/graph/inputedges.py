@@ -7,7 +7,7 @@ wherever ids are given; offsets that do not ascend are a ValueError; what is no 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from featstore.gather.arrays import as_array
 from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 
-__all__ = ["CscInput", "IdReader", "PairInput"]
+__all__ = ["CscInput", "PairInput"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -60,25 +60,6 @@ class _Cursor:
     def given(self, value: np.int64) -> int:
         """Undo the wrap of a uint64 value, for messages."""
         return int(value) % (1 << 64) if self._is_uint64 else int(value)
-
-
-class IdReader:
-    """The ids of :class:`CscInput` in order, each checked; made by :meth:`CscInput.ids`."""
-
-    def __init__(self, indices: Source, num_nodes: int, block_bytes: int) -> None:
-        self._cursor = _Cursor(indices, block_bytes)
-        self._n = num_nodes
-        self._done = 0
-
-    def read(self, n: int) -> Int64s:
-        """Return the next ``n`` ids, which is as many as there are; IndexError where one is no node."""
-        ids = self._cursor.read(n)
-        bad = (ids < 0) | (ids >= self._n)
-        if bad.any():
-            at = int(bad.argmax())
-            raise _not_a_node(f"indices[{self._done + at}]", self._cursor.given(ids[at]), self._n)
-        self._done += n
-        return ids
 
 
 class CscInput:
@@ -131,11 +112,24 @@ class CscInput:
             nodes = np.arange(node, node + len(bounds) - 1)
             for first in range(int(bounds[0]), int(bounds[-1]), n_pairs):
                 ends = np.clip(bounds, first, first + n_pairs)
-                yield ids.read(int(ends[-1] - ends[0])), np.repeat(nodes, np.diff(ends))
+                yield ids(int(ends[-1] - ends[0])), np.repeat(nodes, np.diff(ends))
             node += len(nodes)
 
-    def ids(self, block_bytes: int) -> IdReader:
-        return IdReader(self._indices, self.num_nodes, block_bytes)
+    def ids(self, block_bytes: int) -> Callable[[int], Int64s]:
+        """Return ``read(n)``, which reads the next ``n`` ids, as many as there are; IndexError where one is no node."""
+        cursor, done = _Cursor(self._indices, block_bytes), 0
+
+        def read(n: int) -> Int64s:
+            nonlocal done
+            ids = cursor.read(n)
+            bad = (ids < 0) | (ids >= self.num_nodes)
+            if bad.any():
+                at = int(bad.argmax())
+                raise _not_a_node(f"indices[{done + at}]", cursor.given(ids[at]), self.num_nodes)
+            done += n
+            return ids
+
+        return read
 
 
 def _integers(name: str, value: ArrayLike) -> Source:
