@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from featstore.config import format_size
@@ -55,7 +55,7 @@ class Worker(Protocol):
     """Who needs memory beside what it holds under names of its own."""
 
     def required(self, *, idle: bool) -> int:
-        """Return the least bytes that it needs now; with ``idle`` those that it will need, though it rests."""
+        """Count the least bytes that it needs now; with ``idle`` those that it will need, though it rests."""
         ...
 
 
@@ -83,7 +83,7 @@ class Loan:
         self.since = time.monotonic()
 
     def by_holder(self) -> Mapping[str, int]:
-        """Return :attr:`n_bytes` by the names under which they are reserved; none where nothing is on loan."""
+        """Count :attr:`n_bytes` by the names under which they are reserved; none where nothing is on loan."""
         n_bytes = self.n_bytes
         if not n_bytes:
             return {}
@@ -248,16 +248,10 @@ class Budget:
     ) -> Loan:
         """Let the ledger take memory back from a holder.
 
-        Parameters
-        ----------
-        size : bound method () -> int
-            Bytes that the holder would give back now; takes no lock, as the ledger holds its own.
-        give_back : bound method (n_bytes) -> int
-            Releases ``n_bytes``, or more, or as many as can be had, and returns how many; called from any thread that reserves.
-        cost : int
-            Loans are taken back in ascending order of it.
-        of : Reservation, mapping of reservations, or str
-            The reservation that has the bytes, several that are on loan together and whole, or the name of several.
+        ``size`` and ``give_back`` are bound methods: ``size()`` returns the bytes that the holder would give back now, and
+        takes no lock, as the ledger holds its own; ``give_back(n_bytes)`` releases as many, or more, or as many as can be had,
+        and returns how many, called from any thread that reserves. Loans are taken back in ascending order of ``cost``. ``of``
+        is the reservation that has the bytes, several that are on loan together and whole, or the name of several.
         """
         loan = Loan(self, cost, size, give_back, of)
         with self._lock:
@@ -269,10 +263,7 @@ class Budget:
         self._workers.add(worker)
 
     def required(self, without: Any = None, *, idle: bool = False) -> int:
-        """Return the bytes that all workers but one need at the least now.
-
-        With ``idle``, where all of them rest: those that the largest will need.
-        """
+        """Count the least bytes that all workers but one need now; with ``idle``, where all rest, those of the largest."""
         others = [worker for worker in self._workers if worker is not without]
         now = sum(worker.required(idle=False) for worker in others)
         return now if now or not idle else max((worker.required(idle=True) for worker in others), default=0)
@@ -298,16 +289,11 @@ class Budget:
         return freed > 0
 
     def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
-        """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed.
+        """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed; BudgetError names all holders.
 
-        Where there is an ``owner``, they are released after it has died. Not by its destructor: an interrupt there is lost, with
-        what was left of the destructor. So a death is only noted, which is one call of a compiled method, and the bytes are
-        released when memory is asked for, or counted.
-
-        Raises
-        ------
-        BudgetError
-            They are not available; names the holders and the least total that would do.
+        Where there is an ``owner``, they are released after it has died. Not by its destructor: an interrupt there is lost,
+        with what was left of the destructor. So a death is only noted, which is one call of a compiled method, and the bytes
+        are released when memory is asked for, or counted.
         """
         reservation = Reservation(self, holder)
         if owner is not None:
@@ -328,7 +314,7 @@ class Budget:
             return None if n_bytes > self.available else self.reserve(holder, n_bytes)
 
     def report(self) -> MemoryReport:
-        """Return who holds how many bytes, largest first, and what of them is on loan; all of it at one moment."""
+        """Report who holds how many bytes, largest first, and what of them is on loan; all of it at one moment."""
         self._release_dead()
         with self._lock:
             now = time.monotonic()
@@ -369,7 +355,7 @@ class Budget:
                     raise self._refusal(reservation.holder, more)
 
     def _refusal(self, holder: str, more: int) -> BudgetError:
-        """Return the error of a reservation that does not fit; the lock is held."""
+        """Make the error of a reservation that does not fit; the lock is held."""
         holders = ", ".join(f"{name} {format_size(size)}" for name, size in self.report().items()) or "nobody yet"
         needed = self._used + more
         return BudgetError(
@@ -407,5 +393,5 @@ class Reservation:
     def __enter__(self) -> Reservation:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()

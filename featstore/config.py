@@ -41,7 +41,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return an integer of any kind, NumPy's and tensors of no dimensions among them, as an int; TypeError for others."""
+    """Check an integer of any kind, NumPy's and tensors of no dimensions among them; TypeError for others."""
     is_one = not isinstance(value, bool) and getattr(value, "ndim", 0) == 0 and "bool" not in str(getattr(value, "dtype", ""))
     try:
         if is_one:
@@ -52,7 +52,7 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_at_least(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return :func:`check_integer`; ValueError where it is less than ``least``, or more than ``most``."""
+    """Check an integer as :func:`check_integer`; ValueError where it is less than ``least``, or more than ``most``."""
     number = check_integer(name, value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, not {number}")
@@ -62,27 +62,16 @@ def check_at_least(name: str, value: Any, least: int, most: int | None = None) -
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return True or False, NumPy's among them, as a bool; TypeError for all else."""
+    """Check True or False, NumPy's among them; TypeError for all else."""
     if type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)
 
 
 def parse_size(size: int | str, name: str = "") -> int:
-    """Return a byte count from an int or a string such as ``"4GiB"``, ``"400MB"``, ``"1.5 G"`` (``G`` is 10⁹, ``GiB`` 2³⁰).
+    """Parse an int or text such as ``"4GiB"``, ``"400MB"``, ``"1.5 G"`` (``G`` is 10⁹, ``GiB`` 2³⁰) into bytes.
 
-    Parameters
-    ----------
-    size : int or str
-    name : str
-        The argument, for messages.
-
-    Raises
-    ------
-    ValueError
-        The text is not a size, or the size is negative.
-    TypeError
-        Neither an int nor a string.
+    ``name`` is the argument, for messages. ValueError where it is no size, or negative; TypeError for neither an int nor text.
     """
     if not isinstance(size, str):
         if isinstance(size, bool) or not hasattr(size, "__index__"):
@@ -98,52 +87,31 @@ def parse_size(size: int | str, name: str = "") -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def parse_memory(size: int | str, name: str = "memory") -> int:
-    """Return a byte count of memory: what :func:`parse_size` takes, or a share of the machine's memory such as ``"5%"``.
+def parse_memory(size: int | str) -> int:
+    """Parse a size as :func:`parse_size`, or a share of the machine's memory such as ``"5%"``, into bytes.
 
-    The machine's memory is what it has in all, or the limit of a memory cgroup.
-
-    Parameters
-    ----------
-    size : int or str
-    name : str
-        The argument, for messages.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`parse_size`; a share of nothing, or above 100 %.
+    The machine's memory is what it has in all, or the limit of a memory cgroup. ValueError for a share of nothing, or above 100
+    %.
     """
     match = _PERCENT.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         try:
-            return parse_size(size, name)
+            return parse_size(size, "memory")
         except ValueError as error:
             raise ValueError(f"{error}; or a share of the machine's memory, such as '25%'") from None
     share = Fraction(match[1]) / 100
     if not 0 < share <= 1:
-        raise ValueError(f"{name} as a share of the machine's memory must lie above 0% and at most at 100%, not {size!r}")
+        raise ValueError(f"memory as a share of the machine's memory must lie above 0% and at most at 100%, not {size!r}")
     limits = [limit for limit, _ in _cgroup_limits()]
     return int(share * min([int(psutil.virtual_memory().total), *limits]))
 
 
 def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | float:
-    """Return the size of a cache: bytes as an int, or a share as a float in (0, 1].
+    """Parse the size of a cache: bytes as an int, a share as a float in (0, 1].
 
-    Parameters
-    ----------
-    size : int, float or str
-        A share as a float (``0.1``) or in percent (``"10%"``); bytes as an int, or as text that :func:`parse_size` takes. 0: no
-        cache.
-    name, of : str
-        The argument, and what a share is one of, for messages.
-
-    Raises
-    ------
-    ValueError
-        No size, a share beyond 0 … 1, or a number below 4,096 without a unit, which is no cache; says what was probably meant.
-    TypeError
-        No number and no text.
+    A share is given as a float (``0.1``) or in percent (``"10%"``), bytes as for :func:`parse_size`; 0: no cache. ``name`` and
+    ``of`` are the argument, and what a share is one of, for messages. ValueError, which says what was probably meant, for no
+    size, a share beyond 0 … 1, or a number below 4,096 without a unit, which is no cache.
     """
     percent = _PERCENT.fullmatch(size) if isinstance(size, str) else None
     if percent is not None or (isinstance(size, Real) and not isinstance(size, Integral)):
@@ -169,21 +137,7 @@ def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | f
 
 
 def parse_disk(size: int | str, features_bytes: int, name: str = "") -> int:
-    """Return a byte count of disk: what :func:`parse_size` takes, or a multiple of the features such as ``"1.5x"``.
-
-    Parameters
-    ----------
-    size : int or str
-    features_bytes : int
-        Bytes of the features that are meant.
-    name : str
-        The argument, for messages.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`parse_size`.
-    """
+    """Parse a size as :func:`parse_size`, or a multiple of the features such as ``"1.5x"``, into bytes."""
     match = _MULTIPLE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         try:
@@ -194,7 +148,7 @@ def parse_disk(size: int | str, features_bytes: int, name: str = "") -> int:
 
 
 def format_size(n_bytes: int) -> str:
-    """Return ``n_bytes`` as text with a binary unit, such as ``'1.50 GiB'``."""
+    """Write ``n_bytes`` as text with a binary unit, such as ``'1.50 GiB'``."""
     size = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -204,7 +158,7 @@ def format_size(n_bytes: int) -> str:
 
 
 def user_path(path: str | os.PathLike[str]) -> str:
-    """Return a path that a user gave as text: ``~`` or ``~name`` at its beginning is a home directory."""
+    """Expand a path that a user gave: ``~`` or ``~name`` at its beginning is a home directory."""
     return os.path.expanduser(os.fsdecode(path))
 
 
@@ -245,7 +199,7 @@ def available_memory() -> int:
 
 
 def local_ranks() -> int:
-    """Return how many processes of this machine train together, as torchrun, accelerate or Lightning say; else 1.
+    """Count the processes of this machine that train together, as torchrun, accelerate or Lightning say; else 1.
 
     Lightning's own launcher says how many there are on all machines: no fewer.
     """

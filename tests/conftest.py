@@ -151,8 +151,6 @@ PIECES = (
     "featstore.graph.neighborcache._CHUNK_NODES",
     "featstore.graph.neighborcache._READ_EDGES",
     "featstore.graph.partarrays._PIECE",
-    "featstore.graph.savedcache._BLOCK_ROWS",
-    "featstore.graph.savedparts._BLOCK_ROWS",
     "featstore.graph.topology._PIECE",
     "featstore.graph.verify._BLOCK_EDGES",
     "featstore.graph.verify._BLOCK_NODES",
@@ -162,6 +160,7 @@ PIECES = (
     "featstore.partitioning.ranges._PIECE",
     "featstore.plan.rowsample.PIECE_ROWS",
     "featstore.sampling.access._PIECE",
+    "featstore.storage.update._BLOCK_ROWS",
     "featstore.strategies.switch.BLOCK_ITEMS",
 )
 

@@ -281,7 +281,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "checkpoint's name not flushed",
         "fsync: checkpoints of layouts",
-        "featstore/storage/checkpoint.py",
+        "featstore/storage/sections.py",
         '    fsync_directory(os.path.dirname(path) or ".")\n',
         "",
         (DURABLE,),

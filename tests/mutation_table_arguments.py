@@ -23,8 +23,8 @@ ARGUMENTS: tuple[Mutation, ...] = (
         "positions of ids count from their block",
         EDGES,
         INPUT_EDGES,
-        "        self._done += n\n",
-        "        self._done = 0\n",
+        "            done += n\n",
+        "            done = 0\n",
         ("tests/test_create.py::test_the_first_wrong_entry_is_named",),
     ),
     Mutation(

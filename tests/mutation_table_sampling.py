@@ -77,8 +77,8 @@ SAMPLING: tuple[Mutation, ...] = (
         "numbers of edges beyond the cache's size",
         "budget counting",
         "featstore/graph/neighborcache.py",
-        "Prefix(topology, np.asarray(scores), room, topology.id_bytes + width, note)",
-        "Prefix(topology, np.asarray(scores), room, topology.id_bytes, note)",
+        "entry_bytes = topology.id_bytes + width",
+        "entry_bytes = topology.id_bytes",
         ("tests/test_cached_edge_ids.py::test_they_are_counted_within_the_size_and_asked_for",),
     ),
     Mutation(

@@ -252,8 +252,6 @@ def test_caches_partitions_and_policies(pair: SimpleNamespace) -> None:
             assert np.array_equal(a.neighbor_cache.offset_of_node, b.neighbor_cache.offset_of_node)
         for g in (a, b):
             g.cache("x", "10%", "in_out_ratio")
-        pieces = [[array.tolist() for piece in g.degree_pieces(700) for array in piece] for g in (a, b)]
-        assert pieces[0] == pieces[1]
         assert "partitioning" not in b.memory_report()
 
 

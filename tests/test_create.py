@@ -384,7 +384,7 @@ def test_the_first_wrong_entry_is_named(data: st.DataObject) -> None:
     ids = CscInput(indptr, indices).ids(8 * data.draw(size))
     with pytest.raises(IndexError, match=rf"^indices\[{wrong[0]}\] is {n}, which is not a node"):
         for first in range(0, 300, step := data.draw(size)):
-            ids.read(min(step, 300 - first))
+            ids(min(step, 300 - first))
     fall = data.draw(st.integers(1, n))
     indptr[fall:] = data.draw(st.sampled_from([-1, 301, 2**62]))
     offsets = CscInput(indptr, indices).offsets(data.draw(size), 8 * data.draw(size))

@@ -93,7 +93,7 @@ def test_completion_shows_public_names(small: SimpleNamespace) -> None:
         pages = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs" / "guide").glob("*.md")])
         assert set(re.findall(r"\bg\.([a-z_]+)", pages)) <= shown
         assert not {name for name in shown if name.startswith("_")}
-        assert not shown & {"locked", "make_cache", "cache_for_planner", "snapshot", "policy_inputs", "degree_pieces"}
+        assert not shown & {"locked", "make_cache", "cache_for_planner", "snapshot", "policy_inputs"}
     assert {name for name in dir(featstore) if not name.startswith("__")} <= {*featstore.__all__, "adapters", "testing"}
     assert {*featstore.__all__, "__version__"} <= set(dir(featstore))
     assert "budget" not in dir(featstore)
@@ -340,13 +340,13 @@ def test_stores_that_travel_share_one_graph(small: SimpleNamespace) -> None:
         x, h = pickle.loads(pickle.dumps((g.features["x"], g.features["h"])))
         assert torch.equal(x[[1, 2]], g.features["x"][[1, 2]])
         assert torch.equal(h[[1, 2]], g.features["h"][[1, 2]])
-        graph = x._reopen._graph
-        assert graph is h._reopen._graph
+        graph = x._reopen.args[0]
+        assert graph is h._reopen.args[0]
         graph.close()
         again = pickle.loads(pickle.dumps(g.features["x"]))
-        assert again._reopen._graph is not graph
+        assert again._reopen.args[0] is not graph
         assert torch.equal(again[[0]], g.features["x"][[0]])
-        again._reopen._graph.close()
+        again._reopen.args[0].close()
 
 
 def test_a_store_that_travels_is_of_the_dataset_that_is_there(tmp_path: Path) -> None:
@@ -365,9 +365,9 @@ def test_a_store_that_travels_is_of_the_dataset_that_is_there(tmp_path: Path) ->
             after = pickle.loads(pickle.dumps(second.features["x"]))
             assert after[0].tolist() == [2, 2, 2]
             assert before[0].tolist() == [1, 1, 1]
-            assert pickle.loads(pickle.dumps(second.features["x"]))._reopen._graph is after._reopen._graph
-            after._reopen._graph.close()
-        before._reopen._graph.close()
+            assert pickle.loads(pickle.dumps(second.features["x"]))._reopen.args[0] is after._reopen.args[0]
+            after._reopen.args[0].close()
+        before._reopen.args[0].close()
 
 
 def _child(g: OutOfCoreGraph, ids: list[int], queue: Any) -> None:

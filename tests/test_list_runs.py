@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore._core.listruns import count_runs, find_runs
-from featstore.graph.liststream import GAP_PAGES, ListRuns, pass_pages
+from featstore.graph.liststream import GAP_PAGES, list_runs, pass_pages
 
 
 @given(st.data())
@@ -17,9 +17,9 @@ def test_runs_hold_the_pages_of_all_lists_and_no_others_but_short_gaps(data: st.
     indptr = np.concatenate([[0], np.cumsum(degrees, dtype=np.int64)]).astype(np.int64)
     nodes = np.array(sorted(data.draw(st.sets(st.integers(0, max(0, len(degrees) - 1)), max_size=len(degrees)))), np.int64)
     id_bytes = data.draw(st.sampled_from([4, 8]))
-    found = ListRuns.of(indptr, nodes, id_bytes)
+    where, begins, lengths, found_runs, first_lists = list_runs(indptr, nodes, id_bytes)
     wanted = [(i, int(indptr[v]), degrees[v]) for i, v in enumerate(nodes) if degrees[v]]
-    assert list(zip(found.where.tolist(), found.begins.tolist(), found.degrees.tolist(), strict=True)) == wanted
+    assert list(zip(where.tolist(), begins.tolist(), lengths.tolist(), strict=True)) == wanted
     runs: list[list[int]] = []
     firsts = []
     for k, (_, begin, degree) in enumerate(wanted):
@@ -29,8 +29,8 @@ def test_runs_hold_the_pages_of_all_lists_and_no_others_but_short_gaps(data: st.
         else:
             runs.append([first, last + 1])
             firsts.append(k)
-    assert found.runs.tolist() == runs
-    assert found.first_lists.tolist() == firsts
+    assert found_runs.tolist() == runs
+    assert first_lists.tolist() == firsts
     assert pass_pages(indptr, nodes, id_bytes) == (sum(stop - first for first, stop in runs), len(runs))
 
 

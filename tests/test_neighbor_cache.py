@@ -20,7 +20,7 @@ from featstore.cache.in_out_ratio import InOutRatio
 from featstore.errors import BudgetError, PluginError
 from featstore.graph.listscores import scores_by_degrees, scoring_bytes
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.prefix import Prefix
+from featstore.graph.prefix import write_prefix
 from featstore.graph.topology import huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
@@ -44,7 +44,7 @@ def test_the_cache_holds_the_longest_prefix(data: st.DataObject, g: ArrayGraph) 
     scores = np.array(data.draw(st.lists(number, min_size=g.num_nodes, max_size=g.num_nodes)))
     n_bytes = data.draw(st.integers(0, (len(g.indices) + g.num_nodes) * g.topology.id_bytes + 8))
     offset_of_node = np.zeros(g.num_nodes, np.int64)
-    n_records = Prefix(g.topology, scores, n_bytes).write_offsets(offset_of_node)
+    n_records = write_prefix(g.topology, scores, n_bytes, g.topology.id_bytes, offset_of_node)
     chosen = prefix_of(g, scores, n_bytes)
     assert set(np.flatnonzero(offset_of_node >= 0).tolist()) == chosen
     lengths = {node: int(g.indptr[node + 1] - g.indptr[node]) + 1 for node in sorted(chosen)}

@@ -107,7 +107,7 @@ class StaticPolicy(Policy):
     """Policy that chooses rows once, by score; the cache does not change afterwards."""
 
     score_bytes: ClassVar[int] = 8
-    """Bytes a row that :meth:`scores` allocates, counted in the budget meanwhile; 0 where it returns an array of the context."""
+    """Bytes a row that :meth:`scores` allocates, which are counted meanwhile; 0 where it returns an array of the context."""
     needs_parts: ClassVar[bool] = False
     """Whether :meth:`scores` asks for ``cross_out_degree``: there are scores only where nodes are divided into parts."""
     needs_counts: ClassVar[bool] = False

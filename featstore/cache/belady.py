@@ -38,11 +38,10 @@ class _Kept:
         return sum(memory.nbytes for memory in self._memory.values())
 
     def drop(self, name: str) -> None:
-        """Let go of one."""
         self._memory.pop(name, None)
 
     def array(self, name: str, length: int, dtype: npt.DTypeLike) -> Ints:
-        """Return ``length`` items with whatever they hold."""
+        """Take ``length`` items with whatever they hold."""
         n_bytes = length * np.dtype(dtype).itemsize
         if self._memory.get(name, EMPTY_ROWS).nbytes < n_bytes:
             self.drop(name)  # before the new one is made
@@ -72,7 +71,7 @@ class _Numbers:
         self.count = self._ranks.number()
 
     def of(self, rows: Ints) -> Ints:
-        """Return the number of each row; -1 where the window does not have it."""
+        """Number each row; -1 where the window does not have it."""
         if self._ranks is None:
             return rows
         numbers = np.empty(len(rows), rows.dtype)
@@ -122,18 +121,15 @@ class Belady(PlannedPolicy):
         self._keeps = False
 
     def keep_memory(self, keep: bool) -> None:
-        """See :class:`PlannedPolicy`."""
         self._keeps = keep
         if not keep:
             self._kept = _Kept()
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between windows."""
         return self._free.nbytes + self._row_of_slot.nbytes + self._kept.nbytes
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = EMPTY_ROWS) -> None:
-        """See :class:`PlannedPolicy`."""
         self._n, self._capacity = context.n, min(capacity, context.n)
         kind = np.dtype(position_dtype(context.n))
         if len(self._free) != self._capacity or self._row_of_slot.dtype != kind:
@@ -147,13 +143,7 @@ class Belady(PlannedPolicy):
             self._kept = _Kept()
 
     def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        """See :class:`PlannedPolicy`; the first batch's changeset also evicts what the window does not use.
-
-        Raises
-        ------
-        IndexError
-            A row is not in ``[0, n)``.
-        """
+        """Plan batches; the first one's changeset also evicts what the window does not use."""
         if self._slots is None or window.n != self._n:
             raise ValueError("start() was not called for a field of this many rows")
         offsets = np.ascontiguousarray(window.offsets, np.int64)

@@ -44,14 +44,12 @@ class BeladyCsr(PlannedPolicy):
         return self._slot_of.nbytes + self._row_in.nbytes
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:
-        """See :class:`PlannedPolicy`."""
         self._slot_of = np.full(context.n, -1, np.int32)
         self._row_in = np.full(min(capacity, context.n), -1, np.int64)
         self._row_in[: len(residents)] = residents
         self._slot_of[residents] = np.arange(len(residents), dtype=np.int32)
 
     def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        """See :class:`PlannedPolicy`."""
         for b in range(window.n_planned):
             ids = window.ids(b).astype(np.int64)
             slots = self._slot_of[ids]

@@ -31,32 +31,16 @@ Int32s = npt.NDArray[np.int32]
 class CheckedPolicy:
     """A planned policy, believed in nothing.
 
-    The table of which row each slot holds is kept beside the policy. A plan is refused unless every slot that it names for a row
-    holds that row, and unless its changes fit the table. So the rows that a plan reads from a cache are right.
+    The table of which row each slot holds is kept beside the policy. A plan is refused unless every slot that it names for a
+    row holds that row, and unless its changes fit the table. So the rows that a plan reads from a cache are right. Each method
+    raises PluginError where the policy raised, or answered what its contract forbids; it names the policy, and of a wrong plan
+    the batch, row and slot. What a window's callables raise (a disk is full, the epoch is over) passes through unchanged.
 
-    Parameters
-    ----------
-    policy : PlannedPolicy
-    always : bool
-        Check the library's own policies, too. Otherwise what the check would find of them is known: their plans are right, as the
-        contract suite shows, and are passed on as they are.
+    The library's own policies are checked, ``is_checked``, only with ``always``: their plans are right, as the contract suite
+    shows, and are passed on as they are, and so are their errors.
 
-    Attributes
-    ----------
-    is_checked : bool
-        Whether plans are checked.
-
-    Raises
-    ------
-    PluginError
-        From each method: the policy raised, or answered what its contract forbids. The message names the policy, and of a wrong
-        plan the batch, row and slot.
-
-    Notes
-    -----
     Memory, where plans are checked: 4 bytes a row and 4 a slot, from :meth:`start` on. A batch costs a pass over its slots and
-    one over its changes. One thread at a time. What a window's callables raise (a disk is full, the epoch is over) passes through
-    unchanged, and so do the errors of the library's own policies.
+    one over its changes. One thread at a time.
     """
 
     def __init__(self, policy: PlannedPolicy, *, always: bool = False) -> None:
@@ -68,7 +52,6 @@ class CheckedPolicy:
 
     @property
     def label(self) -> str:
-        """How messages call the policy."""
         with suppress(Exception):
             return f"policy {self._policy.name!r}"
         return f"policy {type(self._policy).__qualname__!r}"
@@ -83,7 +66,6 @@ class CheckedPolicy:
         return n_bytes
 
     def keep_memory(self, keep: bool) -> None:
-        """See :class:`PlannedPolicy`."""
         with self._guard("keep_memory"):
             self._policy.keep_memory(keep)
 
@@ -109,18 +91,9 @@ class CheckedPolicy:
         self._map.assign(residents, np.arange(len(residents), dtype=np.int32))
 
     def plan(self, window: Window, first: int = 0) -> Generator[PlannedBatch, None, None]:
-        """Yield the plan of each of the window's first ``n_planned`` batches.
+        """Yield the plan of each of the window's first ``n_planned`` batches; messages count them from ``first``.
 
-        Parameters
-        ----------
-        window : Window
-        first : int
-            The number of the window's first batch, for messages.
-
-        Yields
-        ------
-        PlannedBatch
-            In arrays of its own, which the policy cannot change: ``slots`` and ``in_slots`` int32, the others int64.
+        The plans' arrays are their own, which the policy cannot change: ``slots`` and ``in_slots`` int32, the others int64.
         """
         if not self.is_checked:
             yield from self._policy.plan(window)
@@ -149,7 +122,7 @@ class CheckedPolicy:
             return next(batches, _END)
 
     def _checked(self, planned: Any, number: int, lent: _Lent, where: str) -> PlannedBatch:
-        """Return a plan in arrays of its own, and carry out its changes of the table."""
+        """Copy a plan into arrays of its own, checked, and carry out its changes of the table."""
         if not isinstance(planned, PlannedBatch):
             raise PluginError(f"{where}: plan must yield a PlannedBatch, not a {type(planned).__name__}")
         with self._guard("reading the changes", where=where):
@@ -190,7 +163,7 @@ class CheckedPolicy:
         return f"{slot}, which {'is empty' if row < 0 else f'holds row {row}'}"
 
     def _integers(self, holder: Any, name: str, where: str, dtype: type[np.integer[Any]], n: int | None = None) -> Ints:
-        """Return a copy of the integers ``holder.name``, shape ``(n,)``; numbers beyond ``dtype`` are clipped."""
+        """Copy the integers ``holder.name``, shape ``(n,)``; numbers beyond ``dtype`` are clipped."""
         with self._guard(f"reading {name}", where=where):
             array = np.asarray(getattr(holder, name))
         if array.ndim != 1 or (n is not None and len(array) != n):
@@ -245,14 +218,8 @@ def _digest(positions: Int32s) -> int:
 class _Lent:
     """What a policy gets of a window: arrays that cannot be written to, callables that note what is not the policy's fault.
 
-    Attributes
-    ----------
-    errors : list of exceptions
-        Raised by what the window stands for: disks, memory, the end of the epoch.
-    has_begun : bool
-        Whether a batch has been planned.
-    foreseen : list of int
-        A digest of what each batch was foreseen to miss.
+    ``errors`` were raised by what the window stands for: disks, memory, the end of the epoch. ``has_begun``: a batch has been
+    planned. ``foreseen`` has a digest of what each batch was foreseen to miss.
     """
 
     def __init__(self, window: Window) -> None:
@@ -263,7 +230,6 @@ class _Lent:
         self._last: tuple[int, Ints] = (-1, NO_ROWS)
 
     def window(self) -> Window:
-        """Return the window for the policy."""
         window = self._window
         return replace(
             window,

@@ -26,6 +26,9 @@ REST_BYTES = 13  # a row of a batch, of what rest() makes
 class DeviceTier:
     """Rows of several features on one device. They do not change once they are filled.
 
+    After BudgetError, or RuntimeError where torch has no memory on the device (``torch.cuda.OutOfMemoryError``), nothing is
+    held.
+
     Parameters
     ----------
     rows : int64 array, shape (k,)
@@ -40,13 +43,6 @@ class DeviceTier:
         Rows of each feature: a map of 4 bytes each says where a row is, for :meth:`split`. None: plans made ahead say it.
     n_threads : int
         Threads that copy, where the host does.
-
-    Raises
-    ------
-    BudgetError
-        The budget cannot pay; nothing is held.
-    RuntimeError
-        torch has no memory on the device (``torch.cuda.OutOfMemoryError``); nothing is held.
 
     References
     ----------
@@ -80,7 +76,6 @@ class DeviceTier:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all features' rows, on the device."""
         return sum(array.nbytes for array in self.arrays.values())
 
     @property
@@ -93,28 +88,17 @@ class DeviceTier:
         return self.arrays[name].fill(self._rows, step, read, go_on)
 
     def split(self, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[DeviceRows, Int64s]:
-        """Return which rows of a batch the device holds, and the others, in the batch's order.
+        """Find which rows of a batch (distinct ``ids``, int64) the device holds, and the others, in the batch's order.
 
-        Parameters
-        ----------
-        ids : int64 array, shape (k,)
-            Distinct.
-        array : callable
-            ``array(n, dtype)`` makes the arrays of the result, 20 bytes a row at most; its exceptions propagate.
-
-        Notes
-        -----
-        One pass that releases the GIL. Thread-safe.
+        ``array(n, dtype)`` makes the arrays of the result, 20 bytes a row at most; its exceptions propagate. One pass that
+        releases the GIL. Thread-safe.
         """
         assert self.map is not None
         positions, slots, others, rest = self.map.split(ids, array)
         return DeviceRows(slots, positions, others), rest
 
     def rest(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the rows of a batch that the device does not hold, as :meth:`split` does, in the type of ``ids``.
-
-        ``REST_BYTES`` a row meanwhile.
-        """
+        """Find the rows of a batch that the device does not hold, in the type of ``ids``; ``REST_BYTES`` a row meanwhile."""
         assert self.map is not None
         return ids[np.take(self.map.slot_of_row, ids) < 0]
 

@@ -46,7 +46,7 @@ class FixedRows(PlannedPolicy):
 
     @staticmethod
     def best(scores: npt.NDArray[np.generic], capacity: int, without: RowMap | None = None) -> Int64s:
-        """Return the ``capacity`` rows of highest score, the best first; of those that have no slot in ``without``."""
+        """Choose the ``capacity`` rows of highest score, the best first; of those that have no slot in ``without``."""
         rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
         return rows[np.argsort(scores[rows], kind="stable")[::-1]]
 

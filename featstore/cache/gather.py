@@ -35,18 +35,7 @@ _NO_ROWS = np.empty(0, np.int64)
 class Gather:
     """How the rows of one feature are read: through its host cache where there is one, the rest from its source. Thread-safe.
 
-    Parameters
-    ----------
-    source : RowSource
-        Where all rows are.
-    pool : BufferPool
-    n_threads : int
-        Threads that copy.
-
-    Attributes
-    ----------
-    n_takes : int
-        Gathers of at least one row.
+    ``n_threads`` copy. ``n_takes`` counts gathers of at least one row.
     """
 
     def __init__(self, source: RowSource, pool: BufferPool, n_threads: int) -> None:
@@ -59,7 +48,6 @@ class Gather:
 
     @property
     def cache(self) -> FeatureCache | None:
-        """The host cache in use."""
         return self._tiers[0]
 
     def use_cache(self, cache: FeatureCache | None) -> None:
@@ -78,7 +66,7 @@ class Gather:
         gap_bytes: int | None = None,
         threads: int | None = None,
     ) -> None:
-        """Gather rows by a plan that is made now.
+        """Gather rows by a plan that is made now; after an error ``out`` is undefined.
 
         Parameters
         ----------
@@ -91,11 +79,6 @@ class Gather:
             See :meth:`RowSource.gather`.
         threads : int, optional
             That copy cached rows, in place of those that were given.
-
-        Raises
-        ------
-        IndexError, CorruptionError, OSError, BudgetError, ClosedError, PluginError
-            ``out`` is then undefined.
         """
         n, done, at_once = len(rows), 0, MOST_ROWS_AT_ONCE
         if not n:
@@ -132,7 +115,7 @@ class Gather:
     def _copied_by(
         tiers: tuple[FeatureCache | None, dict[Tier, RowSource]], threads: int | None
     ) -> tuple[FeatureCache | None, dict[Tier, RowSource]]:
-        """Return the tiers with a cache whose rows are copied by so many threads."""
+        """Let so many threads copy a cache's rows."""
         cache, sources = tiers
         if cache is None or threads is None:
             return tiers
@@ -149,6 +132,9 @@ class Gather:
     ) -> None:
         """Gather a batch by a plan that was made ahead, and apply the plan's changes to the host cache.
 
+        After an error ``out`` is undefined; the cache is as before the call, and so are tiers that are read in order, if it is
+        a BudgetError: the call may be repeated.
+
         Parameters
         ----------
         plan : BatchPlan
@@ -159,12 +145,6 @@ class Gather:
             As for :meth:`rows`.
         tiers : mapping of Tier to RowSource, optional
             Those that the plan names beside the cache and the feature's source.
-
-        Raises
-        ------
-        CorruptionError, OSError, BudgetError, ClosedError, PluginError
-            ``out`` is then undefined; the cache is as before the call, and so are tiers that are read in order, if it is a
-            BudgetError: the call may be repeated.
         """
         self.n_takes += plan.n_rows > 0
         cache, sources = self._copied_by(self._tiers, threads)
@@ -223,7 +203,7 @@ class Gather:
 
 
 def _admitted(cache: FeatureCache, plan: BatchPlan, room: Any) -> Changeset | None:
-    """Return what an online policy admits of the rows that a plan misses."""
+    """Ask an online policy what it admits of the rows that a plan misses."""
     missed = plan.parts[-1]
     rows = np.asarray(missed.addresses, np.int64) if missed.tier == Tier.BASE else _NO_ROWS
     return cache.admit(rows, missed.positions if len(rows) else None, room) if cache.is_online else None

@@ -25,7 +25,7 @@ NO_ROWS = np.empty(0, np.int64)
 
 
 def position_dtype(n_positions: int) -> type[np.int32 | np.int64]:
-    """Return the narrowest integer that numbers the positions of a trace and one behind its end."""
+    """Choose the narrowest integer that numbers the positions of a trace and one behind its end."""
     return np.int32 if n_positions < 2**31 - 1 else np.int64
 
 

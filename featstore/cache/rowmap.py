@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from featstore._core import cache as _core
 from featstore._core.buffers import Block
+from featstore.gather.plan import Part, Tier
 
 __all__ = ["CLAIM_BYTES", "RowMap", "huge_array"]
 
@@ -23,7 +24,7 @@ CLAIM_BYTES = 36  # a row, of what claim() makes
 
 
 def huge_array(n_bytes: int) -> Uint8s:
-    """Return ``n_bytes`` of zeroed private memory, in huge pages where the kernel has them; freed with the last view of it.
+    """Allocate ``n_bytes`` of zeroed private memory, in huge pages where the kernel has them; freed with the last view of it.
 
     Pages are taken as they are touched; never more than ``n_bytes`` rounded up to 4 KiB.
     """
@@ -33,22 +34,10 @@ def huge_array(n_bytes: int) -> Uint8s:
 
 
 class RowMap:
-    """Slot of every row.
+    """Slot of every row: 4 bytes a row. One writer at a time; look-ups beside it see each row as before or as after.
 
-    Parameters
-    ----------
-    n : int
-        Rows.
-
-    Attributes
-    ----------
-    slot_of_row : int32 array, shape (n,)
-        The slot of a cached row; negative where a look-up misses: -1 where the row is absent, ``-2 - slot`` where it was given a
-        slot whose bytes have not arrived.
-
-    Notes
-    -----
-    4 bytes a row. One writer at a time; look-ups may run beside it and see each row as before or as after.
+    ``slot_of_row``, int32 ``[n]``, is the slot of a cached row; negative where a look-up misses: -1 where the row is absent,
+    ``-2 - slot`` where it was given a slot whose bytes have not arrived.
     """
 
     def __init__(self, n: int) -> None:
@@ -60,7 +49,6 @@ class RowMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self.slot_of_row.nbytes
 
     def _check(self, code: int, rows: Int64s) -> int:
@@ -70,7 +58,7 @@ class RowMap:
         return code
 
     def find(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int32s, int]:
-        """Return the slot of every row, int32 [k], -1 where it is absent, and how many have one; one pass without the GIL.
+        """Look up the slot of every row, int32 [k], -1 where it is absent, and how many have one; one pass without the GIL.
 
         Rows are in any order, repeats allowed; IndexError where one is out of range, which names the first. ``array(n, dtype)``
         makes the array.
@@ -82,7 +70,7 @@ class RowMap:
         return slots, n_hits
 
     def lookup(self, rows: Int64s) -> Int32s:
-        """Return the slots alone, see :meth:`find`."""
+        """Look up the slots alone, see :meth:`find`."""
         return self.find(rows)[0]
 
     @staticmethod
@@ -91,16 +79,8 @@ class RowMap:
     ) -> tuple[Int64s, Int32s, Int64s, Int64s]:
         """Divide a batch into hits and misses, by the slots that :meth:`find` found; they are overwritten.
 
-        Returns
-        -------
-        hit_positions : int64 array, shape (h,)
-            Positions in ``rows`` of the cached rows, ascending.
-        hit_slots : int32 array, shape (h,)
-            Their slots.
-        miss_positions : int64 array, shape (k - h,)
-            Positions of the others, ascending.
-        missed : int64 array, shape (k - h,)
-            Their rows.
+        Returns the hits' positions (int64, ascending) and slots (int32), then the misses' positions (int64, ascending) and
+        rows.
         """
         n = len(rows) - n_hits
         hit_positions, miss_positions, missed = array(n_hits + 1, np.int64), array(n + 1, np.int64), array(n + 1, np.int64)
@@ -108,8 +88,27 @@ class RowMap:
         return hit_positions[:n_hits], slots[:n_hits], miss_positions[:n], missed[:n]
 
     def split(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int64s, Int32s, Int64s, Int64s]:
-        """Return a batch's hits and misses, as :meth:`find` and :meth:`divide` do."""
+        """Look up and divide a batch, as :meth:`find` and :meth:`divide` do."""
         return self.divide(rows, *self.find(rows, array), array)
+
+    def parts(
+        self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty, copied: bool = False
+    ) -> tuple[tuple[Part, ...], Int32s]:
+        """Make the parts of a batch's plan; return them, and the hits' slots.
+
+        Missed rows are ``copied`` where they are admitted later: what is read is what is admitted, though the caller changes
+        ``rows`` meanwhile.
+        """
+        slots, n_hits = self.find(rows, array)
+        if n_hits == len(rows):
+            return (Part(Tier.HOST, slots),), slots
+        if n_hits:
+            positions, slots, miss_positions, missed = self.divide(rows, slots, n_hits, array)
+            return (Part(Tier.HOST, slots, positions), Part(Tier.BASE, missed, miss_positions)), slots
+        if copied:
+            rows, given = array(len(rows), np.int64), rows
+            rows[:] = given
+        return (Part(Tier.BASE, rows),), slots[:0]
 
     def assign(self, rows: Int64s, slots: Int32s) -> None:
         """Record that ``slots`` hold ``rows``."""
@@ -132,17 +131,8 @@ class RowMap:
     def exchange(self, out_rows: Int64s, in_rows: Int64s, in_slots: Int32s, row_of_slot: Int32s | Int64s) -> str | None:
         """Carry out a planner's changes, in one pass over each list: ``out_rows`` leave, then ``in_rows`` take ``in_slots``.
 
-        Parameters
-        ----------
-        out_rows, in_rows : int64 array
-        in_slots : int32 array, as long as ``in_rows``
-        row_of_slot : int32 or int64 array
-            The row of every slot, -1 where it is free; changed along with the map.
-
-        Returns
-        -------
-        str or None
-            What the changes do wrong: the map is then changed in part.
+        ``row_of_slot`` is the row of every slot, -1 where it is free; changed along with the map. Returns what the changes do
+        wrong, if anything: the map is then changed in part.
         """
         what, position = _core.exchange(out_rows, in_rows, in_slots, self.slot_of_row, row_of_slot)
         if what == 1:
@@ -156,16 +146,9 @@ class RowMap:
     def claim(
         self, rows: Int64s, positions: Int64s, limit: int, array: Callable[..., npt.NDArray[Any]] = np.empty
     ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int32s]:
-        """Return what a batch's misses may bring in.
+        """Find what a batch's misses, ``rows`` at ``positions`` of its output, may bring in.
 
-        Parameters
-        ----------
-        rows, positions : int64 array, shape (k,)
-            Rows missed, repeats allowed, and where each lies in the batch's output.
-        limit : int
-            Most new rows.
-        array : callable
-            ``array(n, dtype)`` makes the arrays of the result, ``CLAIM_BYTES`` a row at most.
+        ``array(n, dtype)`` makes the arrays of the result, ``CLAIM_BYTES`` a row at most.
 
         Returns
         -------
@@ -185,7 +168,7 @@ class RowMap:
         return new_rows[:n_new], new_positions[:n_new], held_rows[:n_held], held_positions[:n_held], held_slots[:n_held]
 
     def still_held(self, rows: Int64s, positions: Int64s, slots: Int32s) -> tuple[Int64s, Int64s, Int32s]:
-        """Return those of the triples whose row still awaits its bytes in that very slot."""
+        """Keep those of the triples whose row still awaits its bytes in that very slot."""
         k = len(rows)
         rows_out, positions_out, slots_out = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
         n = _core.still_held(rows, positions, slots, self.slot_of_row, rows_out, positions_out, slots_out)

@@ -68,6 +68,10 @@ class S3FIFO(OnlinePolicy):
         arrays = (self._small, self._main, self._mark, self._row_of_slot, self._ghost, self._table)
         return sum(array.nbytes for array in arrays)
 
+    def _queues(self) -> tuple[Int32s, Int32s, npt.NDArray[np.uint8], Int64s, Int64s, Int32s, Int64s]:
+        """Return the state as the core takes it."""
+        return self._small, self._main, self._mark, self._row_of_slot, self._ghost, self._table, self._state
+
     def hit(self, slots: Int32s) -> None:
         """Count a hit of each slot."""
         _core.s3fifo_hit(slots, self._mark)
@@ -77,33 +81,12 @@ class S3FIFO(OnlinePolicy):
         if n:
             self._most_small = MAX_SLOTS
         out = np.empty(n, np.int32)
-        _core.s3fifo_victims(
-            out,
-            self._main_limit,
-            self._small,
-            self._main,
-            self._mark,
-            self._row_of_slot,
-            self._ghost,
-            self._table,
-            self._state,
-        )
+        _core.s3fifo_victims(out, self._main_limit, *self._queues())
         return out
 
     def insert(self, rows: Int64s, slots: Int32s) -> None:
         """Occupy the slots, at the small or main queue's head."""
-        _core.s3fifo_insert(
-            rows,
-            slots,
-            self._most_small,
-            self._small,
-            self._main,
-            self._mark,
-            self._row_of_slot,
-            self._ghost,
-            self._table,
-            self._state,
-        )
+        _core.s3fifo_insert(rows, slots, self._most_small, *self._queues())
 
     def _check(self) -> None:
         small_head, n_small, main_head, n_main, ghost_next = self._state.tolist()

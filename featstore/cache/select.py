@@ -23,7 +23,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 def _keys(scores: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return unsigned keys that sort as the scores do; equal scores, ±0.0 too, get equal keys."""
+    """Turn scores into unsigned keys that sort as they do; equal scores, ±0.0 too, get equal keys."""
     if scores.dtype.kind in "bu":
         return scores.astype(np.uint64)
     if scores.dtype.kind == "i":
@@ -34,7 +34,7 @@ def _keys(scores: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 
 
 def _first_nan(scores: npt.NDArray[Any]) -> int:
-    """Return the first row whose score is NaN; -1 where none is."""
+    """Find the first row whose score is NaN; -1 where none is."""
     if scores.dtype.kind == "f":
         for first in range(0, len(scores), CHUNK_ROWS):
             is_nan = np.isnan(scores[first : first + CHUNK_ROWS])
@@ -44,7 +44,7 @@ def _first_nan(scores: npt.NDArray[Any]) -> int:
 
 
 def check_scores(policy: StaticPolicy, answer: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
-    """Return what a policy gave as the scores of ``n`` rows, as an array; PluginError where they cannot be scores."""
+    """Check what a policy gave as the scores of ``n`` rows; PluginError where they cannot be scores."""
     scores = np.asarray(answer)
     if scores.shape != (n,) or scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
         what = f"{scores.dtype} of shape {scores.shape}"
@@ -56,29 +56,10 @@ def check_scores(policy: StaticPolicy, answer: npt.ArrayLike, n: int) -> npt.NDA
 
 
 def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
-    """Return the ``k`` rows of highest score, ascending; of equal scores the lowest rows.
+    """Choose the ``k`` rows of highest score, ascending; of equal scores the lowest rows; all where there are fewer.
 
-    Parameters
-    ----------
-    scores : array, shape (n,)
-        Boolean, integer or floating; ±inf may occur.
-    k : int
-        Rows wanted; all n where there are fewer.
-
-    Returns
-    -------
-    int64 array, shape (min(k, n),)
-
-    Raises
-    ------
-    TypeError
-        The scores are of another kind.
-    ValueError
-        They have another shape, or a score is NaN; names its row.
-
-    Notes
-    -----
-    A radix selection: at most six passes over the scores, in chunks; memory for the answer and about a MiB, whatever n.
+    Scores are boolean, integer or floating; ±inf may occur. TypeError for others; ValueError, which names the row, for NaN. A
+    radix selection: at most six passes over the scores, in chunks; memory for the answer and about a MiB, whatever n.
     """
     if scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
         raise TypeError(f"scores must be integer or floating, of at most 8 bytes, not {scores.dtype}")
@@ -115,10 +96,8 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
 
 
 def top_rows_beside(scores: npt.NDArray[Any], k: int, without: RowMap) -> npt.NDArray[np.int64]:
-    """Return the ``k`` rows of highest score among those that have no slot in ``without``, ascending; see :func:`top_rows`.
+    """Choose the ``k`` rows of highest score among those that have no slot in ``without``, ascending; see :func:`top_rows`.
 
-    Notes
-    -----
     Beside what :func:`top_rows` takes, ``BESIDE_BYTES`` for each row of the answer and each that has a slot.
     """
     rows = top_rows(scores, k + int(np.count_nonzero(without.slot_of_row >= 0)))
@@ -136,18 +115,11 @@ def choose_rows(
     budget: Budget | None = None,
     paid_bytes: int = 0,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return the ``capacity`` of ``n`` rows that a static policy scores highest, ascending, and their slots.
+    """Choose the ``capacity`` of ``n`` rows that a static policy scores highest, ascending, and their slots.
 
-    ``by_score``: the best rows get the first slots; else the slots are None, for 0, 1 …. ``without``: of the rows that it lacks.
-    ``budget`` pays for scores and scratch meanwhile, but for ``paid_bytes`` of them, which the caller has reserved and does not
-    use yet.
-
-    Raises
-    ------
-    BudgetError
-        The budget cannot pay.
-    PluginError
-        The policy raised, or its scores have the wrong shape or type, or hold NaN.
+    ``by_score``: the best rows get the first slots; else the slots are None, for 0, 1 …. ``without``: of the rows that it
+    lacks. ``budget`` pays for scores and scratch meanwhile, but for ``paid_bytes`` of them, which the caller has reserved and
+    does not use yet. PluginError where the policy raised, or answered no scores.
     """
     n_bytes = policy.score_bytes * n + BY_SCORE_BYTES * capacity * by_score
     if without is not None:

@@ -16,14 +16,10 @@ __all__ = ["cache_bytes", "rows_within"]
 def cache_bytes(
     size: int | float | str, n: int, row_bytes: Mapping[str, int], policy: Policy | None, budget: Budget, room: int
 ) -> dict[str, int]:
-    """Return the bytes of each feature's cache for ``size`` bytes in all, or for a share of the rows: the same rows for each.
+    """Divide ``size`` bytes, or a share of the rows, among the features' caches: the same rows for each.
 
-    Raises
-    ------
-    ValueError
-        Not a size; a share outside 0 … 1.
-    BudgetError
-        More than the ``room`` that is left, or not room for one row; names the least that would do.
+    ValueError where it is no size; BudgetError, which names the least that would do, for more than the ``room`` that is left,
+    or for less than one row.
     """
 
     def least(rows: int) -> dict[str, int]:
@@ -52,7 +48,7 @@ def cache_bytes(
 
 
 def rows_within(n_bytes: int, n: int, widths: Sequence[int], policy: Policy | None = None) -> int:
-    """Return how many rows caches of features of ``n`` rows of these widths can have within ``n_bytes``, each as many.
+    """Count the rows that caches of features of ``n`` rows of these widths can have within ``n_bytes``, each as many.
 
     ``policy``: manages them; None: they follow plans.
     """

@@ -28,22 +28,11 @@ _VICTIM_FAULTS = {1: "is not a slot of {capacity}", 2: "occurs twice", 3: "is em
 class SlotTable:
     """The slots of one cache under one online policy, without the rows' bytes.
 
-    Parameters
-    ----------
-    capacity : int
-        Slots, at least 1.
-    rows : RowMap
-        Kept up to date: an admitted row is *held* until its bytes are in the slot.
-    policy : OnlinePolicy
-    context : PolicyContext
-
-    Notes
-    -----
-    Not thread-safe: the owner's lock is held around every call. Where the policy raises, or returns victims that are no distinct
-    occupied slots, the table is emptied, the policy started anew, and PluginError (MemoryError where the policy has no memory)
-    raised from :meth:`admit`, so that the data of
-    the batch at hand are right whatever the policy did, and the next batch finds table and policy in agreement. Where even the
-    start fails, the table stays empty and admits nothing more.
+    ``rows`` is kept up to date: an admitted row is *held* until its bytes are in the slot. Not thread-safe: the owner's lock is
+    held around every call. Where the policy raises, or returns victims that are no distinct occupied slots, the table is
+    emptied, the policy started anew, and PluginError (MemoryError where the policy has no memory) raised from :meth:`admit`, so
+    that the data of the batch at hand are right whatever the policy did, and the next batch finds table and policy in
+    agreement. Where even the start fails, the table stays empty and admits nothing more.
     """
 
     def __init__(self, capacity: int, rows: RowMap, policy: OnlinePolicy, context: PolicyContext) -> None:
@@ -70,7 +59,6 @@ class SlotTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table and of the policy's state."""
         return self.row_of_slot.nbytes + self._bitmap.nbytes + int(self.policy.nbytes)
 
     def reset(self) -> None:
@@ -100,22 +88,12 @@ class SlotTable:
             self._fault = self._after(error, "hit")
 
     def admit(self, rows: Int64s, positions: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Changeset | None:
-        """Choose which of a batch's missed rows come in, and into which slots.
+        """Choose which of a batch's missed rows come in, and into which slots; None where nothing changes.
 
-        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Where the policy decides in
-        groups, some of them may be evicted again in this call, and are not among the changes. Evicted rows are absent
-        from now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes
-        never came is among the changes again. ``array``: as for :meth:`RowMap.claim`.
-
-        Returns
-        -------
-        Changeset or None
-            None where nothing changes.
-
-        Raises
-        ------
-        PluginError, MemoryError
-            The policy failed, or had no memory, in this call or in :meth:`touch` before it.
+        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Where the policy decides
+        in groups, some of them may be evicted again in this call, and are not among the changes. Evicted rows are absent from
+        now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes
+        never came is among the changes again. Raises what the policy did wrong in this call or in :meth:`touch` before it.
         """
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -277,14 +255,7 @@ class SlotTable:
 
 
 class PlannedSlots:
-    """The slots of one cache that follows a planner, without the rows' bytes.
-
-    Parameters
-    ----------
-    capacity : int
-    rows : RowMap
-        Kept up to date.
-    """
+    """The slots of one cache that follows a planner, without the rows' bytes; ``rows`` is kept up to date."""
 
     def __init__(self, capacity: int, rows: RowMap) -> None:
         self._rows = rows
@@ -292,22 +263,17 @@ class PlannedSlots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
         return self._row_of_slot.nbytes
 
     @property
     def n_used(self) -> int:
-        """Slots that hold a row."""
         return int(np.count_nonzero(self._row_of_slot >= 0))
 
     @contextmanager
     def changed(self, changes: Changeset) -> Iterator[None]:
         """Carry out a planner's changes, whose bytes are copied inside the ``with`` block; what fails empties the cache.
 
-        Raises
-        ------
-        PluginError
-            The changeset does not fit; CorruptionError where it was read from a file.
+        PluginError where the changeset does not fit; CorruptionError where it was read from a file.
         """
         rows = changes.in_rows
         try:

@@ -37,33 +37,13 @@ GIVEN_BACK_SHARE = 16  # a cache gives back at least one part of so many at a ti
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
 
 
-def _look_up(
-    row_map: RowMap, rows: Int64s, array: Callable[..., npt.NDArray[Any]], copied: bool = False
-) -> tuple[tuple[Part, ...], Int32s]:
-    """Return the parts of a plan, and the hits' slots.
-
-    Missed rows are ``copied`` where they are admitted later: what is read is what is admitted, though the caller changes ``rows``
-    meanwhile.
-    """
-    slots, n_hits = row_map.find(rows, array)
-    if n_hits == len(rows):
-        return (Part(Tier.HOST, slots),), slots
-    if n_hits:
-        positions, slots, miss_positions, missed = row_map.divide(rows, slots, n_hits, array)
-        return (Part(Tier.HOST, slots, positions), Part(Tier.BASE, missed, miss_positions)), slots
-    if copied:
-        rows, given = array(len(rows), np.int64), rows
-        rows[:] = given
-    return (Part(Tier.BASE, rows),), slots[:0]
-
-
 class FeatureCache:
-    """A direct-addressed cache of a feature's rows in host memory.
+    """A direct-addressed cache of a feature's rows in host memory. Thread-safe.
 
     Parameters
     ----------
     capacity : int
-        Rows it may hold; more than ``n`` are not taken, 0 is no cache.
+        Rows it may hold, below 2³¹ - 1; more than ``n`` are not taken, 0 is no cache.
     row_bytes, n : int
         Bytes of a row; rows of the feature.
     policy : Policy or None
@@ -83,29 +63,21 @@ class FeatureCache:
     map : RowMap
         The slot of each row (of no rows where the capacity is 0).
 
-    Raises
-    ------
-    BudgetError
-        The budget cannot pay.
-    PluginError
-        The policy cannot start.
-    TypeError, ValueError
-        Not a policy that a cache can follow; a size below 0, more than 2³¹ - 2 slots.
-
     Notes
     -----
     One batch is ``plan`` → gather → ``admit`` → ``apply``; call ``admit`` after every gather that missed rows, and where
-    ``has_failed``: it also raises what the policy did wrong in ``plan``. Thread-safe: the map and the policy change under one
-    lock. Slots are only overwritten by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several
-    threads use one cache, or after a fork, each plans and copies its hits inside ``pinned()``, and reads its misses outside. A
-    static cache never changes after ``fill``.
+    ``has_failed``: it also raises what the policy did wrong in ``plan``. The map and the policy change under one lock. Slots
+    are only overwritten by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several threads use
+    one cache, or after a fork, each plans and copies its hits inside ``pinned()``, and reads its misses outside. A static cache
+    never changes after ``fill``.
 
     A forked child keeps a static cache; it empties an online one, whose state may have been in motion at the fork.
 
     A policy's failure never harms data: the cache is emptied, the policy started anew, and PluginError raised after the gather.
 
-    A cache that is lent (:meth:`lend`) shrinks where the budget is short: ``capacity`` is then less, ``is_cut`` is true, and rows
-    in slots beyond it are missed. What plans made earlier say of those slots is left out by :meth:`surviving` and :meth:`apply`.
+    A cache that is lent (:meth:`lend`) shrinks where the budget is short: ``capacity`` is then less, ``is_cut`` is true, and
+    rows in slots beyond it are missed. What plans made earlier say of those slots is left out by :meth:`surviving` and
+    :meth:`apply`.
     """
 
     def __init__(
@@ -162,7 +134,7 @@ class FeatureCache:
 
     @staticmethod
     def least_bytes(capacity: int, row_bytes: int, n: int, policy: Policy | None) -> int:
-        """Return the bytes that a cache of ``capacity`` rows holds, as far as they are known before its policy has started."""
+        """Count the bytes of a cache of ``capacity`` rows, as far as they are known before its policy has started."""
         if not capacity:
             return 0
         slot_bytes = 0 if isinstance(policy, StaticPolicy) else 8
@@ -172,12 +144,9 @@ class FeatureCache:
 
     @classmethod
     def capacity_for(cls, n_bytes: int, row_bytes: int, n: int, policy: Policy | None) -> int:
-        """Return how many rows a cache within ``n_bytes`` can hold, its row map and the policy's state paid for.
+        """Count the rows that a cache within ``n_bytes`` can hold, its row map and the policy's state paid for.
 
-        Raises
-        ------
-        BudgetError
-            Not even one row fits; ``needed`` says what would do.
+        BudgetError, which says what would do, where not even one row fits.
         """
         if n == 0 or n_bytes == 0:
             return 0
@@ -210,12 +179,11 @@ class FeatureCache:
 
     @property
     def n_cached(self) -> int:
-        """Rows in the cache."""
         table = self._planned or self._slots
         return self._n_filled if table is None else table.n_used
 
     def stats(self) -> dict[str, int]:
-        """Return counts since the start: requests hit and missed, rows admitted, evicted and filled; capacity, rows cached."""
+        """Count, since the start: requests hit and missed, rows admitted, evicted and filled; and capacity, rows cached."""
         self._leave_parent()
         with self._lock:
             counts = dict(self._counts)
@@ -237,7 +205,7 @@ class FeatureCache:
             self.unpin(depth)
 
     def pins(self) -> int:
-        """Return how often this thread has pinned the slots: what :meth:`unpin` is to go back to."""
+        """Count how often this thread has pinned the slots: what :meth:`unpin` is to go back to."""
         if self._is_closed or self._pid != os.getpid():
             self._enter()
         return self._gate.mine.depth
@@ -252,17 +220,11 @@ class FeatureCache:
         self._gate.leave(depth)
 
     def plan(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
-        """Return where each row of a batch is: hits in the host tier, misses in the base file; tell the policy of the hits.
+        """Plan a batch: hits in the host tier, misses in the base file; tell the policy of the hits.
 
-        ``rows`` (int64 [k]) are in ``[0, n)``, in any order, repeats allowed: each counts as a request. ``array(n, dtype)`` makes
-        the plan's arrays, 20 bytes a row at most; what it raises passes through, before the policy or a count has changed.
-
-        Raises
-        ------
-        IndexError
-            A row is out of range.
-        ClosedError
-            The cache was closed.
+        ``rows`` (int64 [k]) are in any order, repeats allowed: each counts as a request; IndexError outside ``[0, n)``.
+        ``array(n, dtype)`` makes the plan's arrays, 20 bytes a row at most; its exceptions propagate, before the policy or a
+        count has changed.
         """
         row_map, slots = self.map, self._slots  # these stay if another thread closes
         if self._is_closed:
@@ -274,18 +236,18 @@ class FeatureCache:
                 self._counts["misses"] += k
             return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
         if slots is None:
-            parts, hits = _look_up(row_map, rows, array)
+            parts, hits = row_map.parts(rows, array)
         with self._lock:
             self._check_open()
             if self._slots is not None:
-                parts, hits = _look_up(self.map, rows, array, copied=True)
+                parts, hits = self.map.parts(rows, array, copied=True)
                 self._slots.touch(hits)
             self._counts["hits"] += len(hits)
             self._counts["misses"] += k - len(hits)
         return BatchPlan(k, parts)
 
     def scratch_bytes(self, n_rows: int) -> int:
-        """Return the bytes of the arrays that a gather of ``n_rows`` makes, of :meth:`plan` and :meth:`admit`."""
+        """Count the bytes of the arrays that a gather of ``n_rows`` makes in :meth:`plan` and :meth:`admit`."""
         per_row = PLAN_BYTES + (0 if self._slots is None else CLAIM_BYTES)
         return per_row * n_rows + 128  # each array begins at a multiple of 8
 
@@ -298,21 +260,13 @@ class FeatureCache:
     def admit(
         self, rows: Int64s, positions: Int64s | None = None, array: Callable[..., npt.NDArray[Any]] = np.empty
     ) -> Changeset | None:
-        """Choose which of a batch's misses come in; to be applied once their bytes are in the batch's output.
+        """Choose which of a batch's misses come in, to be applied once their bytes are in the batch's output; None if none.
 
-        ``rows`` (int64 [k]) are those missed, a plan's BASE part, repeats allowed; ``positions`` are their rows of the output, by
-        default 0 … k-1; ``array(n, dtype)`` makes the result's arrays, within :meth:`scratch_bytes`. Of more new rows than slots,
-        the first ``capacity`` in the batch's order come in. Rows that another thread has brought in since are left out.
-
-        Returns
-        -------
-        Changeset or None
-            None where nothing changes: always for a static cache. Its ``out_rows`` are evicted already.
-
-        Raises
-        ------
-        PluginError
-            The policy failed; the cache is empty now, the batch's data are right.
+        ``rows`` (int64 [k]) are those missed, a plan's BASE part, repeats allowed; ``positions`` are their rows of the output,
+        by default 0 … k-1; ``array(n, dtype)`` makes the result's arrays, within :meth:`scratch_bytes`. Of more new rows than
+        slots, the first ``capacity`` in the batch's order come in. Rows that another thread has brought in since are left out.
+        The changeset's ``out_rows`` are evicted already. PluginError where the policy failed: the cache is empty then, the
+        batch's data are right.
         """
         self._enter()
         if positions is None:
@@ -322,10 +276,9 @@ class FeatureCache:
             return None if self._slots is None else self._slots.admit(rows, positions, array)
 
     def apply(self, changes: Changeset | None, out: Uint8s) -> None:
-        """Copy admitted rows from a batch's output into their slots; from now on they hit.
+        """Copy admitted rows from a batch's output, uint8 [k, row_bytes], into their slots; from now on they hit.
 
-        ``changes`` are from :meth:`admit`, or, in a cache without a policy, from a planner: then ``out_rows`` leave first. The
-        batch's output ``out`` is uint8 [k, row_bytes].
+        ``changes`` are from :meth:`admit`, or, in a cache without a policy, from a planner: then ``out_rows`` leave first.
 
         Raises
         ------
@@ -361,13 +314,9 @@ class FeatureCache:
 
         ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]), up to 64 MiB a time. With
         ``by_score`` the best rows get the first slots, so that a cache that is lent loses its lowest scores first; then
-        ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``. Rows that have a slot in ``without`` are
-        left out. What ``read`` raises is passed on; the cache then stays empty and may be filled again.
-
-        Raises
-        ------
-        PluginError
-            The policy raised, or its scores have the wrong shape or type, or hold NaN. The cache stays empty.
+        ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``. Rows that have a slot in ``without``
+        are left out. After an error of ``read``, or PluginError where the policy raised or answered no scores, the cache is
+        empty and may be filled again.
         """
         self._enter()
         policy = self.policy
@@ -444,7 +393,6 @@ class FeatureCache:
 
     @property
     def is_lent(self) -> bool:
-        """Whether the budget may take memory back."""
         return self._loan is not None
 
     def _lent_bytes(self) -> int:
@@ -483,7 +431,7 @@ class FeatureCache:
         self.capacity, self.is_cut = capacity, True
 
     def surviving(self, plan: BatchPlan, rows: Callable[[], Int64s]) -> BatchPlan:
-        """Return a planner's plan for a batch of ``rows()``, with the hits in slots that were given back since as misses.
+        """Turn the hits of a planner's plan for a batch of ``rows()`` in slots that were given back since into misses.
 
         To be called, and the hits copied, inside :meth:`pinned`.
         """

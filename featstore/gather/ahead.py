@@ -39,7 +39,10 @@ class _Group:
 
 
 class ReadAhead:
-    """Read the misses of batches ``start … stop - 1``, in order, ahead of whoever takes them.
+    """Read the misses of batches ``start … stop - 1``, in order, ahead of whoever takes them: one thread.
+
+    A batch that does not fit half of the memory is not read ahead. The memory is held only while there is something in it, or
+    being read into it: not while plans are waited for, all that was read having been taken.
 
     Parameters
     ----------
@@ -54,11 +57,6 @@ class ReadAhead:
         Memory to read into, counted by the caller; half of it is read while the other half is delivered from.
     count : callable
         Gets what each read cost.
-
-    Notes
-    -----
-    A batch that does not fit half of the memory is not read ahead. The memory is held only while there is something in it, or
-    being read into it: not while plans are waited for, all that was read having been taken. One thread takes.
     """
 
     def __init__(
@@ -96,13 +94,7 @@ class ReadAhead:
         self._thread.start()
 
     def take(self, position: int, name: str) -> Uint8s | None:
-        """Return the rows of ``name`` that a batch misses, waiting for them; None where they were not read ahead.
-
-        Raises
-        ------
-        CorruptionError, OSError, ClosedError
-            Reading them failed.
-        """
+        """Return the rows of ``name`` that a batch misses, waiting for them; None where they were not read ahead."""
         with self._lock:
             self._changed.wait_for(lambda: self._position > position or self._error is not None or self._is_over)
             if self._position <= position:
@@ -116,7 +108,7 @@ class ReadAhead:
         return None
 
     def passed(self, position: int) -> None:
-        """Say that the rows of all batches up to ``position`` were taken."""
+        """Note that the rows of all batches up to ``position`` were taken."""
         with self._lock:
             self._n_passed = position + 1
             self._groups = [group for group in self._groups if group.stop > position + 1]
@@ -180,7 +172,7 @@ class ReadAhead:
                 self._changed.notify_all()
 
     def _collect(self) -> list[Int64s] | None:
-        """Return the misses of the batches to read next; none where the next one is too large, None at the end."""
+        """Collect the misses of the batches to read next; none where the next one is too large, None at the end."""
         room = self._half_bytes // max(1, sum(self._row_bytes.values()))
         rows = self._misses(self._position, True, room)
         if rows is None or isinstance(rows, int):

@@ -47,7 +47,7 @@ def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda
 
 
 def block_bytes(n_bytes: int) -> int:
-    """Return the bytes of a block for ``n_bytes``: up to an eighth of a power of two, whole pages, so that similar ones share."""
+    """Round up to the bytes of a block: up to an eighth of a power of two, whole pages, so that similar ones share."""
     step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
     return -(-n_bytes // step) * step
 
@@ -62,7 +62,7 @@ def as_bytes(rows: torch.Tensor, row_bytes: int) -> npt.NDArray[np.uint8]:
 
 @cache
 def _kind(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
-    """Return what torch makes of which it makes ``dtype``; for one that NumPy lacks, integers as wide, and True."""
+    """Find the NumPy dtype of which torch makes ``dtype``; for one that NumPy lacks, integers as wide, and True."""
     none = torch.empty(0, dtype=dtype, device="cpu")
     try:
         return none.numpy().dtype, False
@@ -78,9 +78,9 @@ def _tensor_of(array: npt.NDArray[Any], dtype: torch.dtype, is_other: bool) -> t
 
 
 def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised contiguous CPU tensor in ordinary memory.
+    """Allocate an uninitialised contiguous CPU tensor in ordinary memory.
 
-    Raises MemoryError where there is none; of torch's own allocator it would be a RuntimeError.
+    MemoryError where there is none; of torch's own allocator it would be a RuntimeError.
     """
     kind, is_other = _kind(dtype)
     return _tensor_of(np.empty(shape, kind), dtype, is_other)
@@ -98,7 +98,7 @@ def memory_errors() -> Iterator[None]:
 
 
 def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.NDArray[Any]]:
-    """Return ``array(n, dtype)``, which cuts arrays off ``memory``, each at a multiple of 8 bytes; ValueError where it ends."""
+    """Make ``array(n, dtype)``, which cuts arrays off ``memory``, each at a multiple of 8 bytes; ValueError where it ends."""
     left = memory
 
     def array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -115,17 +115,10 @@ def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.N
 class BufferPool:
     """Memory for the tensors that the library hands out. Thread-safe.
 
-    A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled blocks
-    count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not. Pooled blocks that nobody
-    uses are on loan: whatever else reserves gets their memory.
-
-    Parameters
-    ----------
-    budget : Budget
-    reclaim : callable, optional
-        Called where the budget is short, to give back what others hold and do not use.
-    owner : str
-        What ClosedError says is closed.
+    A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled
+    blocks count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not. Pooled blocks
+    that nobody uses are on loan: whatever else reserves gets their memory. ``reclaim`` is called where the budget is short, to
+    give back what others hold and do not use; ``owner`` is what ClosedError says is closed.
     """
 
     def __init__(self, budget: Budget, reclaim: Callable[[], None] | None = None, owner: str = "the dataset") -> None:
@@ -213,15 +206,12 @@ class BufferPool:
                 self._reclaim()
             # Not under the lock: loans may be taken back, which waits for gathers. It raises, naming who holds what.
             reservation = self.budget.reserve(HOLDER, size)
-        try:
+        with reservation.kept():
             block = Block(size) if device is None else PinnedBlock(size, device)
             with self._lock:
                 if self._closed:
                     raise ClosedError(f"{self._owner} is closed")
                 self._held[id(block)] = reservation
-        except BaseException:
-            reservation.release()
-            raise
         return block
 
     def _drop_one(self) -> int:
@@ -285,27 +275,21 @@ class BufferPool:
                 self._drop(self._idle.pop())
 
     def array(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an uninitialised C-contiguous array in pooled memory."""
+        """Make an uninitialised C-contiguous array in pooled memory."""
         n_bytes = (shape if isinstance(shape, int) else math.prod(shape)) * np.dtype(dtype).itemsize
         if n_bytes < SMALL_BYTES:
             return np.empty(shape, dtype)
         return np.ndarray(shape, dtype, self.lease(n_bytes))
 
     def tensor(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised contiguous CPU tensor in pooled memory.
-
-        Raises
-        ------
-        BudgetError
-            The budget does not allow it; nothing is held.
-        """
+        """Make an uninitialised contiguous CPU tensor in pooled memory; after a BudgetError nothing is held."""
         kind, is_other = _kind(dtype)
         return _tensor_of(self.array(shape, kind), dtype, is_other)
 
     def rows(
         self, n: int, row_bytes: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
-        """Return a tensor of ``shape`` as :meth:`tensor` does, and its bytes, shape (n, row_bytes)."""
+        """Make a tensor of ``shape`` as :meth:`tensor` does; return it and its bytes, shape (n, row_bytes)."""
         kind, is_other = _kind(dtype)
         n_bytes = n * row_bytes
         memory = np.ndarray((n, row_bytes), np.uint8, self.lease(n_bytes) if n_bytes >= SMALL_BYTES else None)

@@ -10,19 +10,11 @@ WEIGHT = 0.5  # of a block's rate in what is remembered
 
 
 class CopyThreads:
-    """Choose between all threads and two fewer, by the rate of whole batches under each. One thread at a time.
+    """Choose between all ``n_threads`` and two fewer, by the rate of whole batches under each. One thread at a time.
 
-    On some processors one thread copies as fast as two, and the second only delays the stream. On others two are nearly twice as
-    fast. Which it is, and how busy the cores are, shows in the batches' seconds.
-
-    Parameters
-    ----------
-    n_threads : int
-        The most.
-
-    Notes
-    -----
-    Both are tried for :data:`BLOCK` batches; then the quicker runs, and the other is tried again once in :data:`EVERY` blocks.
+    On some processors one thread copies as fast as two, and the second only delays the stream. On others two are nearly twice
+    as fast. Which it is, and how busy the cores are, shows in the batches' seconds. Both are tried for :data:`BLOCK` batches;
+    then the quicker runs, and the other is tried again once in :data:`EVERY` blocks.
     """
 
     def __init__(self, n_threads: int) -> None:

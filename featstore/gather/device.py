@@ -29,12 +29,7 @@ Place = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 def check_device(device: torch.device | str) -> torch.device:
     """Return a device that batches can be delivered to.
 
-    Raises
-    ------
-    ValueError
-        The text names no device.
-    RuntimeError
-        The device is not available in this process; says why, and what to do.
+    ValueError where the text names no device; RuntimeError, which says what to do, where it is not available in this process.
     """
     try:
         found = torch.device(device)
@@ -59,7 +54,7 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def spare_bytes(device: torch.device) -> int | None:
-    """Return the bytes that torch could allocate on a CUDA device now; None: of other devices the budget knows all there is."""
+    """Ask how many bytes torch could allocate on a CUDA device now; None: of other devices the budget knows all there is."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -81,9 +76,10 @@ def record_here(*tensors: torch.Tensor | None) -> None:
 
 @functools.cache
 def one_pass(device: torch.device) -> Place | None:
-    """Return the kernel that places rows of the tier in one pass, ``place(source, slots, out, positions)``; None: torch's two do.
+    """Return the kernel that places rows of the tier in one pass, ``place(source, slots, out, positions)``, if any.
 
     There is one for CUDA devices where Triton is installed. It is tried once a device; one that fails is a PerformanceWarning.
+    Without one, torch places rows in two passes.
     """
     if device.type != "cuda":
         return None
@@ -123,11 +119,6 @@ class DeviceArray:
         of its own.
     n_threads : int
         Threads that copy, where that is done by the host.
-
-    Raises
-    ------
-    BudgetError
-        The device is the CPU, and the budget cannot pay.
     """
 
     def __init__(
@@ -161,26 +152,13 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, on the device."""
         return self.rows.nbytes
 
     def fill(self, rows: Int64s, step: int, read: Read, go_on: Callable[[], bool] = lambda: True) -> bool:
-        """Load the rows: row ``rows[i]`` into slot ``i``. Nothing is read on the device ``meta``, which has no values.
+        """Load row ``rows[i]`` into slot ``i``; return whether all are there. The device ``meta`` has no values to read.
 
-        Parameters
-        ----------
-        rows : int64 array, shape (n_rows,)
-        step : int
-            Rows of one read.
-        read : callable
-            ``read(rows, out)`` reads rows into ``out`` (uint8 [k, row_bytes]).
-        go_on : callable () -> bool
-            Asked before each read; False ends the loading.
-
-        Returns
-        -------
-        bool
-            Whether all rows are there.
+        ``step`` rows are read at once, by ``read(rows, out)`` into uint8 ``[k, row_bytes]``. ``go_on()`` is asked before each
+        read; False ends the loading.
         """
         for first in range(0, 0 if self._device.type == "meta" else len(rows), step):
             if not go_on():
@@ -199,13 +177,7 @@ class DeviceArray:
         return as_bytes(rows, self._row_bytes)
 
     def memory_for(self, part: DeviceRows) -> torch.Tensor | None:
-        """Return memory to put a batch together in, where that is the host's; else None: the device's is taken when it is needed.
-
-        Raises
-        ------
-        BudgetError
-            There is none.
-        """
+        """Take memory of the host's to put a batch together in; None where the device takes its own when it needs it."""
         if self._device.type != "cpu":
             return None
         return self._pool.tensor(self._batch_shape(part), self._dtype)
@@ -214,25 +186,11 @@ class DeviceArray:
         return (len(part.positions) + len(part.others), *self._shape)
 
     def assemble(self, part: DeviceRows, others: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """Put a batch together: the tier's rows from the device, ``others`` copied over from the host.
+        """Put a batch together on the device: the tier's rows, and ``others``, those that the host assembled, copied over.
 
-        Parameters
-        ----------
-        part : DeviceRows
-        others : tensor, shape (k, *row_shape)
-            The rows that the host assembled.
-        out : tensor or None
-            From :meth:`memory_for`; where it is the host's, rows are copied to it without a step between.
-
-        Returns
-        -------
-        tensor
-            The batch, on the device.
-
-        Notes
-        -----
-        Copies may still run in the device's current stream; ``part`` and ``others`` are needed until it has come so far. Beside
-        gathers into the same pool or cache: nothing is read but the tier, which does not change, and what is given.
+        ``out`` is from :meth:`memory_for`; where it is the host's, rows are copied to it without a step between. Copies may
+        still run in the device's current stream; ``part`` and ``others`` are needed until it has come so far. Beside gathers
+        into the same pool or cache: nothing is read but the tier, which does not change, and what is given.
         """
         if self._device.type == "cpu":
             assert out is not None
@@ -242,7 +200,6 @@ class DeviceArray:
         return self._on_device(part, others)
 
     def _on_device(self, part: DeviceRows, others: torch.Tensor) -> torch.Tensor:
-        """Put a batch together by the device."""
         device = self.rows.device
         out = torch.empty(self._batch_shape(part), dtype=self._dtype, device=device)
         slots, positions, places = (
@@ -258,24 +215,13 @@ class DeviceArray:
         return out
 
     def close(self) -> None:
-        """Give the memory back; may be called again."""
         self.rows = self.rows[:0].clone()
         self._held.release()
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A batch's rows of one feature while those of the device are still there alone.
-
-    Parameters
-    ----------
-    tier : DeviceArray
-    part : DeviceRows
-    others : tensor, shape (k, *row_shape)
-        The rows that the host assembled.
-    out : tensor or None
-        Where the batch is put together, from :meth:`DeviceArray.memory_for`.
-    """
+    """A batch's rows of one feature while those of the device are still there alone; see :meth:`DeviceArray.assemble`."""
 
     tier: DeviceArray
     part: DeviceRows
@@ -283,5 +229,5 @@ class Apart:
     out: torch.Tensor | None
 
     def together(self) -> torch.Tensor:
-        """Return the whole batch on the device; see :meth:`DeviceArray.assemble`."""
+        """Put the whole batch together on the device."""
         return self.tier.assemble(self.part, self.others, self.out)

@@ -38,11 +38,9 @@ class Tally:
     hits_lost: int = 0
 
     def count(self, tier: Tier, n_rows: int) -> None:
-        """Count rows that a tier delivered."""
         self.rows[tier] = self.rows.get(tier, 0) + n_rows
 
     def count_plan(self, plan: BatchPlan) -> None:
-        """Count the rows of a plan that was carried out."""
         for part in plan.parts:
             self.count(Tier.BASE if part.tier == Tier.AHEAD else part.tier, len(part.addresses))
 
@@ -60,31 +58,10 @@ def execute(
     tally: Tally | None = None,
     gap_bytes: int | None = None,
 ) -> int:
-    """Fill ``out`` with the rows that the plan's parts name.
+    """Fill ``out`` with the rows that the plan's parts of ``tiers`` name; return how many.
 
-    Parameters
-    ----------
-    plan : BatchPlan
-    sources : mapping of Tier to RowSource
-    out : uint8 array, shape (plan.n_rows, row_bytes), C-contiguous
-    tiers : set of Tier
-        Only parts of these tiers.
-    tally : Tally, optional
-        Gets what was read.
-    gap_bytes : int, optional
-        See :meth:`RowSource.gather`.
-
-    Returns
-    -------
-    int
-        Rows that were filled.
-
-    Raises
-    ------
-    CorruptionError, OSError
-        A source failed; ``out`` is then undefined, and the plan's changes must not be applied.
-    ClosedError
-        A tier of the plan is gone.
+    ``tally`` gets what was read, ``gap_bytes`` goes to :meth:`RowSource.gather`. Where a source fails, ``out`` is undefined,
+    and the plan's changes must not be applied. ClosedError where a tier of the plan is gone.
     """
     filled, parts = 0, plan.parts
     for part in sorted(parts, key=_order) if len(parts) > 1 else parts:

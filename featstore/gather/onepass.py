@@ -36,26 +36,12 @@ _kernel: Any = triton.jit(_place)
 
 
 def place_rows(source: torch.Tensor, slots: torch.Tensor, out: torch.Tensor, positions: torch.Tensor) -> None:
-    """Copy row ``slots[i]`` of ``source`` to row ``positions[i]`` of ``out``.
+    """Copy row ``slots[i]`` of ``source`` to row ``positions[i]`` of ``out``; nothing is checked.
 
-    Parameters
-    ----------
-    source : tensor, shape (k, *row_shape)
-        Contiguous, on the device, or pinned in host memory.
-    slots : int32 or int64 tensor, shape (n,)
-        In ``[0, k)``; repeats allowed. They are not checked, as ``positions`` are not.
-    out : tensor, shape (m, *row_shape), of source.dtype
-        Contiguous, on the device; shares no memory with ``source``.
-    positions : int32 or int64 tensor, shape (n,)
-        In ``[0, m)``, distinct.
+    ``source`` and ``out`` are contiguous, of one dtype, share no memory, and lie on the device (``source`` also pinned in host
+    memory). ``slots`` and ``positions`` are int32 or int64 ``[n]``, the latter distinct. RuntimeError where Triton cannot
+    compile for this device, or the device fails.
 
-    Raises
-    ------
-    RuntimeError
-        Triton cannot compile for this device, or the device fails.
-
-    Notes
-    -----
     Queued in the current stream of the current device, which must be that of ``out``. A row is copied as the widest words that
     divide its bytes, so its bits stay what they are, whatever its type.
     """

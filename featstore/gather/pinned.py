@@ -22,18 +22,9 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 class PinnedBlock(Block):
     """A block whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
 
-    It is locked by way of ``device``, and unlocked by way of the same one, whichever thread drops it. Where CUDA refuses, it is
-    ordinary memory, of which a RuntimeWarning tells, once a process.
-
-    Parameters
-    ----------
-    nbytes : int
-    device : torch.device
-        One that the process uses anyhow: it spares the first device a context that nobody asked for.
-
-    References
-    ----------
-    cudaHostRegister, in the CUDA runtime API's section on memory management.
+    It is locked by way of ``device``, and unlocked by way of the same one, whichever thread drops it: one that the process uses
+    anyhow, as another would get a context that nobody asked for. Where CUDA refuses, it is ordinary memory, of which a
+    RuntimeWarning tells, once a process. See cudaHostRegister in the CUDA runtime API.
     """
 
     _pid = -1  # of the process that locked it

@@ -75,7 +75,7 @@ class Changeset:
     path: str = ""
 
     def within(self, capacity: int, is_cached: npt.NDArray[np.bool_]) -> Changeset:
-        """Return the changes to a cache that has only the first ``capacity`` slots left.
+        """Leave out what does not fit a cache that has only the first ``capacity`` slots left.
 
         ``is_cached``: for each of ``out_rows``, whether it is still there.
         """
@@ -136,7 +136,7 @@ class BatchPlan:
         return replace(self, parts=tuple(parts))
 
     def read_ahead(self, n_rows: int) -> BatchPlan:
-        """Return the plan of a batch whose ``n_rows`` rows in ``BASE`` were read already, in the plan's order."""
+        """Move ``BASE`` to ``AHEAD``: its ``n_rows`` rows were read already, in the plan's order."""
         missed = self.count(Tier.BASE)
         if missed != n_rows:
             raise ValueError(f"{n_rows} rows were read ahead for a plan that misses {missed}")

@@ -98,14 +98,7 @@ class RowSource(Protocol):
 
 
 class MemorySource:
-    """Rows of an array in memory (:class:`RowSource`).
-
-    Parameters
-    ----------
-    array : uint8 array, shape (n, row_bytes), C-contiguous
-    n_threads : int
-        Threads that copy.
-    """
+    """Rows of an array in memory, uint8 ``[n, row_bytes]``, C-contiguous (:class:`RowSource`); ``n_threads`` copy."""
 
     path, mode, fingerprint, in_order = "memory", "memory", "", False
 
@@ -119,7 +112,6 @@ class MemorySource:
     def gather(
         self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
     ) -> ReadStats:
-        """See :class:`RowSource`. Bound by memory bandwidth."""
         if self._is_closed:
             self.check_open()
         if isinstance(addresses, range):
@@ -131,26 +123,16 @@ class MemorySource:
         return _NOTHING
 
     def check_open(self) -> None:
-        """See :class:`RowSource`."""
         if self._is_closed:
             raise ClosedError("these rows in memory were closed")
 
     def close(self) -> None:
-        """See :class:`RowSource`."""
         self._is_closed = True
         self.array = self.array[:0].copy()
 
 
 class AbsentRows:
-    """The rows of a feature that is not here: their width is known, they are not (:class:`RowSource`).
-
-    Parameters
-    ----------
-    path : str
-        What errors name.
-    n_rows, row_bytes : int
-    fingerprint : str
-    """
+    """The rows of a feature that is not here: their width is known, they are not (:class:`RowSource`). Errors name ``path``."""
 
     mode, in_order = "absent", False
 
@@ -166,14 +148,16 @@ class AbsentRows:
     layout = property(_refuse)
 
     def check_open(self) -> None:
-        """See :class:`RowSource`; nothing is open."""
+        """Pass: nothing is open."""
 
     def close(self) -> None:
-        """See :class:`RowSource`; nothing is open."""
+        """Pass: nothing is open."""
 
 
 class ExtentSource:
     """The tier ``PACKED`` of a run of batches: each gather takes the next extent, whole, in the order given.
+
+    A :class:`RowSource` that is read in order; one thread at a time. Reads run ahead of the gathers, across extents.
 
     Parameters
     ----------
@@ -186,10 +170,6 @@ class ExtentSource:
         See :class:`PageStream`.
     arenas : Arenas, optional
         Keeps the window's memory for another source.
-
-    Notes
-    -----
-    A :class:`RowSource` that is read in order; one thread at a time. Reads run ahead of the gathers, across extents.
     """
 
     in_order = True
@@ -231,13 +211,7 @@ class ExtentSource:
     def gather(
         self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
     ) -> ReadStats:
-        """See :class:`RowSource`; the cost is that of all reads since the last gather, for coming extents too.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The extent is damaged or cannot be read; the stream has ended.
-        """
+        """Take the next extent; the cost is that of all reads since the last gather, for coming extents too."""
         n = len(addresses)
         if not n or n != self.n_rows:
             raise ValueError(f"a gather of {n} rows is not the extent that comes next")
@@ -254,10 +228,9 @@ class ExtentSource:
         return cost
 
     def check_open(self) -> None:
-        """See :class:`RowSource`; a closed stream says so itself."""
+        """Raise ClosedError where the file was closed; a closed stream says so itself."""
         self._file.check_open()
 
     def close(self) -> ReadStats:
-        """Wait for reads under way and stop; return what was read in vain. May be called again."""
         self._stream.close()
         return self._count(0)

@@ -7,7 +7,6 @@ import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from featstore.errors import BudgetError
 from featstore.graph.cleaning import Cleaning
 from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.graph.extsort import PairSorter, sort_keys
-from featstore.graph.inputedges import CscInput, IdReader, PairInput
+from featstore.graph.inputedges import CscInput, PairInput
 from featstore.graph.inputfields import check_edge_rows, open_fields, total_bytes
 from featstore.graph.progress import Progress
 from featstore.graph.source import ArrayLike, Source
@@ -39,7 +38,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def file_stem(name: str) -> str:
-    """Return a part of a file's name that tells the field ``name`` from all others, and is plain whatever the field is called."""
+    """Make a part of a file's name that tells the field ``name`` from all others, and is plain whatever the field is called."""
     stem = urllib.parse.quote(name, safe=" ,;@()+")
     if len(stem) > 100:  # file names end at 255 bytes, and a letter can take 12
         stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
@@ -59,7 +58,7 @@ class _Builder:
         self.fields: dict[str, FieldRecord] = {}
 
     def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
-        """Open a writer for a field's file; its name says what it is, and is a plain file name whatever the field is called."""
+        """Open a writer for a field's file."""
         buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
         file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
@@ -173,7 +172,7 @@ class _TopologyWriter:
     def __enter__(self) -> _TopologyWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._files.close()
         self._edge_ids.close()
 
@@ -203,7 +202,7 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> N
                 _write_long_list(topology, builder, ids, int(bounds[first]), int(degrees[first]), csc.num_nodes)
                 first += 1
                 continue
-            block, order = _sort_lists(ids.read(int(bounds[last] - bounds[first])), degrees[first:last], csc.num_nodes)
+            block, order = _sort_lists(ids(int(bounds[last] - bounds[first])), degrees[first:last], csc.num_nodes)
             if order is not None:
                 order += bounds[first]
             topology.write(bounds[first:last], block, order)
@@ -211,7 +210,7 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> N
 
 
 def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | None]:
-    """Return consecutive lists of the given lengths, each sorted ascending, and where each id was; None: all where they are."""
+    """Sort each of consecutive lists of the given lengths; return them, and where each id was: None if all were in order."""
     bits, spread = max(1, (n - 1).bit_length()), (len(degrees) - 1).bit_length()
     owner = np.repeat(np.arange(len(degrees), dtype=np.int64), degrees)
     if bits + spread > 63:
@@ -227,12 +226,14 @@ def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | 
     return key, moved
 
 
-def _write_long_list(topology: _TopologyWriter, builder: _Builder, ids: IdReader, start: int, degree: int, n: int) -> None:
+def _write_long_list(
+    topology: _TopologyWriter, builder: _Builder, ids: Callable[[int], Int64s], start: int, degree: int, n: int
+) -> None:
     """Sort one list that is longer than what is sorted in memory."""
     with PairSorter(n, builder.memory, builder.directory, id_bytes_of(start + degree)) as sorter:
         done = 0
         while done < degree:
-            block = ids.read(min(sorter.block_pairs, degree - done))
+            block = ids(min(sorter.block_pairs, degree - done))
             sorter.add(np.zeros_like(block), block, start + done)
             done += len(block)
         begins = np.array([start], dtype=np.int64)
@@ -242,7 +243,7 @@ def _write_long_list(topology: _TopologyWriter, builder: _Builder, ids: IdReader
 
 
 def _build_memory(memory: int | str | None, form: Form) -> int:
-    """Return the memory to work in, beside the chunk that is being filled."""
+    """Choose the memory to work in, beside the chunk that is being filled."""
     least = _LEAST_MEMORY + form.chunk_bytes
     n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
     if n_bytes < least:
@@ -309,8 +310,8 @@ def _write_pairs(
 ) -> int:
     """Sort edges, cleaned, and write them; return how many they are.
 
-    ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check`` is told of the number of edges before
-    anything is written.
+    ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check`` is told of the number of edges
+    before anything is written.
     """
     # Where duplicates go, edges are numbered as they are stored: no number goes with them.
     edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)

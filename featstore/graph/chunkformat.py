@@ -34,15 +34,7 @@ _MAGIC: Final = int.from_bytes(b"FSCHUNK\0", "little")
 
 
 def parse_chunk_bytes(value: int | str) -> int:
-    """Return the size of a chunk in bytes.
-
-    Raises
-    ------
-    ValueError
-        No multiple of 4 KiB, less than that, or more than 1 GiB.
-    TypeError
-        Neither an integer nor text.
-    """
+    """Parse the size of a chunk; ValueError unless it is a multiple of 4 KiB, up to 1 GiB."""
     n_bytes = parse_size(value, "chunk_bytes")
     if not PAGE_BYTES <= n_bytes <= MOST_CHUNK_BYTES or n_bytes % PAGE_BYTES:
         raise ValueError(
@@ -55,19 +47,19 @@ def parse_chunk_bytes(value: int | str) -> int:
 def chunk_header(
     number: int, first_node: int, n_nodes: int, first_edge: int, n_edges: int, id_bytes: int
 ) -> npt.NDArray[np.uint8]:
-    """Return the header of chunk ``number``, :data:`HEADER_BYTES` bytes."""
+    """Make the header of chunk ``number``, :data:`HEADER_BYTES` bytes."""
     words = [_MAGIC, number, first_node, n_nodes, first_edge, n_edges, id_bytes, 0]
     return np.array(words, "<i8").view(np.uint8)
 
 
 class Directory:
-    """What each chunk holds; all that stays in memory of a chunked topology.
+    """What each chunk holds; all that stays in memory of a chunked topology. About 56 bytes a chunk.
 
     Parameters
     ----------
     rows : int64 array, shape (n_chunks + 1, 3)
         Of each chunk: the first node whose list begins in it or later, its first edge, and the edge with which that node's list
-        begins. The last row is ``(num_nodes, num_edges, num_edges)``.
+        begins. The last row is ``(num_nodes, num_edges, num_edges)``. CorruptionError unless they describe such chunks.
     num_nodes, num_edges, id_bytes, chunk_bytes : int
     n_words : int
         Words of ``id_bytes`` of the file of chunks.
@@ -80,15 +72,6 @@ class Directory:
         The columns of ``rows``.
     ids_at : int64 array, shape (n_chunks,)
         The word of the file with which each chunk's ids begin.
-
-    Raises
-    ------
-    CorruptionError
-        The rows do not describe chunks that hold such a graph, one after the other.
-
-    Notes
-    -----
-    About 56 bytes a chunk.
     """
 
     def __init__(
@@ -108,11 +91,11 @@ class Directory:
 
     @staticmethod
     def held_bytes(n_chunks: int) -> int:
-        """Return the bytes of a directory's arrays, and of the numbers of each chunk's first page in a cache of pages."""
+        """Count the bytes of a directory's arrays, and of the numbers of each chunk's first page in a cache of pages."""
         return 7 * 8 * (n_chunks + 1)
 
     def _first_bad(self, num_nodes: int, num_edges: int, n_words: int) -> int:
-        """Return the first row that is wrong, or -1."""
+        """Find the first row that is wrong; -1 if none is."""
         node, edge, start, last = self.first_node, self.first_edge, self.first_start, self.n_chunks
         if (node[last], edge[last], start[last]) != (num_nodes, num_edges, num_edges):
             return last
@@ -134,10 +117,7 @@ class Directory:
 
 
 def check_header(words: npt.NDArray[np.uint8], directory: Directory, number: int, place: tuple[str, int]) -> None:
-    """Raise CorruptionError unless ``words``, :data:`HEADER_BYTES` bytes, are the header that the directory implies.
-
-    ``place`` is the file and the byte where the chunk begins.
-    """
+    """Raise CorruptionError unless ``words`` are the header that the directory implies for the chunk at ``place``."""
     expected = chunk_header(
         number,
         int(directory.first_node[number]),

@@ -35,21 +35,11 @@ _LEAST_NODES = 1024  # whose offsets are read at once of a chunk that is larger 
 
 
 class ChunkedTopology(Topology):
-    """The adjacency in chunks of a fixed size, each with the places where its lists begin (in-situ sampling, section 2.1).
+    """The adjacency in chunks of a fixed size, each with the places where its lists begin. Thread-safe if ``chunks`` is.
 
-    Parameters
-    ----------
-    num_nodes, num_edges : int
-    directory : Directory
-    chunks : RowFile or StripedRows
-        Words of ``directory.id_bytes``.
-    budget : Budget
-
-    Notes
-    -----
-    Thread-safe if ``chunks`` is. In memory are the directory, 56 bytes a chunk, and a cache of pages
-    (:class:`~featstore.graph.offsetpages.OffsetPages`). A list costs two reads, of the page that says where it begins and of its
-    ids, unless the first is cached.
+    In memory are the directory, 56 bytes a chunk, and a cache of pages (:class:`~featstore.graph.offsetpages.OffsetPages`). A
+    list costs two reads, of the page that says where it begins and of its ids, unless the first is cached. ``chunks`` holds
+    words of ``directory.id_bytes``.
 
     References
     ----------
@@ -79,12 +69,7 @@ class ChunkedTopology(Topology):
     ) -> ChunkedTopology:
         """Read the directory, a file of rows of three int64, into memory that ``budget`` counts as ``chunk directory``.
 
-        ``files`` hold the chunks, in order.
-
-        Raises
-        ------
-        CorruptionError, FormatError, BudgetError, OSError
-            The directory does not describe chunks of this graph; chunks of an impossible size; no memory; reading failed.
+        ``files`` hold the chunks, in order. Raises CorruptionError or FormatError where the directory does not describe them.
         """
         if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES or directory.n_rows < 1:
             raise FormatError(f"{files[0].path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", files[0].path)
@@ -100,12 +85,12 @@ class ChunkedTopology(Topology):
 
     @staticmethod
     def held_bytes(num_nodes: int, n_chunks: int, id_bytes: int, total: int) -> int:
-        """Return what is held at most once the topology is loaded where the budget is of ``total`` bytes."""
+        """Bound what a loaded topology holds under a budget of ``total`` bytes."""
         return Directory.held_bytes(n_chunks + 1) + OffsetPages.held_bytes(num_nodes, n_chunks, id_bytes, total)
 
     @property
     def directory(self) -> Directory:
-        """What each chunk holds."""
+        """The directory of chunks; ClosedError once closed."""
         directory = self._directory  # stays if another thread closes
         if directory is None:
             raise ClosedError(f"the adjacency in {self.path} is closed")
@@ -113,13 +98,12 @@ class ChunkedTopology(Topology):
 
     @property
     def resident_offsets(self) -> Int64s | None:
-        """See :attr:`Topology.resident_offsets`: none."""
         return None
 
     # -- single lists ------------------------------------------------------------------------------------------------------------
 
     def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """See :meth:`Topology.offsets`; pages that are not cached are read, each once."""
+        """Read each page that is not cached once."""
         starts = np.empty(len(ids), np.int64) if starts is None else starts
         degrees = np.empty(len(ids), np.int64) if degrees is None else degrees
         for first in range(0, len(ids), _PIECE):
@@ -149,7 +133,7 @@ class ChunkedTopology(Topology):
             raise self._damaged(d, int(chunk[bad]), int(word[bad]))
 
     def _damaged(self, d: Directory, chunk: int, word: int) -> CorruptionError:
-        """Return the error for a begin that does not agree with its neighbours or the directory."""
+        """Make the error for a begin that disagrees with its neighbours or the directory."""
         return CorruptionError(
             f"where lists begin does not ascend within chunk {chunk}",
             *self._page_at(chunk * d.chunk_words + word),
@@ -163,14 +147,12 @@ class ChunkedTopology(Topology):
         return file.path, PAGE_BYTES + word * self.id_bytes // PAGE_BYTES * PAGE_BYTES
 
     def files_of(self, nodes: Int64s) -> Int64s:
-        """See :meth:`Topology.files_of`."""
         if not isinstance(self.chunks, StripedRows):
             return super().files_of(nodes)
         d = self.directory
         return self.chunks.file_of(np.searchsorted(d.first_node[1:], nodes, side="right") * d.chunk_words)
 
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
-        """See :meth:`Topology.read_edges`."""
         if not len(positions):
             return
         d = self.directory
@@ -195,11 +177,10 @@ class ChunkedTopology(Topology):
 
     @property
     def path(self) -> str:
-        """See :attr:`Topology.path`."""
         return self.chunks.path
 
     def offsets_between(self, first: int, stop: int) -> Int64s:
-        """See :meth:`Topology.offsets_between`; of each chunk the pages that say where lists begin are read."""
+        """Read the pages of each chunk that say where lists begin."""
         d = self.directory
         out = np.empty(stop - first + 1, np.int64)
         chunk, node = int(np.searchsorted(d.first_node[1:], first, side="right")), first
@@ -221,7 +202,7 @@ class ChunkedTopology(Topology):
         return self._checked(d, chunk, first, rows.reshape(-1).view(self.id_dtype))
 
     def _checked(self, d: Directory, chunk: int, first: int, words: Words) -> Int64s:
-        """Return the edges that words of a chunk, those of its nodes ``first …``, name; CorruptionError if they cannot be."""
+        """Turn words of a chunk, those of its nodes ``first …``, into numbers of edges; CorruptionError if they cannot be."""
         begins = words.astype(np.int64)
         is_good = (begins >= 0) & (begins <= d.n_edges[chunk])
         is_good[1:] &= begins[1:] >= begins[:-1]
@@ -234,14 +215,12 @@ class ChunkedTopology(Topology):
         return begins
 
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
-        """See :meth:`Topology.blocks`."""
         return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, block_bytes // 2, 0, self.num_nodes)
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
-        """See :meth:`Topology.lists`.
+        """Read the chunks that hold edges of the nodes; of the first and last one only what the nodes span.
 
-        Chunks with none of the nodes are not read, nor are those without an edge; of the first and the last one what lies
-        before the first and behind the last node is not. A chunk that is larger than half of ``block_bytes`` is read in parts.
+        A chunk that is larger than half of ``block_bytes`` is read in parts.
         """
         if not len(nodes):
             return
@@ -256,17 +235,15 @@ class ChunkedTopology(Topology):
 
     @property
     def gap_bytes(self) -> int:
-        """See :attr:`Topology.gap_bytes`."""
         return self.chunks.gap_bytes
 
     def pass_cost(self, nodes: Int64s) -> int:
-        """See :meth:`Topology.pass_cost`."""
         chunks = self._chunks_of(nodes)
         n_runs = 1 + int((np.diff(chunks) != 1).sum()) if len(chunks) else 0
         return len(chunks) * self.directory.chunk_bytes + self.gap_bytes * n_runs
 
     def lookup_cost(self, nodes: Int64s) -> int:
-        """See :meth:`Topology.lookup_cost`: a page for each that is not cached."""
+        """Count a page for each node: none may be cached."""
         return len(nodes) * (PAGE_BYTES + self.gap_bytes)
 
     def _chunks_of(self, nodes: Int64s) -> Int64s:
@@ -378,14 +355,12 @@ class ChunkedTopology(Topology):
             carry.leave(chunk, carried)
 
     def bad_id(self, position: int, found: int) -> CorruptionError:
-        """See :meth:`Topology.bad_id`."""
         d = self.directory
         chunk = int(np.searchsorted(d.first_edge[1:], position, side="right"))
         where = self._page_at(int(d.ids_at[chunk]) + position - int(d.first_edge[chunk]))
         return CorruptionError(f"edge {position} leads to node {found} of {self.num_nodes}", *where)
 
     def close(self) -> None:
-        """See :meth:`Topology.close`."""
         self._directory = None
         self._pages.close()
         if self._reservation is not None:
@@ -393,23 +368,22 @@ class ChunkedTopology(Topology):
 
 
 class _Carry:
-    """With which edge the list began that goes on in the next chunk, where its chunk was read."""
+    """The edge with which the list began that goes on in the next chunk, if the chunk before was read."""
 
     def __init__(self) -> None:
         self._chunk = -1
         self._edge: int | None = None
 
     def into(self, chunk: int) -> int | None:
-        """Return that edge for who reads ``chunk`` next; None where the chunk before was not read."""
+        """Return that edge for a reader of ``chunk``; None where the chunk before was not read."""
         return self._edge if self._chunk == chunk - 1 else None
 
     def leave(self, chunk: int, edge: int | None) -> None:
-        """Remember it at the end of ``chunk``."""
         self._chunk, self._edge = chunk, edge
 
 
 def _block(d: Directory, chunk: int, begins: Int64s, carried: int | None, ids: Words) -> ListBlock | None:
-    """Return a chunk's lists; without one that goes on from the chunk before, unless it began with the edge ``carried``."""
+    """Make a block of a chunk's lists; of a list that began in the chunk before, with edge ``carried``, only if known."""
     first_edge, first_start = int(d.first_edge[chunk]), int(d.first_start[chunk])
     node, offsets = int(d.first_node[chunk]), np.append(begins, d.first_start[chunk + 1])
     if first_start > first_edge:

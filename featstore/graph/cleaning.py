@@ -35,12 +35,8 @@ class Cleaning:
     ) -> Cleaning:
         """Check what a user asks for.
 
-        Raises
-        ------
-        TypeError
-            An option is no bool.
-        ValueError
-            Edges are removed or added, and there are features of them; their number is not known ahead, and there are stripes.
+        ValueError where edges go or come and there are features of them, or where their number is not known ahead and there are
+        stripes.
         """
         options = {"coalesce": coalesce, "remove_self_loops": remove_self_loops, "to_undirected": to_undirected}
         for name, value in options.items():
@@ -64,7 +60,7 @@ class Cleaning:
         return not (self.coalesce or self.remove_self_loops)
 
     def work_bytes(self, n_edges: int, n_bytes: int) -> int:
-        """Return what progress counts of the edges, where it counts ``n_bytes`` of an edge that stays as it is."""
+        """Count what progress shows of the edges, where it counts ``n_bytes`` of an edge that stays as it is."""
         return n_edges * (n_bytes if self.is_none else 24 * (1 + self.to_undirected))
 
     def apply(self, blocks: Iterable[tuple[Int64s, Int64s]]) -> Iterator[tuple[Int64s, Int64s]]:

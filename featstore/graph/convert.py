@@ -109,7 +109,7 @@ def convert(
 
 
 def _directories(root: str, catalog: Catalog) -> list[str]:
-    """Return the directories in which the stripes of the chunks lie."""
+    """List the directories in which the stripes of the chunks lie."""
     chunks = catalog.fields.get(f"{EDGE}/chunks")
     found = (stripe_directory(root, part.file) for part in (chunks.parts if chunks is not None else ()))
     return [os.path.realpath(os.path.dirname(each)) for each in found if each is not None]

@@ -21,20 +21,15 @@ _MOST_BLOCK_BYTES: Final = 8 << 20
 _BLOCK_SHARE: Final = 16  # of the memory that is left, one part of so many
 
 
-def blocks_in(topology: Topology, budget: Budget, holder: str) -> Iterator[ListBlock]:
-    """Read the adjacency once, see :meth:`Topology.blocks`, in a block that ``budget`` counts; small where memory is short.
-
-    Raises
-    ------
-    BudgetError, CorruptionError, OSError
-    """
-    n_bytes = max(_LEAST_BLOCK_BYTES, min(_MOST_BLOCK_BYTES, budget.available // _BLOCK_SHARE))
+def blocks_in(topology: Topology, budget: Budget, holder: str, most_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[ListBlock]:
+    """Read the adjacency once, see :meth:`Topology.blocks`, in a block that ``budget`` counts; small where memory is short."""
+    n_bytes = max(_LEAST_BLOCK_BYTES, min(most_bytes, budget.available // _BLOCK_SHARE))
     with budget.reserve(holder, scan_bytes(topology.nbytes, n_bytes)):
         yield from topology.blocks(n_bytes)
 
 
 def counts_dtype(num_edges: int) -> np.dtype[Any]:
-    """Return what holds a number of edges."""
+    """Choose what holds a number of edges."""
     return np.dtype(np.int32 if num_edges < 2**31 else np.int64)
 
 
@@ -45,30 +40,11 @@ def count_cross_edges(
     holder: str,
     progress: Callable[[int], None] = lambda n_bytes: None,
 ) -> npt.NDArray[Any]:
-    """Return how many out-edges of each node lead into another part than its own.
+    """Count the out-edges of each node into other parts: int32 ``[num_nodes]``, int64 from 2³¹ edges on.
 
-    Parameters
-    ----------
-    topology : Topology
-    parts : int32 array, shape (num_nodes,)
-    budget : Budget
-        Counts the block that is read, as ``holder``; the result is the caller's to count.
-    progress : callable
-        Called with the bytes that were read.
-
-    Returns
-    -------
-    int32 array, shape (num_nodes,); int64 from 2³¹ edges on
-        A repeated edge counts as often as it occurs.
-
-    Raises
-    ------
-    BudgetError, CorruptionError, OSError
-
-    Notes
-    -----
-    Lists hold in-neighbours: a node occurs in the list of every node that its out-edges lead to. One pass in sequence, two
-    look-ups an edge.
+    ``budget`` counts the block that is read, as ``holder``; the result is the caller's to count. ``progress`` is told of bytes
+    read. Lists hold in-neighbours: a node occurs in the list of every node that its out-edges lead to. One pass in sequence,
+    two look-ups an edge.
     """
     counts = np.zeros(topology.num_nodes, counts_dtype(topology.num_edges))
     for block in blocks_in(topology, budget, holder):

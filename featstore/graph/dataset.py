@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from featstore.config import Options, user_path
-from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
+from featstore.errors import ClosedError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.graph import build
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
-from featstore.graph.reopen import Reopen
-from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, topology_bytes
+from featstore.graph.reopen import reduced
+from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed, topology_bytes
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.storededges import StoredEdges
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
-from featstore.storage.catalog import EDGE
+from featstore.storage.catalog import EDGE, FieldRecord
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -94,12 +95,12 @@ class OutOfCoreGraph(StoredEdges):
         for name, record in catalog.by_role("feature").items():
             if record.n_rows != self.num_nodes:
                 raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
-            self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), Reopen(self, name))
+            self._open_feature_file(name, record)
         self._list_features()
         for name, record in catalog.by_role("feature", EDGE).items():
             if record.n_rows != self.num_edges:
                 raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {self.num_edges} edges", self.path)
-            file, reopen = self._snapshot.file_of(record), Reopen(self, name, "edge_features")
+            file, reopen = self._snapshot.file_of(record), partial(reduced, self, name, "edge_features")
             self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
         self.edge_features = Fields.of("edge feature", self._edge_stores)
         data = catalog.by_role("data")
@@ -109,10 +110,12 @@ class OutOfCoreGraph(StoredEdges):
         self.features = Fields.of("feature", self._stores)
 
     def _open_feature(self, name: str) -> None:
-        record = self._snapshot.catalog.by_role("feature")[name]
-        file = self._snapshot.file_of(record)
-        self._open_store(name, file, record.shape, torch_dtype(record.dtype), Reopen(self, name))
+        self._open_feature_file(name, self._snapshot.catalog.by_role("feature")[name])
         self._list_features()
+
+    def _open_feature_file(self, name: str, record: FieldRecord) -> None:
+        file, reopen = self._snapshot.file_of(record), partial(reduced, self, name)
+        self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen)
 
     # -- making ------------------------------------------------------------------------------------------------------------------
 
@@ -343,17 +346,9 @@ class OutOfCoreGraph(StoredEdges):
     @classmethod
     def _open_made(cls, path: str | os.PathLike[str], memory: int | str | None) -> OutOfCoreGraph:
         """Open a dataset that was just made; an error says that it need not be made again."""
-        try:
+        where = os.path.abspath(user_path(path))
+        with opening_committed(f"the dataset at {where} is complete and in place, but opening it failed", where):
             return cls.open(path, memory=memory)
-        except OSError as error:
-            where = os.path.abspath(user_path(path))
-            raise CommittedError(
-                f"the dataset at {where} is complete and in place, but opening it failed", where, error
-            ) from error
-        except BudgetError as error:
-            raise BudgetError(
-                f"the dataset is complete and in place, but opening it failed: {error.reason}", error.needed
-            ) from error
 
     @classmethod
     def open(

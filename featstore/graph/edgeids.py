@@ -23,22 +23,15 @@ _STEP = 1 << 16  # edges
 
 
 def id_bytes_of(num_edges: int) -> int:
-    """Return the bytes of an edge's number."""
+    """Choose the width of an edge's number."""
     return 4 if num_edges < 1 << 31 else 8
 
 
 class EdgeIdsWriter:
     """Write which edge of the input each stored edge is, unless each is its own: then there is no file.
 
-    Parameters
-    ----------
-    num_edges : int
-    open_writer : callable (row_bytes, dtype) -> RowFileWriter
-        Called once, if an edge has moved.
-
-    Notes
-    -----
-    Holds at most half a megabyte. Edges before the first one that has moved are written when that comes.
+    ``open_writer(row_bytes, dtype)`` is called once, if an edge has moved. Edges before that one are written then. Holds at
+    most half a megabyte.
     """
 
     def __init__(self, num_edges: int, open_writer: Callable[[int, str], RowFileWriter]) -> None:
@@ -82,10 +75,8 @@ class EdgeIdsWriter:
 class EdgeIds:
     """Look-up of the numbers that edges had in the input, by where they are stored. Thread-safe if ``file`` is.
 
-    Parameters
-    ----------
-    file : RowFile
-        A row of 4 or 8 bytes for each stored edge.
+    ``file`` has a row of 4 or 8 bytes for each stored edge. Whatever reads raises CorruptionError for a number that is no
+    edge's.
     """
 
     def __init__(self, file: RowFile) -> None:
@@ -93,14 +84,7 @@ class EdgeIds:
         self.dtype = np.dtype(f"<i{file.row_bytes}")  # of a number
 
     def read(self, first: int, out: npt.NDArray[Any]) -> None:
-        """Read the numbers of the stored edges ``first …`` into ``out``, an array of :attr:`dtype`.
-
-        Raises
-        ------
-        CorruptionError
-            The file holds a number that is no edge's.
-        OSError, ClosedError
-        """
+        """Read the numbers of the stored edges ``first …`` into ``out``, an array of :attr:`dtype`."""
         width = self.dtype.itemsize
         self._file.read(first, len(out), out.view(np.uint8).reshape(len(out), width))
         bad = _core.first_bad_id(out, width, self._file.n_rows)
@@ -119,24 +103,9 @@ class EdgeIds:
         return CorruptionError(f"edge {position} cannot be number {found} of the input", self._file.path, where)
 
     def replace(self, positions: Int64s, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]) -> None:
-        """Put each edge's number in the input in the place of its number among the stored edges.
+        """Replace positions of stored edges, int64 ``[n]``, by their numbers in the input.
 
-        Parameters
-        ----------
-        positions : int64 array, shape (n,)
-            In ``[0, num_edges)``; written over.
-        array : callable
-            ``array(shape, dtype)`` makes an array; the numbers are read into one.
-
-        Raises
-        ------
-        CorruptionError
-            The file holds a number that is no edge's.
-        OSError, ClosedError, BudgetError
-
-        Notes
-        -----
-        One batch of asynchronous reads of the pages that hold the numbers.
+        ``array(shape, dtype)`` makes the array that the numbers are read into: one batch of asynchronous reads.
         """
         if not len(positions):
             return

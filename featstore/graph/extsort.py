@@ -10,8 +10,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,19 +28,9 @@ _FAN_OUT = 128
 def sort_pairs(
     dst: Int64s, src: Int64s, dst_low: int, dst_high: int, n: int, edges: Int64s | None = None
 ) -> tuple[Int64s, Int64s, Int64s | None]:
-    """Sort pairs by destination, then source; equal pairs stay in order.
+    """Sort pairs by destination, then source; equal pairs stay in order, with the numbers ``edges`` that go with them.
 
-    Parameters
-    ----------
-    dst, src : int64 array, shape (k,)
-        ``dst_low <= dst < dst_high`` and ``0 <= src < n``.
-    edges : int64 array, shape (k,), optional
-        Numbers that go with the pairs.
-
-    Returns
-    -------
-    dst, src : int64 array, shape (k,)
-    edges : int64 array, shape (k,), or None
+    ``dst_low <= dst < dst_high`` and ``0 <= src < n``; all arrays are int64 ``[k]``.
     """
     bits = max(1, (n - 1).bit_length())
     key_bits = (dst_high - dst_low - 1).bit_length() + bits
@@ -89,16 +78,6 @@ class _Bucket:
     n_pairs: int = 0
 
 
-@dataclass
-class _Spill:
-    """A range cut into buckets of equal width."""
-
-    low: int
-    width: int
-    dst: int | None
-    buckets: list[_Bucket] = field(default_factory=list)
-
-
 class PairSorter:
     """Collect pairs in any order and give them back sorted; a context manager that removes its spill files. One owner thread.
 
@@ -128,7 +107,7 @@ class PairSorter:
         self._numbers = edge_bytes > 0
         self._held: list[npt.NDArray[Any]] = []
         self._n_held = 0
-        self._spill: _Spill | None = None
+        self._spill: list[_Bucket] = []
         self._paths: set[str] = set()
         self.bytes_spilled = 0
 
@@ -140,11 +119,11 @@ class PairSorter:
             block["src"] = src[first : first + self.block_pairs]
             if self._numbers:
                 block["edge"] = np.arange(first_edge + first, first_edge + first + len(block))
-            if self._spill is None and self._n_held + len(block) <= self._cap:
+            if not self._spill and self._n_held + len(block) <= self._cap:
                 self._held.append(block)
                 self._n_held += len(block)
                 continue
-            if self._spill is None:
+            if not self._spill:
                 self._spill = self._cut(0, self.n, None)
                 for held in self._held:
                     self._scatter(self._spill, held)
@@ -153,7 +132,7 @@ class PairSorter:
 
     def sorted(self) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
         """Yield ``(dst, src, numbers)`` in blocks, sorted by destination and then source; may be used once."""
-        if self._spill is not None:
+        if self._spill:
             yield from self._drain(self._spill)
         elif self._held:
             pairs = np.concatenate(self._held)
@@ -166,23 +145,23 @@ class PairSorter:
         edges = pairs["edge"].astype(np.int64) if self._numbers else None
         return pairs["dst"].astype(np.int64), pairs["src"].astype(np.int64), edges
 
-    def _cut(self, low: int, high: int, dst: int | None) -> _Spill:
+    def _cut(self, low: int, high: int, dst: int | None) -> list[_Bucket]:
+        """Cut a range into buckets of equal width."""
         width = -(-(high - low) // _FAN_OUT)
-        spill = _Spill(low, width, dst)
         stem = os.path.join(self._directory, f"spill-{uuid.uuid4().hex}")
-        for index, start in enumerate(range(low, high, width)):
-            spill.buckets.append(_Bucket(f"{stem}-{index}.tmp", start, min(start + width, high), dst))
-        return spill
+        starts = enumerate(range(low, high, width))
+        return [_Bucket(f"{stem}-{index}.tmp", start, min(start + width, high), dst) for index, start in starts]
 
-    def _scatter(self, spill: _Spill, pairs: npt.NDArray[Any]) -> None:
-        key = pairs["dst" if spill.dst is None else "src"]
+    def _scatter(self, spill: list[_Bucket], pairs: npt.NDArray[Any]) -> None:
+        first = spill[0]
+        key = pairs["dst" if first.dst is None else "src"]
         # NumPy sorts 16-bit integers stably by radix: linear time.
-        index = ((key - spill.low) // spill.width).astype(np.uint16)
+        index = ((key - first.low) // (first.high - first.low)).astype(np.uint16)
         order = np.argsort(index, kind="stable")
-        ends = np.bincount(index, minlength=len(spill.buckets)).cumsum()
+        ends = np.bincount(index, minlength=len(spill)).cumsum()
         pairs = pairs[order]
         start = 0
-        for bucket, end in zip(spill.buckets, ends.tolist(), strict=True):
+        for bucket, end in zip(spill, ends.tolist(), strict=True):
             if end > start:
                 self._append(bucket, pairs[start:end])
                 start = end
@@ -207,8 +186,8 @@ class PairSorter:
             close_quietly(fd)
         return np.frombuffer(data, dtype=self._dtype)
 
-    def _drain(self, spill: _Spill) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
-        for bucket in spill.buckets:
+    def _drain(self, spill: list[_Bucket]) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
+        for bucket in spill:
             if not bucket.n_pairs:
                 continue
             if bucket.n_pairs <= self._cap:
@@ -244,7 +223,6 @@ class PairSorter:
         self._paths.discard(path)
 
     def close(self) -> None:
-        """Remove all spill files."""
         self._held = []
         while self._paths:
             with contextlib.suppress(OSError):
@@ -253,5 +231,5 @@ class PairSorter:
     def __enter__(self) -> PairSorter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,7 +7,7 @@ wherever ids are given; offsets that do not ascend are a ValueError; what is no 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from featstore.gather.arrays import as_array
 from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 
-__all__ = ["CscInput", "IdReader", "PairInput"]
+__all__ = ["CscInput", "PairInput"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -58,40 +58,14 @@ class _Cursor:
         return out[:done]
 
     def given(self, value: np.int64) -> int:
-        """Return a value as it was in the source."""
+        """Undo the wrap of a uint64 value, for messages."""
         return int(value) % (1 << 64) if self._is_uint64 else int(value)
-
-
-class IdReader:
-    """The ids of :class:`CscInput` in order, each checked; made by :meth:`CscInput.ids`."""
-
-    def __init__(self, indices: Source, num_nodes: int, block_bytes: int) -> None:
-        self._cursor = _Cursor(indices, block_bytes)
-        self._n = num_nodes
-        self._done = 0
-
-    def read(self, n: int) -> Int64s:
-        """Return the next ``n`` ids, which is as many as there are; IndexError where one is no node."""
-        ids = self._cursor.read(n)
-        bad = (ids < 0) | (ids >= self._n)
-        if bad.any():
-            at = int(bad.argmax())
-            raise _not_a_node(f"indices[{self._done + at}]", self._cursor.given(ids[at]), self._n)
-        self._done += n
-        return ids
 
 
 class CscInput:
     """Neighbour lists as compressed columns: those of node ``v`` are ``indices[indptr[v]:indptr[v + 1]]``.
 
-    Attributes
-    ----------
-    num_nodes, num_edges : int
-
-    Raises
-    ------
-    TypeError, ValueError, FormatError, CorruptionError, OSError
-        One of them holds no integers, has more dimensions than one, or cannot be read; ``indptr`` is empty.
+    TypeError or ValueError where one of the two holds no integers or has more dimensions than one, or ``indptr`` is empty.
     """
 
     def __init__(self, indptr: ArrayLike, indices: ArrayLike) -> None:
@@ -109,10 +83,7 @@ class CscInput:
     def offsets(self, step: int, block_bytes: int) -> Iterator[Int64s]:
         """Yield where the next ``step`` lists begin, and where the last of them ends: int64 ``[k + 1]``.
 
-        Raises
-        ------
-        ValueError
-            They do not ascend from 0 to the number of ids.
+        ValueError unless they ascend from 0 to the number of ids.
         """
         n, n_edges, cursor = self.num_nodes, self.num_edges, _Cursor(self._indptr, block_bytes)
         rule = f"offsets ascend from 0 to {n_edges}, the number of indices"
@@ -135,18 +106,30 @@ class CscInput:
             yield bounds
 
     def pairs(self, n_pairs: int, block_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield sources and destinations of the next edges, at most ``n_pairs``; raises as :meth:`offsets` and :meth:`ids` do."""
+        """Yield sources and destinations of the next edges, at most ``n_pairs``."""
         node, ids = 0, self.ids(block_bytes)
         for bounds in self.offsets(max(1, n_pairs // 4), block_bytes):
             nodes = np.arange(node, node + len(bounds) - 1)
             for first in range(int(bounds[0]), int(bounds[-1]), n_pairs):
                 ends = np.clip(bounds, first, first + n_pairs)
-                yield ids.read(int(ends[-1] - ends[0])), np.repeat(nodes, np.diff(ends))
+                yield ids(int(ends[-1] - ends[0])), np.repeat(nodes, np.diff(ends))
             node += len(nodes)
 
-    def ids(self, block_bytes: int) -> IdReader:
-        """Return the ids, to be read in order."""
-        return IdReader(self._indices, self.num_nodes, block_bytes)
+    def ids(self, block_bytes: int) -> Callable[[int], Int64s]:
+        """Return ``read(n)``, which reads the next ``n`` ids, as many as there are; IndexError where one is no node."""
+        cursor, done = _Cursor(self._indices, block_bytes), 0
+
+        def read(n: int) -> Int64s:
+            nonlocal done
+            ids = cursor.read(n)
+            bad = (ids < 0) | (ids >= self.num_nodes)
+            if bad.any():
+                at = int(bad.argmax())
+                raise _not_a_node(f"indices[{done + at}]", cursor.given(ids[at]), self.num_nodes)
+            done += n
+            return ids
+
+        return read
 
 
 def _integers(name: str, value: ArrayLike) -> Source:
@@ -169,15 +152,7 @@ _FORMS = "an array [2, E], a tensor, lists, the path of a .npy file, or an itera
 class PairInput:
     """Edges as pairs: ``edge_index``, int ``[2, num_edges]``, sources and destinations, or blocks of such shape.
 
-    Attributes
-    ----------
-    num_edges : int or None
-        None: an iterable does not say before it ends.
-
-    Raises
-    ------
-    TypeError, ValueError, FormatError, CorruptionError, OSError
-        What is given is none of these, has another shape, holds no integers, or cannot be read.
+    ``num_edges`` is None for an iterable, which does not say before it ends. TypeError or ValueError for anything else.
     """
 
     def __init__(self, edge_index: Any, num_nodes: int) -> None:
@@ -199,15 +174,7 @@ class PairInput:
         self._given = edge_index
 
     def blocks(self, n_pairs: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield sources and destinations of the next edges, at most ``n_pairs``; each id is checked.
-
-        Raises
-        ------
-        IndexError
-            An id is no node.
-        TypeError, ValueError
-            A block of an iterable has another shape, or holds no integers.
-        """
+        """Yield sources and destinations of the next edges, at most ``n_pairs``; IndexError for an id that is no node."""
         done = 0
         for block in self._blocks(n_pairs):
             ids = block.astype(np.int64)  # a uint64 beyond int64 turns negative, which no id may be

@@ -30,14 +30,9 @@ def open_fields(
     num_nodes: int,
     nodes: str = "nodes",
 ) -> list[Field]:
-    """Return all fields, opened; their names are checked, and the rows of those that have one a node.
+    """Open all fields; check their names, and that those of nodes have a row for each.
 
-    ``nodes`` is what a message says after their number: how it is known.
-
-    Raises
-    ------
-    ValueError, TypeError, FormatError, CorruptionError, OSError
-        See :meth:`featstore.OutOfCoreGraph.create`.
+    ``nodes`` is what a message says after their number: how it is known. Raises as :meth:`featstore.OutOfCoreGraph.create`.
     """
     for argument, given in (("features", features), ("node_data", node_data), ("edge_features", edge_features)):
         if given is not None and not isinstance(given, Mapping):
@@ -72,5 +67,4 @@ def _check_rows(what: str, name: str, source: Source, n: int, of: str) -> None:
 
 
 def total_bytes(fields: Iterable[Field]) -> int:
-    """Return the bytes of all rows."""
     return sum(source.n_rows * source.row_bytes for *_, source in fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,19 +17,19 @@ from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.config import Options, check_at_least, check_flag, parse_cache_size
 from featstore.errors import BudgetError, FormatError
+from featstore.graph.aggregate import MadeFeatures
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.feature import FeatureStore
 from featstore.graph.listscores import WriteScores, scores_by_degrees
-from featstore.graph.madefeatures import MadeFeatures
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces, stored_size
+from featstore.graph.opentopology import held_bytes, load_topology, stored_size
 from featstore.graph.partarrays import check_parts
 from featstore.graph.partlists import PartLists
 from featstore.graph.partorder import PartOrder
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
 from featstore.graph.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
-from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, find_parts, kept_parts, read_parts, save_parts
+from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
@@ -83,12 +83,12 @@ class Kept(MadeFeatures):
             return self._topology
 
     def topology_bytes(self) -> int:
-        """Return what the adjacency will hold at most once it is asked for: none where it was already."""
+        """Bound what the adjacency will hold once it is asked for: nothing where it was already."""
         with self.locked():
             return 0 if self._topology is not None else held_bytes(self._snapshot, self.budget.total)
 
     def choosing_bytes(self) -> int:
-        """Return what choosing neighbour lists takes beside their cache, :meth:`NeighborCache.scratch_bytes`; opens nothing."""
+        """Count what choosing neighbour lists takes beside their cache, :meth:`NeighborCache.scratch_bytes`; opens nothing."""
         n_bytes, in_memory = stored_size(self._snapshot)
         return NeighborCache.scratch_bytes(self.num_nodes, n_bytes, in_memory=in_memory)
 
@@ -240,7 +240,7 @@ class Kept(MadeFeatures):
         budget: Budget | None = None,
         note: Callable[[int], None] = lambda n_bytes: None,
     ) -> PolicyInputs:
-        """Return what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this.
+        """Make what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this.
 
         ``note`` is told of the bytes of degrees.
         """
@@ -258,12 +258,12 @@ class Kept(MadeFeatures):
             return degrees
 
         budget = self.budget if budget is None else budget
-        kept = find_parts(self, parts) if isinstance(parts, str) else parts if isinstance(parts, KeptParts) else None
+        kept = self.find_parts(parts) if isinstance(parts, str) else parts if isinstance(parts, KeptParts) else None
         given: Given = parts if kept is None else kept.load  # type: ignore[assignment]
 
         def cross_out_degree() -> torch.Tensor:
             if given is None or kept is not None:
-                return (find_parts(self) if kept is None else kept).cross_out_degree()
+                return (self.find_parts() if kept is None else kept).cross_out_degree()
             return self._count_cross_edges(given, budget)
 
         return PolicyInputs(self.num_nodes, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree)
@@ -284,14 +284,8 @@ class Kept(MadeFeatures):
             raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
         return file
 
-    def degree_pieces(self, n_nodes: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the in- and out-degrees of ``n_nodes`` nodes after the other, read from the files in sequence."""
-        out_degree = self._out_degrees()
-        for first, offsets in stored_pieces(self._snapshot, lambda: self.topology, n_nodes):
-            yield np.diff(offsets), out_degree.read(first, len(offsets) - 1).reshape(-1).view(np.int64)
-
     def short_degrees(self) -> npt.NDArray[np.uint16]:
-        """Return the out-degrees, uint16 [n], read in pieces; ``MOST_DEGREE`` stands for all that are higher."""
+        """Read the out-degrees, uint16 [n], in pieces; ``MOST_DEGREE`` stands for all that are higher."""
         file, found = self._out_degrees(), np.empty(self.num_nodes, np.uint16)
         for first in range(0, self.num_nodes, PIECE_NODES):
             rows = file.read(first, min(PIECE_NODES, self.num_nodes - first))
@@ -368,7 +362,7 @@ class Kept(MadeFeatures):
         size = None if budget is None else parse_cache_size(budget, "budget", "the memory")
         self._check_open()
         if chosen.needs_parts and is_kept and not isinstance(parts, KeptParts):
-            parts = find_parts(self, parts)  # type: ignore[arg-type]
+            parts = self.find_parts(parts)  # type: ignore[arg-type]
         self._drop_neighbor_cache()
         topology = self.topology
         self.pool.trim()  # as many lists are chosen as the memory that is left holds
@@ -424,28 +418,11 @@ class Kept(MadeFeatures):
         return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe, edges)
 
     def make_neighbor_cache(self, budget: Budget, scratch: Budget, least: int) -> tuple[NeighborCache, bool]:
-        """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
+        """Make a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
 
-        Parameters
-        ----------
-        budget : Budget
-            Counts the cache.
-        scratch : Budget
-            Counts what choosing the nodes takes meanwhile, :meth:`NeighborCache.scratch_bytes`.
-        least : int
-            Bytes from which on a saved cache will do, though there is memory for a larger one.
-
-        Returns
-        -------
-        NeighborCache
-        bool
-            Whether it was loaded as it is stored in the dataset: the whole adjacency, or a cache that :meth:`cache_neighbors`
-            saved with its default policy.
-
-        Raises
-        ------
-        BudgetError, ValueError, PluginError, CorruptionError, OSError
-            As :meth:`cache_neighbors`.
+        ``scratch`` counts what choosing the nodes takes meanwhile. From ``least`` bytes on a saved cache will do, though there
+        is memory for a larger one. Returns the cache, and whether it was loaded as it is stored in the dataset: the whole
+        adjacency, or a cache that :meth:`cache_neighbors` saved with its default policy. Raises as :meth:`cache_neighbors`.
         """
         chosen = _static(NEIGHBOR_POLICY)
         self._check_open()
@@ -468,6 +445,19 @@ class Kept(MadeFeatures):
         """
         with self.locked():
             return kept_parts(self._snapshot.catalog, self._read_parts)
+
+    def find_parts(self, name: str | None = None) -> KeptParts:
+        """Return the parts kept under ``name``, by default the latest; ValueError, which lists the names, without such."""
+        kept = self.parts()
+        if not kept:
+            raise ValueError(
+                f"{self.path} keeps no parts: make some with featstore.partition or featstore partition, or give an array"
+            )
+        if name is None:
+            return list(kept.values())[-1]
+        if name not in kept:
+            raise ValueError(f"{self.path} keeps no parts {name!r}; there is {', '.join(map(repr, kept))}")
+        return kept[name]
 
     def keep_parts(
         self,
@@ -499,12 +489,7 @@ class Kept(MadeFeatures):
                 save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
 
     def part_lists(self, kept: KeptParts) -> PartLists:
-        """Return the adjacency in part order, as it is kept with some parts (``has_lists``); loaders call this.
-
-        Raises
-        ------
-        StaleError, FormatError, ClosedError, BudgetError, CorruptionError, OSError
-        """
+        """Open the adjacency in part order, as it is kept with some parts (``has_lists``); loaders call this."""
         topology = self.topology
         with self.locked():
             nodes, ids = (file_of_parts(self._snapshot, kept, role) for role in ("part_nodes", "part_indices"))

@@ -24,7 +24,7 @@ _NODE_BYTES = 49  # of a node of a block, beside its out-degree: in-degree, scor
 
 
 def scoring_bytes(num_nodes: int) -> int:
-    """Return what writing scores holds beside them; at most 10.7 MB."""
+    """Count what writing scores holds beside them; at most 10.7 MB."""
     held = scan_bytes(8 * num_nodes, _most_bytes(num_nodes))
     return held + _NODE_BYTES * min(num_nodes, held // 4 // 8)
 
@@ -39,22 +39,10 @@ def scores_by_degrees(
     out_degrees: RowFile,
     note: Callable[[int], None] = lambda n_bytes: None,
 ) -> WriteScores:
-    """Return what writes the scores of all lists into a float64 array, shape (num_nodes,).
+    """Make what writes the scores of all lists, by a policy that ``goes_by_degrees``, into a float64 array ``[num_nodes]``.
 
-    Parameters
-    ----------
-    policy : StaticPolicy
-        One that :attr:`~featstore.cache.base.StaticPolicy.goes_by_degrees`.
-    topology : Topology
-    out_degrees : RowFile
-        ``num_nodes`` rows of 8 bytes.
-    note : callable
-        Told the bytes of degrees and scores as they are gone through, 24 a node in all.
-
-    Notes
-    -----
-    Reads the out-degrees once in sequence, many reads in flight, and holds :func:`scoring_bytes` meanwhile. Raises PluginError
-    where the policy fails; CorruptionError, OSError where reading does.
+    ``note`` is told the bytes of degrees and scores as they are gone through, 24 a node in all. Reads the out-degrees once in
+    sequence, many reads in flight, and holds :func:`scoring_bytes` meanwhile. Raises PluginError where the policy fails.
     """
 
     def write(scores: npt.NDArray[np.float64]) -> None:

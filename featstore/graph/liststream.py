@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,10 @@ from featstore._core.lists import first_bad_id
 from featstore.errors import CorruptionError
 from featstore.graph.listblocks import NodeLists
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.pagestream import PagedRows, arena_bytes
+from featstore.storage.pagestream import arena_bytes
+from featstore.storage.rowfile import RowFile
 
-__all__ = ["LIST_BYTES", "WINDOW_SHARE", "ListRuns", "pass_pages", "stream_bytes", "stream_lists"]
+__all__ = ["LIST_BYTES", "WINDOW_SHARE", "list_runs", "pass_pages", "stream_bytes", "stream_lists"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -25,86 +25,61 @@ WINDOW_SHARE = 2  # as much is read ahead
 GAP_PAGES = 8  # read over rather than to begin another read: as long as a drive takes for that
 
 
-class Lists(Protocol):
-    """What is asked of a topology whose offsets are in memory."""
-
-    @property
-    def num_nodes(self) -> int: ...
-    @property
-    def num_edges(self) -> int: ...
-    @property
-    def id_bytes(self) -> int: ...
-    @property
-    def id_dtype(self) -> np.dtype[Any]: ...
-    @property
-    def indices(self) -> PagedRows: ...
-    def bad_id(self, position: int, found: int) -> CorruptionError: ...
-
-
 def stream_bytes(block_bytes: int = LIST_BYTES) -> int:
-    """Return the memory that :func:`stream_lists` holds, but for some of each node that is asked for."""
+    """Count the memory that :func:`stream_lists` holds, but for some of each node that is asked for."""
     return arena_bytes(WINDOW_SHARE * block_bytes) + block_bytes // 2
 
 
-@dataclass(frozen=True, slots=True)
-class ListRuns:
-    """Where the lists of some nodes lie, and the pages that are read for them.
+def list_runs(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
+    """Find the lists of ``nodes``, ascending and distinct, and the pages to read for them.
 
-    Parameters
-    ----------
+    Returns
+    -------
     where, begins, degrees : int64 array, shape (n,)
-        Of each list that is not empty: its node's position among those asked for, its first edge, and its length.
+        Of each list that is not empty: its node's position in ``nodes``, its first edge, and its length.
     runs : int64 array, shape (r, 2)
         First page of each run of pages, and the one after its last.
     first_lists : int64 array, shape (r,)
         The first list of each run.
     """
-
-    where: Int64s
-    begins: Int64s
-    degrees: Int64s
-    runs: Int64s
-    first_lists: Int64s
-
-    @classmethod
-    def of(cls, indptr: Int64s, nodes: Int64s, id_bytes: int) -> ListRuns:
-        """Find those of ``nodes``, ascending and distinct."""
-        k = len(nodes)
-        where, begins, degrees, first_lists = (np.empty(k, np.int64) for _ in range(4))
-        runs = np.empty((k, 2), np.int64)
-        n, n_runs = find_runs(indptr, nodes, id_bytes, GAP_PAGES, where, begins, degrees, runs, first_lists)
-        return cls(where[:n], begins[:n], degrees[:n], runs[:n_runs].copy(), first_lists[:n_runs].copy())
+    k = len(nodes)
+    where, begins, degrees, first_lists = (np.empty(k, np.int64) for _ in range(4))
+    runs = np.empty((k, 2), np.int64)
+    n, n_runs = find_runs(indptr, nodes, id_bytes, GAP_PAGES, where, begins, degrees, runs, first_lists)
+    return where[:n], begins[:n], degrees[:n], runs[:n_runs].copy(), first_lists[:n_runs].copy()
 
 
 def pass_pages(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[int, int]:
-    """Return how many pages :func:`stream_lists` reads for ``nodes``, and in how many runs."""
+    """Count the pages that :func:`stream_lists` reads for ``nodes``, and their runs."""
     return count_runs(indptr, nodes, id_bytes, GAP_PAGES)
 
 
-def stream_lists(topology: Lists, indptr: Int64s, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
+def stream_lists(
+    indices: RowFile,
+    indptr: Int64s,
+    nodes: Int64s,
+    bad_id: Callable[[int, int], CorruptionError],
+    block_bytes: int = LIST_BYTES,
+) -> Iterator[NodeLists]:
     """Yield the lists of ``nodes``, in the order of the file: as many at once as fit, and one that does not in pieces.
 
     Parameters
     ----------
-    topology : Topology
-    indptr : int64 array, shape (N + 1,)
-        Its offsets.
+    indices : RowFile
+        The neighbour ids; ``indptr`` are their offsets, int64 ``[N + 1]``.
     nodes : int64 array, shape (k,)
         Ascending, distinct.
+    bad_id : callable
+        ``bad_id(edge, id)`` makes the error for an id that is no node's.
     block_bytes : int
         Two blocks together; a block is there until the next one is asked for.
-
-    Raises
-    ------
-    CorruptionError, OSError
-        A page is damaged, an id is no node's, or the drive failed.
     """
-    found = ListRuns.of(indptr, nodes, topology.id_bytes)
-    where, begins, degrees, runs = found.where, found.begins, found.degrees, found.runs
+    num_nodes, num_edges, id_bytes = len(indptr) - 1, indices.n_rows, indices.row_bytes
+    where, begins, degrees, runs, first_lists = list_runs(indptr, nodes, id_bytes)
     if not len(where):
         return
-    lists = np.append(found.first_lists, len(where))
-    page_ids = PAGE_BYTES // topology.id_bytes
+    lists = np.append(first_lists, len(where))
+    page_ids = PAGE_BYTES // id_bytes
     most = max(1, block_bytes // 2 // PAGE_BYTES)
     pages = np.empty((most, PAGE_BYTES), np.uint8)
     counts = runs[:, 1] - runs[:, 0]
@@ -112,7 +87,7 @@ def stream_lists(topology: Lists, indptr: Int64s, nodes: Int64s, block_bytes: in
     fed = 0
 
     counted = np.stack([1 + runs[:, 0], counts], axis=1)  # page 0 is the header
-    with topology.indices.stream(counted, WINDOW_SHARE * block_bytes) as stream:
+    with indices.stream(counted, WINDOW_SHARE * block_bytes) as stream:
 
         def take(n: int, places: Int64s, edges: Int64s) -> npt.NDArray[Any]:
             """Return the ids of the next ``n`` pages, in which runs that begin with ``edges`` lie at ``places``."""
@@ -120,12 +95,12 @@ def stream_lists(topology: Lists, indptr: Int64s, nodes: Int64s, block_bytes: in
             fed += n
             stream.feed(stream.pieces_before(fed))
             stream.core.scatter(n, None, pages[:n])
-            beyond = edges[-1] + n * page_ids - places[-1] - topology.num_edges
-            ids = pages[:n].reshape(-1).view(topology.id_dtype)[: n * page_ids - max(0, int(beyond))]
-            bad = first_bad_id(ids, topology.id_bytes, topology.num_nodes)
+            beyond = edges[-1] + n * page_ids - places[-1] - num_edges
+            ids = pages[:n].reshape(-1).view(f"i{id_bytes}")[: n * page_ids - max(0, int(beyond))]
+            bad = first_bad_id(ids, id_bytes, num_nodes)
             if bad >= 0:
                 run = int(np.searchsorted(places, bad, side="right")) - 1
-                raise topology.bad_id(int(edges[run] + bad - places[run]), int(ids[bad]))
+                raise bad_id(int(edges[run] + bad - places[run]), int(ids[bad]))
             return ids
 
         run = 0

@@ -32,7 +32,7 @@ from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile, replacing
 from featstore.storage.update import MAKING, MAKING_STATE, Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
 
@@ -45,7 +45,7 @@ _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirec
 
 
 def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
-    """Return the ids of the files of the adjacency, by key."""
+    """Return the ids of the adjacency's files, by key."""
     fields = catalog.by_role("topology", EDGE).values()
     return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
 
@@ -60,15 +60,7 @@ def check_new_feature(catalog: Catalog, name: str, overwrite: bool) -> None:
 
 
 class Field:
-    """What a step makes: rows of one shape and dtype, one a node.
-
-    Parameters
-    ----------
-    n_rows : int
-    row_shape : sequence of int
-    dtype : str
-        A name of ``DTYPES``.
-    """
+    """Rows of one shape and dtype (a name of ``DTYPES``), one a node: what a step makes."""
 
     def __init__(self, n_rows: int, row_shape: Sequence[int], dtype: str) -> None:
         self.n_rows, self.row_shape, self.dtype = n_rows, tuple(row_shape), dtype
@@ -76,12 +68,11 @@ class Field:
 
     @property
     def layout(self) -> RowLayout:
-        """How its rows lie."""
         return choose_layout(self.row_bytes)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes that it takes, its checksums included."""
+        """Bytes on disk, checksums included."""
         n_bytes = file_bytes(self.layout, self.n_rows)
         return n_bytes + sums_bytes(n_bytes)
 
@@ -94,9 +85,9 @@ class Making:
     root : str
         The dataset.
     opened : Catalog
-        As it was opened.
+        As it was opened; BusyError if what the feature is made of was replaced since.
     name : str
-        Of the feature.
+        Of the feature; ValueError where it is taken.
     recipe : mapping, optional
         What it is made of and how, as JSON has it, each with a name for messages; ``FILES`` names the ids of the files that are
         read. A maker goes on only with what has the same recipe; without one it begins anew, and keeps nothing.
@@ -106,23 +97,11 @@ class Making:
     progress : bool
         Say, on a terminal and in a notebook, what a killed maker left, and whether it is gone on with.
 
-    Warns
-    -----
-    UserWarning
-        What an interrupted maker kept is removed; says why it is not gone on with.
-
-    Raises
-    ------
-    BusyError
-        Somebody else is writing, or has replaced what it is made of since the dataset was opened.
-    ValueError
-        The name is taken.
-    OSError
-
     Notes
     -----
-    An error of the drive leaves nothing. Whatever else ends it (a kill, Ctrl-C, too little memory) leaves what a later call goes
-    on from, if there is a recipe. Folders of other features that nobody can go on with are removed.
+    An error of the drive leaves nothing. Whatever else ends it (a kill, Ctrl-C, too little memory) leaves what a later call
+    goes on from, if there is a recipe. What cannot be gone on with is removed, with a UserWarning that says why. Folders of
+    other features that nobody can go on with are removed.
     """
 
     def __init__(
@@ -169,7 +148,7 @@ class Making:
         return os.path.join(self._folder, MAKING_STATE)
 
     def _begin(self) -> None:
-        """Take over what a killed maker left where it is of the same recipe, or remove it."""
+        """Take over what a killed maker left if its recipe is the same, else remove it."""
         self._sweep_others()
         if os.path.lexists(self._folder):
             is_kept = os.path.lexists(self._state_path)
@@ -202,7 +181,7 @@ class Making:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
     def _take_over(self) -> str | None:
-        """Return None, or why what is there is not gone on with."""
+        """Take over what was left; return None, or why it is not gone on with."""
         if self._recipe is None:
             return "an earlier call did not finish, and a call without resume= goes on with none"
         try:
@@ -267,17 +246,9 @@ class Making:
         record["fields"] = {str(number): [each.n_rows, each.row_shape, each.dtype] for number, each in self._fields.items()}
         none = np.empty(0, np.uint64)
         arrays = (np.empty(0, np.uint8), none, none) if state is None else (state.tail, state.first_sums, state.sums)
-        temporary = f"{self._state_path}.new"
-        for path in (temporary, f"{temporary}.tmp"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        with SectionWriter(temporary, KIND) as out:
-            out.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
-            for array in arrays:
-                out.append(array)
-            out.finish(durable=True).close()
-        os.rename(temporary, self._state_path)
-        fsync_directory(self._folder)
+        with replacing(self._state_path, KIND) as sections:
+            for each in (np.frombuffer(json.dumps(record).encode(), np.uint8), *arrays):
+                sections.append(each)
         self._written_at = time.monotonic()
 
     # -- steps -------------------------------------------------------------------------------------------------------------------
@@ -287,11 +258,11 @@ class Making:
         return any(each >= step for each in self._files)
 
     def field_of(self, step: int) -> Field | None:
-        """Return what a step makes, where its field is there, or a part of it; None where it was not begun."""
+        """Return a step's field where it, or a part of it, is there."""
         return self._fields.get(step)
 
     def _check_room(self, field: Field) -> None:
-        """Raise OSError (ENOSPC) before anything is written where the drive has no room for the rest of a field."""
+        """Raise OSError (ENOSPC) before anything is written if the drive lacks room for the rest of a field."""
         needed = field.disk_bytes - (0 if self._left is None else self._left.offset)
         free = free_bytes(self._folder)
         if free is not None and needed > free:
@@ -299,7 +270,7 @@ class Making:
             raise OSError(errno.ENOSPC, text, self._folder)
 
     def writer(self, step: int, field: Field, buffer_bytes: int) -> RowFileWriter:
-        """Return the writer of a step's field, behind the rows that are there."""
+        """Open the writer of a step's field, behind the rows that are there."""
         options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self._update.generation}
         options["buffer_bytes"] = buffer_bytes
         self._check_room(field)
@@ -317,14 +288,14 @@ class Making:
         return self._writer
 
     def checkpoint(self, step: int) -> None:
-        """Record the rows that were written, if that is some time ago: flushing takes a part of the time at most."""
+        """Record the rows written, if the last record is some time ago: flushing takes a part of the time at most."""
         begin = time.monotonic()
         if self._recipe is not None and self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
             self._record(step, self._writer.checkpoint())
             self._written_at += min(60.0, 4 * (time.monotonic() - begin))
 
     def finish(self, step: int, drops: Sequence[int] = ()) -> None:
-        """Complete a step's field; fields of the steps ``drops`` are not needed any more, and go."""
+        """Complete a step's field; the fields of the steps ``drops`` go."""
         assert self._writer is not None
         self._files[step] = self._writer.commit()
         self._writer = None
@@ -349,12 +320,7 @@ class Making:
     def commit(self, step: int) -> Catalog:
         """Make a step's field the feature, in one commit; return the new catalog.
 
-        Raises
-        ------
-        CommittedError
-            It is, but making that durable failed.
-        OSError
-            The dataset is as it was.
+        Raises CommittedError where the commit is done but not durable; OSError where the dataset is as it was.
         """
         update, made, field = self._update, self._files[step], self._fields[step]
         file = replace(made, name=f"node.{file_stem(self.name)}.{update.generation}.rows")
@@ -390,7 +356,7 @@ class Making:
 
 
 def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
-    """Return what a folder's record says, and its arrays; raises one of ``_UNREADABLE`` where it cannot be read."""
+    """Read a folder's record and its arrays; raises one of ``_UNREADABLE`` where it cannot be read."""
     file = SectionFile(os.path.join(folder, MAKING_STATE), KIND)
     try:
         return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,9 +13,9 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
+from featstore.graph import prefix
 from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listscores import WriteScores, scoring_bytes
-from featstore.graph.prefix import Prefix, piece_nodes
 from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.scan import scan_bytes
@@ -32,9 +31,7 @@ _SCRATCH_SHARE = 64  # of the file, one part of so many is held where that is le
 
 
 class NeighborCache:
-    """Neighbour lists in memory: of all nodes, or of those with the highest scores.
-
-    Make one with :meth:`build` or :meth:`from_arrays`.
+    """Neighbour lists in memory: of all nodes, or of those with the highest scores; see :meth:`build`.
 
     Attributes
     ----------
@@ -73,12 +70,10 @@ class NeighborCache:
 
     @property
     def whole(self) -> bool:
-        """Whether every list is in memory."""
         return self.offset_of_node is None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
         return sum(array.nbytes for array in self.to_arrays().values())
 
     @property
@@ -102,7 +97,7 @@ class NeighborCache:
         *,
         edges: bool = False,
     ) -> NeighborCache:
-        """Load the neighbour lists of the nodes with the highest scores.
+        """Load the whole adjacency if it fits; else the longest prefix of lists by descending score and ascending node.
 
         Parameters
         ----------
@@ -110,23 +105,16 @@ class NeighborCache:
         budget : Budget
             Counts the arrays, as ``neighbor cache``.
         scores : array, shape (num_nodes,), or callable, optional
-            One a node, no NaN; of equals the lowest node comes first. Not needed where everything fits. A callable writes them
-            into the float64 array that it is given, which is the memory of the cache's table, and holds
-            :func:`~featstore.graph.listscores.scoring_bytes` meanwhile.
+            One a node, no NaN; not needed where everything fits. A callable writes them into a float64 array, which is the
+            memory of the cache's table, and holds :func:`~featstore.graph.listscores.scoring_bytes` meanwhile.
         n_bytes : int or str, optional
             What the cache may take, its table of 8 bytes a node included; all that ``budget`` has left by default.
         scratch : Budget, optional
-            Counts what is held meanwhile, :meth:`scratch_bytes`; ``budget`` by default, which then leaves the cache that much
-            less.
+            Counts what is held meanwhile, :meth:`scratch_bytes`; by default ``budget``, which leaves the cache that much less.
         note : callable
             Told how many bytes were read or gone through since it was told last; all are at most :meth:`work_bytes`.
         edges : bool
             Keep the numbers of the lists' edges beside them, where the topology has a file of those.
-
-        Returns
-        -------
-        NeighborCache
-            The whole adjacency if it fits ``n_bytes``; else the longest prefix of the nodes in order of score.
 
         Raises
         ------
@@ -136,10 +124,6 @@ class NeighborCache:
             Scores are missing, of the wrong shape, or NaN.
         CorruptionError
             The file holds an id that is no node's, or that of numbers one that is no edge's.
-
-        Notes
-        -----
-        One sequential pass over the file, and over that of numbers; a few passes over the scores.
         """
         edges = edges and topology.edge_ids is not None
         limit = budget.available if n_bytes is None else parse_size(n_bytes)
@@ -161,17 +145,15 @@ class NeighborCache:
             raise BudgetError(f"a neighbour cache of this graph does not fit {max(0, limit)} bytes", least)
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
-        with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
-            held = budget.reserve("neighbor cache", table_bytes)
-            undo.callback(held.release)
+        with scratch.reserve("neighbor cache", scratch_bytes), budget.reserve("neighbor cache", table_bytes).kept() as held:
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             if callable(scores):
                 write, scores = scores, offset_of_node.view(np.float64)  # each score is read before its place is written
                 write(scores)
             n_pages = (limit - table_bytes) // PAGE_BYTES
             room = PAGE_BYTES * (max(0, n_pages - 1) if edges else n_pages)  # each of two arrays takes whole pages
-            chosen = Prefix(topology, np.asarray(scores), room, topology.id_bytes + width, note)
-            n_records = chosen.write_offsets(offset_of_node)
+            entry_bytes = topology.id_bytes + width
+            n_records = prefix.write_prefix(topology, np.asarray(scores), room, entry_bytes, offset_of_node, note)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes) + huge_bytes(n_records * width))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
             edge_ids = None
@@ -188,14 +170,11 @@ class NeighborCache:
                     for first, ids in numbers.pieces(block.first_edge, block.first_edge + len(block.ids), buffer):
                         node = _core.fill_records(ids, first, block.offsets, places, node, edge_ids, width)
                         note(ids.nbytes)
-            undo.pop_all()
         return cls(topology, records, offset_of_node, held, None, edge_ids)
 
     @classmethod
     def _whole(cls, topology: Topology, budget: Budget, note: Callable[[int], None], edges: bool) -> NeighborCache:
-        with contextlib.ExitStack() as undo:
-            held = budget.reserve("neighbor cache", cls.whole_bytes(topology, edges))
-            undo.callback(held.release)
+        with budget.reserve("neighbor cache", cls.whole_bytes(topology, edges)).kept() as held:
             indptr = None
             if topology.resident_offsets is None:
                 indptr = huge_array((topology.num_nodes + 1) * 8).view(np.int64)
@@ -213,57 +192,40 @@ class NeighborCache:
                     piece = edge_ids[begin : begin + _READ_EDGES]
                     numbers.read(begin, piece)
                     note(piece.nbytes)
-            undo.pop_all()
         return cls(topology, ids, None, held, indptr, edge_ids)
 
     @staticmethod
     def entry_bytes(topology: Topology, edges: bool = False) -> int:
-        """Return the bytes of an edge in memory: of its neighbour's id, and with ``edges`` of its number where that is stored."""
+        """Count an edge's bytes in memory: of its neighbour's id, and with ``edges`` of its number where that is stored."""
         return topology.id_bytes + (topology.edge_ids.dtype.itemsize if edges and topology.edge_ids is not None else 0)
 
     @staticmethod
     def work_bytes(topology: Topology, edges: bool = False) -> int:
-        """Return the bytes that :meth:`build` goes through where not everything fits: offsets for choosing, then all edges."""
-        return Prefix.work_bytes(topology.num_nodes) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
+        """Count the bytes that :meth:`build` goes through where not everything fits: offsets for choosing, then all edges."""
+        return prefix.work_bytes(topology.num_nodes) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
 
     @staticmethod
     def whole_bytes(topology: Topology, edges: bool = False) -> int:
-        """Return what a cache of all lists holds: the ids, and the offsets where the topology has none in memory.
-
-        With ``edges`` also the edges' numbers, where there is a file of them.
-        """
+        """Count the bytes of a cache of all lists, with edges' numbers (``edges``) and offsets that the topology lacks."""
         offsets = 0 if topology.resident_offsets is not None else huge_bytes((topology.num_nodes + 1) * 8)
         numbers = topology.num_edges * NeighborCache.entry_bytes(topology, edges) - topology.nbytes
         return huge_bytes(topology.nbytes) + huge_bytes(numbers) + offsets
 
     @staticmethod
     def scratch_bytes(num_nodes: int, n_bytes: int, edge_ids: int = 0, *, in_memory: bool) -> int:
-        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 29 MB.
+        """Count what :meth:`build` holds beside a cache of a part of the lists; at most 29 MB.
 
-        Parameters
-        ----------
-        num_nodes : int
-        n_bytes : int
-            Bytes of all neighbour ids.
-        edge_ids : int
-            Bytes of all numbers of edges, where those are kept, too.
-        in_memory : bool
-            The topology has its offsets in memory.
+        ``n_bytes`` are those of all neighbour ids, ``edge_ids`` those of all numbers of edges that are kept. ``in_memory``: the
+        topology has its offsets in memory.
         """
-        held = max(Prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _buffer_bytes(edge_ids), scoring_bytes(num_nodes))
-        return held if in_memory else held + _PIECE_BYTES * piece_nodes(num_nodes) + _block_bytes(n_bytes)
+        held = max(prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _buffer_bytes(edge_ids), scoring_bytes(num_nodes))
+        return held if in_memory else held + _PIECE_BYTES * prefix.piece_nodes(num_nodes) + _block_bytes(n_bytes)
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
         """Find the lists of nodes, in memory or in the file.
 
-        Parameters
-        ----------
-        ids : int64 array, shape (k,)
-            In ``[0, num_nodes)``; **not** checked.
-        place : int64 array, shape (k,)
-            Receives the index of each node's first neighbour in :attr:`records`, or ``~position`` in the file.
-        degree : int64 array, shape (k,)
-            Receives the in-degrees.
+        ``place`` receives the index of each node's first neighbour in :attr:`records`, or ``~position`` in the file; ``degree``
+        the in-degrees. All three are int64 ``[k]``; ``ids`` are **not** checked.
         """
         if self.offset_of_node is None:
             if self.indptr is None:
@@ -282,9 +244,9 @@ class NeighborCache:
                 _core.set_places(missing[:n], starts, degrees, place[part], degree[part])
 
     def find(self, ids: Int64s, place: Int64s, degree: Int64s) -> Int64s:
-        """Find the lists of nodes that are in memory, as :meth:`locate`; return the positions in ``ids`` of the others.
+        """Find lists in memory, as :meth:`locate`; return the positions in ``ids`` of the others, whose degree is 0.
 
-        Those have a degree of 0. Nothing is asked of the topology. Not where the cache is ``whole``.
+        Nothing is asked of the topology. Not where the cache is ``whole``.
         """
         assert self.offset_of_node is not None
         missing = np.empty(len(ids) + 1, np.int64)
@@ -293,32 +255,23 @@ class NeighborCache:
 
     @property
     def places_edges(self) -> bool:
-        """Whether :meth:`edge_places` is known of the lists' places alone."""
+        """Whether :meth:`edge_places` follow from the lists' places alone."""
         return self.whole or self.edge_ids is not None
 
     def edge_places(self, place: Int64s, starts: Int64s) -> None:
-        """Write where the numbers of lists' edges begin, as :meth:`number_edges` takes it, given their places by :meth:`locate`.
+        """Write where the numbers of lists' edges begin, for :meth:`number_edges`, given places by :meth:`locate`.
 
         ``starts`` may be ``place``. Only where :attr:`places_edges`.
         """
         _core.edge_places(place, self._first_kept, starts)
 
     def number_edges(self, positions: Int64s, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]) -> None:
-        """Put each edge's number in the input in the place of where that is: from memory, or from the file.
+        """Replace places of edges by their numbers in the input, from memory or from the file.
 
-        Parameters
-        ----------
-        positions : int64 array, shape (n,)
-            Places of :meth:`edge_places`, and an edge's position in its list; written over. Those of lists in the file are its
-            own. Those of cached lists are beyond ``num_edges``, by an index in ``edge_ids``; where the cache is ``whole`` the two
-            are the same.
-        array : callable
-            ``array(shape, dtype)`` makes an array, for what is read.
-
-        Raises
-        ------
-        CorruptionError, OSError, ClosedError, BudgetError
-            As :meth:`EdgeIds.replace`.
+        ``positions``, int64 ``[n]``, are places of :meth:`edge_places` plus an edge's position in its list. Those of lists in
+        the file are its own. Those of cached lists are beyond ``num_edges``, by an index in ``edge_ids``; where the cache is
+        ``whole`` the two are the same. ``array(shape, dtype)`` makes the arrays of what is read. Raises as
+        :meth:`EdgeIds.replace`.
         """
         assert self.edge_ids is not None
         n_missing = _core.take_edge_ids(self.edge_ids, self.edge_ids.itemsize, self._first_kept, positions)
@@ -335,7 +288,7 @@ class NeighborCache:
             positions[missing] = stored
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to save, not copies: ``records``, and those of the other attributes that are there."""
+        """Return the arrays to save, not copies."""
         names = ("records", "offset_of_node", "indptr", "edge_ids")
         arrays = {name: getattr(self, name) for name in names}
         return {name: array for name, array in arrays.items() if array is not None}
@@ -346,11 +299,7 @@ class NeighborCache:
     ) -> NeighborCache:
         """Make a cache of saved arrays, which stay the caller's to count (``reservation`` is released by :meth:`close`).
 
-        Raises
-        ------
-        ValueError
-            The arrays are not a cache of this topology: a wrong shape or dtype, a record that disagrees with the offsets, an id
-            that is no node's, a number that is no edge's.
+        Raises ValueError where the arrays are not a cache of this topology.
         """
         edge_ids = arrays.get("edge_ids")
         records, offset_of_node, indptr = arrays["records"], arrays.get("offset_of_node"), arrays.get("indptr")
@@ -400,10 +349,10 @@ def _numbers_of(topology: Topology) -> EdgeIds:
 
 
 def _block_bytes(n_bytes: int) -> int:
-    """Return what a scan of ``n_bytes`` of ids holds while records are filled."""
+    """Count what a scan of ``n_bytes`` of ids holds while records are filled."""
     return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_SHARE)))
 
 
 def _buffer_bytes(n_bytes: int) -> int:
-    """Return how many of ``n_bytes`` of edges' numbers are held while records are filled."""
+    """Choose how many of ``n_bytes`` of edges' numbers are held while records are filled."""
     return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8

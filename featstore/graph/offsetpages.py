@@ -28,19 +28,9 @@ _LOAN_COST = LOAN_COST + 1  # given back last: without it every list costs a rea
 class OffsetPages:
     """Words of chunks that say where lists begin, read by pages and kept. Thread-safe.
 
-    Parameters
-    ----------
-    directory : Directory
-    chunks : RowFile or StripedRows
-        Words of ``directory.id_bytes``.
-    budget : Budget
-        Counts the cache as ``offset pages``: one part in 64 of it, unless all pages take less. All but 64 pages of it are on
-        loan.
-
-    Notes
-    -----
-    Pages that were used since the clock's hand came by stay. Where what is missing would drive out more than half of the pages,
-    single words are read, and none of their pages is kept.
+    ``budget`` counts the cache as ``offset pages``: one part in 64 of it, unless all pages take less. All but 64 pages of it
+    are on loan. Pages that were used since the clock's hand came by stay. Where what is missing would drive out more than half
+    of the pages, single words are read, and none of their pages is kept.
     """
 
     def __init__(self, directory: Directory, chunks: RowFile | StripedRows, budget: Budget) -> None:
@@ -67,7 +57,7 @@ class OffsetPages:
 
     @classmethod
     def held_bytes(cls, num_nodes: int, n_chunks: int, id_bytes: int, total: int) -> int:
-        """Return what is held at most of the pages of so many nodes and chunks where the budget is of ``total`` bytes."""
+        """Bound what is held of the pages of so many nodes and chunks under a budget of ``total`` bytes."""
         n_pages = num_nodes * id_bytes // PAGE_BYTES + 2 * n_chunks
         return cls._bytes(n_pages, cls._n_slots(n_pages, total))
 
@@ -81,18 +71,7 @@ class OffsetPages:
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def words(self, chunk: Int64s, word: Int64s) -> Int64s:
-        """Return words of chunks.
-
-        Parameters
-        ----------
-        chunk : int64 array, shape (k,)
-        word : int64 array, shape (k,)
-            Within its chunk, of its header and begins; **not** checked.
-
-        Raises
-        ------
-        CorruptionError, ClosedError, OSError
-        """
+        """Return the words number ``word``, **not** checked to be of header or begins, of the chunks number ``chunk``."""
         if self._pid != os.getpid():
             self._new_lock()  # another thread of the parent's may have held it
         page, at = self._first_page[chunk] + word // self._page_words, word % self._page_words
@@ -128,7 +107,6 @@ class OffsetPages:
         return found.reshape(-1).view(f"i{width}")
 
     def _read(self, numbers: Int64s) -> npt.NDArray[np.signedinteger]:
-        """Read pages by number."""
         chunk = np.searchsorted(self._first_page[1:], numbers, side="right")
         chunk_pages = self._directory.chunk_words // self._page_words
         found = np.empty((len(numbers), PAGE_BYTES), np.uint8)
@@ -174,7 +152,6 @@ class OffsetPages:
         return freed
 
     def close(self) -> None:
-        """Give the memory back to the budget."""
         self._loan.end()
         with self._lock:
             self._slot_of_page = np.full(len(self._slot_of_page), -1, np.int32)

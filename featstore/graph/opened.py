@@ -7,7 +7,6 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -40,7 +39,7 @@ class Fields(Mapping[str, Any]):
 
     @classmethod
     def of(cls, what: str, stores: dict[str, FeatureStore]) -> Fields:
-        """Return the stores that there are now, by name."""
+        """List the stores that there are now."""
         return cls(what, list(stores), stores.__getitem__, lambda name: (stores[name].dtype, stores[name].shape))
 
     def __getitem__(self, name: str) -> Any:
@@ -129,14 +128,14 @@ class Opened(ABC):
 
     @abstractmethod
     def _data_bytes(self, name: str) -> int:
-        """Return the bytes that a node datum holds once it is read."""
+        """Count the bytes that a node datum holds once it is read."""
 
     @abstractmethod
     def _read_data(self, name: str) -> torch.Tensor:
         """Read a node datum."""
 
     def data_bytes(self, name: str) -> int:
-        """Return the bytes that a node datum will take: none, where it is in memory."""
+        """Count the bytes that a node datum will take: none, where it is in memory."""
         with self.locked():
             return 0 if name in self._data else self._data_bytes(name)
 
@@ -144,12 +143,8 @@ class Opened(ABC):
         with self.locked():
             held = self._data.get(name)
             if held is None:
-                reservation = self.budget.reserve("node data", self._data_bytes(name))
-                try:
+                with self.budget.reserve("node data", self._data_bytes(name)).kept() as reservation:
                     held = self._data[name] = self._read_data(name), reservation
-                except BaseException:
-                    reservation.release()
-                    raise
             return held[0]
 
     # -- caches ------------------------------------------------------------------------------------------------------------------
@@ -163,24 +158,20 @@ class Opened(ABC):
         on_loan: bool = False,
         policy: OnlinePolicy | None = None,
     ) -> None:
-        """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
+        """Give a feature an empty cache that follows batch plans, in place of any earlier; loaders call this.
 
         Parameters
         ----------
         store : FeatureStore
             One of this graph, of nodes or of edges.
         capacity : int
+            Rows.
         budget : Budget, optional
             Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
         on_loan : bool
             The budget may take its memory back.
         policy : OnlinePolicy, optional
             It decides what is cached, in place of plans.
-
-        Raises
-        ------
-        BudgetError, BusyError
-            As :meth:`~featstore.OutOfCoreGraph.cache`.
         """
         is_of_edges = self._edge_stores.get(store.name) is store
         holder = f"cache of {'edge feature ' * is_of_edges}{store.name!r}"
@@ -272,5 +263,5 @@ class Opened(ABC):
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

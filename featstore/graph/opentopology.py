@@ -19,12 +19,7 @@ __all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces", "stored
 
 
 def load_topology(snapshot: Snapshot, budget: Budget, note: Callable[[int], None] = lambda n_bytes: None) -> Topology:
-    """Open the adjacency; ``budget`` counts what of it stays in memory, ``note`` is told of the bytes of offsets that are read.
-
-    Raises
-    ------
-    FormatError, CorruptionError, BudgetError, OSError
-    """
+    """Open the adjacency; ``budget`` counts what stays in memory, ``note`` is told of the bytes of offsets that are read."""
     topology = _load(snapshot, budget, note)
     if f"{EDGE}/{EDGE_IDS}" in snapshot.catalog.fields:
         file, _ = snapshot.topology_file(EDGE_IDS, snapshot.catalog.num_edges)
@@ -45,7 +40,7 @@ def _load(snapshot: Snapshot, budget: Budget, note: Callable[[int], None]) -> To
 
 
 def held_bytes(snapshot: Snapshot, total: int) -> int:
-    """Return what :func:`load_topology` holds at most in a budget of ``total`` bytes."""
+    """Bound what :func:`load_topology` holds under a budget of ``total`` bytes."""
     catalog = snapshot.catalog
     if catalog.topology == "csc":
         return CscTopology.held_bytes(catalog.num_nodes)
@@ -55,7 +50,7 @@ def held_bytes(snapshot: Snapshot, total: int) -> int:
 
 
 def stored_size(snapshot: Snapshot) -> tuple[int, bool]:
-    """Return the bytes of all neighbour ids, and whether offsets are in memory once the adjacency is opened."""
+    """Count the bytes of all neighbour ids, and say whether offsets are in memory once the adjacency is opened."""
     catalog = snapshot.catalog
     is_csc = catalog.topology == "csc"
     _, id_bytes = snapshot.topology_files("indices" if is_csc else "chunks")
@@ -77,10 +72,7 @@ def stored_pieces(
 
 
 def stored_ids(snapshot: Snapshot, topology: Callable[[], Topology], block_bytes: int) -> tuple[int, Iterator[npt.NDArray[Any]]]:
-    """Return the bytes of a neighbour id, and all ids in order, checked, in blocks; see :meth:`Topology.scan`.
-
-    ``topology`` opens the adjacency; it is called where that does not read all offsets.
-    """
+    """Return the bytes of a neighbour id, and all ids in order, checked, in blocks; see :func:`stored_pieces`."""
     catalog = snapshot.catalog
     if catalog.topology != "csc":
         opened = topology()

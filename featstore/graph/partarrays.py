@@ -24,12 +24,7 @@ Given = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 def check_parts(parts: Given, n: int, n_parts: int | None = None, what: str = "parts") -> Int32s:
     """Return parts as a contiguous int32 array, a copy unless they are one.
 
-    Raises
-    ------
-    TypeError
-        They are not integers.
-    ValueError
-        Another shape than ``(n,)``; a part that is not in ``[0, n_parts)``, the node is named.
+    TypeError unless they are integers. ValueError, which names the node, unless they are ``[n]`` and in ``[0, n_parts)``.
     """
     array = as_array(what, parts)
     if array.shape != (n,):
@@ -48,7 +43,7 @@ def check_parts(parts: Given, n: int, n_parts: int | None = None, what: str = "p
 def by_part(
     parts: Int32s, n_parts: int, nodes: npt.NDArray[np.int64] | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return where each part begins, int64 ``[n_parts + 1]``, and the nodes by part, in their order: all, or ``nodes``."""
+    """Sort all nodes, or ``nodes``, by part; return where each part begins, int64 ``[n_parts + 1]``, and them."""
     offsets, out = np.empty(n_parts + 1, np.int64), np.empty(len(parts) if nodes is None else len(nodes), np.int64)
     bad = group_by_part(parts, nodes, offsets, out)
     if bad >= 0:

@@ -11,7 +11,7 @@ import torch
 
 from featstore._core import nearby as _core
 from featstore.errors import CorruptionError
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, carve
 from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
 
@@ -20,18 +20,14 @@ __all__ = ["NearbyLists", "PartLists", "Uint8s"]
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 
-_ALIGNED = 64  # bytes: each array begins at a multiple
+_BESIDE_BYTES = 272  # beginnings of arrays, and a table of few entries
 
 
 class NearbyLists:
-    """Neighbour lists of some nodes, in memory, beside the topology that has all; made by :meth:`PartLists.load`.
+    """Neighbour lists of some nodes, in memory; made by :meth:`PartLists.load`, then read-only.
 
-    A node's place is ``~position`` where its list is in the file. Here positions from ``num_edges`` on are those of the lists at
-    hand, so samplers draw positions as they do from the file, and read them here.
-
-    Notes
-    -----
-    Read-only once made, so any number of threads may use it.
+    A node's place is ``~position`` where its list is in the file. Here positions from ``num_edges`` on are those of the lists
+    at hand, so samplers draw positions as they do from the file, and read them here.
     """
 
     def __init__(
@@ -41,7 +37,7 @@ class NearbyLists:
         self._nodes, self._starts, self._table, self._ids = nodes, starts, table, ids
 
     def __len__(self) -> int:
-        """Nodes whose list is at hand."""
+        """Count the nodes whose list is at hand."""
         return len(self._nodes)
 
     def locate(self, ids: Int64s, place: Int64s) -> None:
@@ -49,12 +45,7 @@ class NearbyLists:
         _core.find_lists(self._nodes, self._starts, self._table, self._base, ids, place)
 
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any], pool: BufferPool) -> int:
-        """Read the neighbour ids at ``positions`` into ``out``; return how many of them came from the file.
-
-        Raises
-        ------
-        BudgetError, CorruptionError, OSError
-        """
+        """Read the neighbour ids at ``positions`` into ``out``; return how many of them came from the file."""
         topology = self._topology
         n = _core.count_far(positions, self._base, len(self._ids))
         if n == len(positions):
@@ -72,23 +63,13 @@ class NearbyLists:
 class PartLists:
     """The adjacency in part order, as a dataset keeps it.
 
-    Parameters
-    ----------
-    topology : Topology
-    nodes, ids : RowFile
-        Nodes by part, and their lists in that order.
-    offsets : int64 tensor, shape (2 * (n_parts + 1),)
-        Where each part begins among the nodes; then among the ids.
-
-    Raises
-    ------
-    CorruptionError
-        The offsets do not ascend to the number of nodes, or of edges.
+    ``nodes`` and ``ids`` are files of nodes by part, and of their lists in that order. ``offsets``, int64 ``[2 * (n_parts +
+    1)]``, say where each part begins among the nodes, then among the ids; CorruptionError unless they ascend.
     """
 
     def __init__(self, topology: Topology, nodes: RowFile, ids: RowFile, offsets: torch.Tensor) -> None:
         self._topology, self._files = topology, (nodes, ids)
-        self._held = offsets  # which the budget counts
+        self._held = offsets  # counted while it lives
         self._offsets = offsets.numpy().reshape(2, -1)
         for each, end, file in zip(self._offsets, (topology.num_nodes, topology.num_edges), self._files, strict=True):
             if each[0] != 0 or each[-1] != end or bool((np.diff(each) < 0).any()):
@@ -96,41 +77,31 @@ class PartLists:
 
     @property
     def n_parts(self) -> int:
-        """Parts."""
         return self._offsets.shape[1] - 1
 
     def sizes(self, parts: npt.NDArray[np.int32]) -> Int64s:
-        """Return the bytes of memory that each of some parts takes at most."""
+        """Bound the bytes of memory that each of some parts takes."""
         nodes, edges = (each.take(parts + 1) - each.take(parts) for each in self._offsets)
         found: Int64s = nodes * _node_bytes() + edges * self._topology.id_bytes
         return found
 
     @staticmethod
     def beside() -> int:
-        """Return the bytes that lists take beside :meth:`sizes` of their parts."""
-        return 4 * _ALIGNED + 16
+        """Bound the bytes that lists take beside :meth:`sizes` of their parts."""
+        return _BESIDE_BYTES
 
     def load(self, parts: npt.NDArray[np.int32], memory: Uint8s) -> NearbyLists:
-        """Read the lists of as many of some parts as there is memory for, in sequence.
+        """Read the lists of as many of some parts, distinct, as there is memory for, in sequence.
 
-        Parameters
-        ----------
-        parts : int32 array, shape (k,)
-            Distinct.
-        memory : uint8 array
-            What the lists are in as long as they are used.
-
-        Raises
-        ------
-        CorruptionError, ClosedError, OSError
+        The lists are in ``memory`` as long as they are used.
         """
         n_fit = int(np.searchsorted(np.cumsum(self.sizes(parts)), len(memory) - self.beside(), "right"))
         parts = np.sort(parts[:n_fit])
         n, n_ids = (int((each.take(parts + 1) - each.take(parts)).sum()) for each in self._offsets)
-        topology, arrays = self._topology, _Cutter(memory)
-        nodes, starts, degrees = (arrays.cut(n, np.dtype(np.int64)) for _ in range(3))
-        table = arrays.cut(_core.table_entries(n), np.dtype(np.int32))
-        ids = arrays.cut(n_ids, topology.id_dtype)
+        topology, array = self._topology, carve(memory)
+        nodes, starts, degrees = (array(n, np.int64) for _ in range(3))
+        table = array(_core.table_entries(n), np.int32)
+        ids = array(n_ids, topology.id_dtype)
         some = degrees.view(topology.id_dtype)[:n]  # as the file has them
         self._read(0, parts, some, topology.num_nodes)
         nodes[:] = some
@@ -170,17 +141,5 @@ def _runs(offsets: Int64s, parts: npt.NDArray[np.int32]) -> Iterator[tuple[int, 
 
 
 def _node_bytes() -> int:
-    """Bytes that a node takes beside its list: three numbers, and its entries in a table that is up to a quarter full."""
+    """Count a node's bytes beside its list: three numbers, and its entries in a table that is up to a quarter full."""
     return 3 * 8 + 4 * 4
-
-
-class _Cutter:
-    """Arrays one after the other in memory that is there."""
-
-    def __init__(self, memory: Uint8s) -> None:
-        self._memory, self._begin = memory, 0
-
-    def cut(self, n: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        begin = self._begin
-        self._begin += -(-n * dtype.itemsize // _ALIGNED) * _ALIGNED
-        return self._memory[begin : begin + n * dtype.itemsize].view(dtype)

@@ -26,26 +26,9 @@ _WINDOW_SHARE: Final = 2  # of the memory that is left, one part of so many
 class PartOrder:
     """Nodes by part, ascending within each, and their neighbour lists in that order.
 
-    Parameters
-    ----------
-    topology : Topology
-    parts : int32 array, shape (num_nodes,)
-    n_parts : int
-    budget : Budget
-        Counts the window in which lists are put in order, and a block of the file; what :attr:`nbytes` says is the caller's to
-        count.
-    holder : str
-
-    Attributes
-    ----------
-    nodes : array of the topology's ``id_dtype``, shape (num_nodes,)
-    offsets : int64 array, shape (2 * (n_parts + 1),)
-        Where each part begins in :attr:`nodes`; then, where its lists begin, in ids.
-
-    Raises
-    ------
-    BudgetError
-        No memory for the places of the lists, 8 bytes a node, which are held as long as this is.
+    ``nodes`` are of the topology's ``id_dtype``. ``offsets``, int64 ``[2 * (n_parts + 1)]``, say where each part begins in
+    ``nodes``, then where its lists begin in ids. ``budget`` counts, as ``holder``, the window in which lists are put in order
+    and a block of the file; what :attr:`nbytes` says is the caller's to count.
     """
 
     def __init__(self, topology: Topology, parts: npt.NDArray[np.int32], n_parts: int, budget: Budget, holder: str) -> None:
@@ -74,7 +57,7 @@ class PartOrder:
 
     @staticmethod
     def nbytes(topology: Topology, n_parts: int) -> int:
-        """Return the bytes of the arrays, and of what goes through the nodes piece by piece."""
+        """Count the bytes of the arrays, and of what goes through the nodes piece by piece."""
         n = topology.num_nodes
         return (8 + topology.id_bytes) * n + 24 * (n_parts + 1) + 32 * min(n, _PIECE_NODES)
 

@@ -48,13 +48,12 @@ _EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.i
 
 
 def check_op(op: object) -> None:
-    """Raise ValueError unless ``op`` is one of :data:`OPS`."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, not {op!r}")
 
 
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return what numbers of ``dtype`` are before they are added: float32 where that holds them all, float64 otherwise."""
+    """Choose what numbers of ``dtype`` become before they are added: float32 where that holds them all, else float64."""
     return torch.float32 if dtype == torch.float32 or dtype in _EXACT_IN_FLOAT else torch.float64
 
 
@@ -69,15 +68,7 @@ class Rows:
 
 @dataclass
 class PassCosts:
-    """What passes came to.
-
-    Parameters
-    ----------
-    blocks, edges, bytes_read : int
-        Blocks of nodes, each of them a pass; ids of their lists; bytes of the rows that were read.
-    lists_s, wait_s, sum_s : float
-        Seconds: reading lists, waiting for rows, adding them.
-    """
+    """Costs of passes: blocks of nodes, ids of their lists, bytes of rows read, and seconds of each step."""
 
     blocks: int = 0
     edges: int = 0
@@ -89,7 +80,7 @@ class PassCosts:
 
 @dataclass(frozen=True)
 class Block:
-    """Aggregated rows of nodes ``first … stop - 1``: float32 or float64 array, shape (stop - first, width), until the next."""
+    """Aggregated rows of nodes ``first … stop - 1``: float32 or float64 ``[stop - first, width]``, valid until the next."""
 
     first: int
     stop: int
@@ -97,7 +88,7 @@ class Block:
 
 
 class Passes:
-    """Aggregated rows of all nodes, block by block; a context manager, which holds the memory.
+    """Aggregated rows of all nodes from ``first`` on, block by block; a context manager, which holds the memory.
 
     Parameters
     ----------
@@ -109,7 +100,7 @@ class Passes:
     sum_dtype : torch.dtype
         float32 or float64; not narrower than :func:`summed_dtype` of the rows.
     budget : Budget
-        Counts everything as ``holder``.
+        Counts everything as ``holder``; BudgetError where it, or ``memory``, is not enough for one node.
     memory : int
         Bytes to hold at most.
     n_threads : int
@@ -118,14 +109,6 @@ class Passes:
     progress : callable
         Told the bytes that are done of :attr:`total_bytes`.
     first : int
-        The first node that is wanted.
-
-    Raises
-    ------
-    BudgetError
-        ``memory`` is not enough for one node, or the budget has less.
-    CorruptionError, OSError
-        Reading lists, for ``"gcn"``.
     """
 
     def __init__(
@@ -251,7 +234,7 @@ class Passes:
     # -- lists -------------------------------------------------------------------------------------------------------------------
 
     def _read_lists(self, first: int, stop: int, n_edges: int) -> npt.NDArray[Any]:
-        """Return the lists of nodes ``first … stop - 1``, one after the other."""
+        """Read the lists of nodes ``first … stop - 1``, one after the other."""
         ids = np.empty(n_edges, self._topology.id_dtype)
         done = 0
         for piece in self._pieces(first, stop):
@@ -296,7 +279,7 @@ class Passes:
             self._sum_lists(ids, np.zeros(1, np.int64), np.array([len(ids)]), sums, node, -1)
 
     def _normalisation(self) -> npt.NDArray[np.float64]:
-        """Return 1/√(in-degree + 1) of every node, where edges from a node to itself do not count."""
+        """Compute 1/√(in-degree + 1) of every node, where edges from a node to itself do not count."""
         topology = self._topology
         scale = np.empty(topology.num_nodes, np.float64)
         first = 0
@@ -366,7 +349,7 @@ class Passes:
             self.costs.sum_s += asked - begin
 
     def _numbers(self, found: UInt8s) -> UInt8s:
-        """Return rows as float32 or float64, in bytes."""
+        """View rows as bytes of float32 or float64."""
         flat = found.reshape(-1)
         if not self._converts:
             return flat
@@ -376,7 +359,7 @@ class Passes:
         return wide.numpy().view(np.uint8)
 
     def _bounds(self, ends: Int64s) -> Int64s:
-        """Return where the nodes of a block are cut, for threads to share them: a few parts each, of equal weight."""
+        """Cut the nodes of a block for threads to share them: a few parts each, of equal weight."""
         n_parts = 1 if self._n_threads == 1 else 4 * self._n_threads
         weight = ends + np.arange(len(ends))
         inner = np.searchsorted(weight, np.linspace(0, weight[-1], n_parts + 1)[1:-1])
@@ -393,7 +376,7 @@ class Passes:
 
 
 def _reading_bytes(block_bytes: int) -> int:
-    """Return the memory that lists are read through."""
+    """Count the memory that lists are read through."""
     return stream_bytes(block_bytes) + block_bytes
 
 

@@ -22,7 +22,7 @@ Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
 
 
 def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: bool) -> npt.NDArray[Any]:
-    """Return a policy's scores of a context's rows, or of their neighbour lists; PluginError where they cannot be scores."""
+    """Score a context's rows, or their neighbour lists; PluginError where what a policy answers cannot be scores."""
     try:
         scores = as_array("scores", (policy.list_scores if of_lists else policy.scores)(context))
     except Exception as error:
@@ -34,20 +34,8 @@ class PolicyInputs:
     """Arrays made when a policy first asks, and counted in the budget until the block is left; a context manager.
 
     Leaving it because the policy failed over a failure of the graph's own (a damaged file, the budget, an argument not given)
-    raises the latter.
-
-    Parameters
-    ----------
-    n, row_bytes : int
-        As in :class:`~featstore.cache.base.PolicyContext`.
-    budget : Budget
-    in_degree, out_degree : callable
-        Make the arrays, 8 bytes a node.
-    counts, parts : Given
-        The user's.
-    seed : int
-    cross_out_degree : callable, optional
-        Makes a tensor that the budget counts while it lives.
+    raises the latter. ``in_degree`` and ``out_degree`` make arrays of 8 bytes a node, ``cross_out_degree`` a tensor that the
+    budget counts while it lives; ``counts`` and ``parts`` are the user's.
     """
 
     def __init__(
@@ -79,7 +67,7 @@ class PolicyInputs:
         )
 
     def _array(self, name: str, given: Any) -> npt.NDArray[Any]:
-        """Return an array; a tensor that the budget counts while it lives is kept."""
+        """View an array, or a tensor, which is kept: the budget counts it while it lives."""
         if isinstance(given, torch.Tensor):
             self._tensors.append(given)
         return as_array(name, given)
@@ -110,7 +98,7 @@ class PolicyInputs:
         return make()
 
     def scores(self, policy: StaticPolicy, *, of_lists: bool = False) -> npt.NDArray[Any]:
-        """Return a policy's scores, of rows or of neighbour lists, checked."""
+        """Score rows or neighbour lists, checked."""
         n, n_bytes = self._n, policy.list_score_bytes if of_lists else None
         self._held.resize(self._held.n_bytes + (policy.score_bytes if n_bytes is None else n_bytes) * n)
         return policy_scores(policy, self.context, of_lists=of_lists)

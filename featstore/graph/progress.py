@@ -37,7 +37,7 @@ def _in_notebook() -> bool:
 
 
 def make_bar(iterable: Any = None, **options: Any) -> tqdm[Any]:
-    """Return a bar of tqdm on stderr, or as a notebook's widget where it has them; ``options`` are tqdm's."""
+    """Make a bar of tqdm on stderr, or a notebook's widget; ``options`` are tqdm's."""
     kind: Any = Bar
     if _in_notebook() and find_spec("ipywidgets") is not None:
         from tqdm.auto import tqdm as notebook_tqdm
@@ -48,19 +48,9 @@ def make_bar(iterable: Any = None, **options: Any) -> tqdm[Any]:
 
 
 class Progress:
-    """A progress bar where :func:`is_seen`, nothing elsewhere; a context manager.
+    """A progress bar of ``total`` bytes (units) where :func:`is_seen`, nothing elsewhere; a context manager.
 
-    Parameters
-    ----------
-    label : str
-    total : int
-        Bytes (units) expected.
-    show : bool
-        False: never.
-    unit : str
-        What is counted.
-    delay_s : float
-        Show nothing of what takes less.
+    ``show=False``: never. ``delay_s``: nothing of what takes less.
     """
 
     def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:

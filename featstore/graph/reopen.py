@@ -15,27 +15,21 @@ from featstore.graph.kept import Kept
 from featstore.graph.snapshot import fingerprint_of
 from featstore.storage.catalog import current_catalog
 
-__all__ = ["Reopen"]
+__all__ = ["reduced"]
 
 _reopened: weakref.WeakValueDictionary[tuple[int, str, Options], Kept] = weakref.WeakValueDictionary()
 _reopened_lock = threading.Lock()
 
 
-class Reopen:
-    """How one feature's store is pickled. Keeps its graph alive as long as the store."""
-
-    def __init__(self, graph: Kept, name: str, of: str = "features") -> None:
-        self._graph, self._name, self._of = graph, name, of
-
-    def __call__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
-        graph = self._graph
-        if graph.closed:
-            raise ClosedError(f"{graph.path} is closed")
-        return _reopen_store, (type(graph), graph.path, graph.options, self._name, self._of)
+def reduced(graph: Kept, name: str, of: str = "features") -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
+    """Pickle a feature's store, as ``__reduce__`` does."""
+    if graph.closed:
+        raise ClosedError(f"{graph.path} is closed")
+    return _reopen_store, (type(graph), graph.path, graph.options, name, of)
 
 
 def _is_current(graph: Kept) -> bool:
-    """Return whether the dataset at a graph's path is still the one that it has open."""
+    """Whether the dataset at a graph's path is still the one that it has open."""
     try:
         return fingerprint_of(current_catalog(graph.path)) == fingerprint_of(graph.snapshot.catalog)
     except (OSError, ValueError):
@@ -43,7 +37,7 @@ def _is_current(graph: Kept) -> bool:
 
 
 def _reopen_store(open_graph: Callable[[str, Options], Kept], path: str, options: Options, name: str, of: str) -> FeatureStore:
-    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so one budget."""
+    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so its memory."""
     key = os.getpid(), path, options
     with _reopened_lock:
         graph = _reopened.get(key)

@@ -55,7 +55,7 @@ def _out_of_range(row: Any, position: Any, n: int, first: int) -> IndexError:
 
 
 def _check_rows(ids: npt.NDArray[Any], n: int, first: int) -> Int64s:
-    """Return the rows of integer ``ids`` (any width, byte order and layout, 1-D) as contiguous int64 in ``[0, n)``."""
+    """Turn integer ``ids`` (any width, byte order and layout, 1-D) into rows, contiguous int64 in ``[0, n)``."""
     if ids.dtype.kind == "u" and ids.dtype.itemsize == 8:
         too_big = np.flatnonzero(ids > np.uint64(2**63 - 1))
         if len(too_big):
@@ -72,7 +72,7 @@ def _check_rows(ids: npt.NDArray[Any], n: int, first: int) -> Int64s:
 
 
 def _span(index: slice, n: int, first: int) -> range:
-    """Return the rows of a slice of the ids below ``first + n``; those below ``first`` have no rows."""
+    """Turn a slice of the ids below ``first + n`` into rows; ids below ``first`` have none."""
     span = range(*index.indices(first + n))
     if span.step > 0:
         span = span[max(0, -(-(first - span.start) // span.step)) :]
@@ -82,7 +82,7 @@ def _span(index: slice, n: int, first: int) -> range:
 
 
 def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
-    """Return what a tuple says of the first axis; IndexError unless it takes the others whole."""
+    """Take what a tuple says of the first axis; IndexError unless it takes the others whole."""
     dots = [at for at, each in enumerate(index) if each is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index has one ellipsis (...) at the most")
@@ -101,18 +101,11 @@ def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
 
 
 def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int64s | range, tuple[int, ...] | None]:
-    """Return row numbers in ``[0, n)`` and the shape that replaces the first axis (None: a single row, the axis goes).
+    """Turn an index into row numbers in ``[0, n)``, and the shape that replaces the first axis (None: a single row).
 
-    The one place where ids become rows: row 0 is that of id ``first``. Ids below 0 count from the end, masks are of the rows.
-    A slice of step 1 comes back as a range, to be read sequentially. ``shape`` is that of all rows; other axes than the first may
-    only be taken whole.
-
-    Raises
-    ------
-    TypeError
-        Floating-point, complex, object or string indices.
-    IndexError
-        An id out of range, a mask of the wrong length, or more than one axis indexed.
+    The one place where ids become rows: row 0 is that of id ``first``. Ids below 0 count from the end, masks are of the rows. A
+    slice of step 1 comes back as a range, to be read sequentially. ``shape`` is that of all rows; other axes than the first may
+    only be taken whole. TypeError for what is no index; IndexError for an id out of range or a mask of the wrong length.
     """
     n = shape[0]
     if isinstance(index, tuple) or index is Ellipsis:

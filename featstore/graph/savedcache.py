@@ -14,7 +14,6 @@ from featstore.errors import BusyError, CorruptionError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.catalog import EDGE, Catalog, current_catalog
-from featstore.storage.layout import choose_layout
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
@@ -24,7 +23,6 @@ __all__ = ["is_still_saved", "load_neighbor_cache", "made_of", "save_neighbor_ca
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
 _NUMBERS = "edge_ids"  # one more, where numbers of edges are kept
-_BLOCK_ROWS = 1 << 20
 
 
 def made_of(catalog: Catalog) -> dict[str, str]:
@@ -44,39 +42,17 @@ def is_still_saved(root: str, catalog: Catalog) -> bool:
 
 
 def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> Catalog:
-    """Add a cache to the dataset, in place of an earlier one; return the new catalog.
+    """Add a cache, not one of the whole adjacency, in place of an earlier one; return the new catalog.
 
-    Parameters
-    ----------
-    root : str
-        The dataset's directory.
-    catalog : Catalog
-        As the dataset was opened.
-    cache : NeighborCache
-        Not one of the whole adjacency, which is in the dataset already.
-    recipe : mapping
-        What it was asked for with; a cache is loaded for the same request.
-
-    Raises
-    ------
-    BusyError
-        Somebody else is writing, or has replaced the dataset since it was opened.
-    CommittedError
-        The cache is in the dataset, but making that durable failed.
-    OSError
-        The dataset is as it was.
+    ``catalog`` is as the dataset was opened: BusyError if it was replaced since. A cache is loaded for the same ``recipe``.
+    CommittedError where it is saved but not durable; after other OSErrors the dataset is as it was.
     """
     with Update(root) as update:
         if made_of(update.catalog) != made_of(catalog):
             raise BusyError("the dataset was replaced since it was opened", root)
         files: dict[str, FileRecord] = {}
         for name, array in cache.to_arrays().items():
-            layout = choose_layout(array.itemsize)
-            with update.writer(f"cache.neighbors.{name}", layout, kind=name, dtype=array.dtype.name) as writer:
-                for first in range(0, len(array), _BLOCK_ROWS):
-                    block = array[first : first + _BLOCK_ROWS].astype(array.dtype.newbyteorder("<"), copy=False)
-                    writer.write(block.view(np.uint8).reshape(len(block), array.itemsize))
-                files[name] = writer.commit()
+            files[name] = update.write_array(f"cache.neighbors.{name}", name, array.dtype, (array,))
         entry = {**recipe, "made_of": made_of(catalog), **{name: file.name for name, file in files.items()}}
         old = update.catalog.extra.get(_KEY, {})
         update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in (*_ARRAYS, _NUMBERS) if name in old])
@@ -88,12 +64,7 @@ def load_neighbor_cache(
 ) -> NeighborCache | None:
     """Load the saved cache of the same request and topology, with numbers of edges or without; None where there is none.
 
-    Raises
-    ------
-    BudgetError
-        It does not fit what is left of the budget.
-    CorruptionError
-        Its files are damaged, or are no cache of this topology.
+    Raises BudgetError where it does not fit, CorruptionError where it is no cache of this topology.
     """
     entry = catalog.extra.get(_KEY)
     if entry is None or entry.get("made_of") != made_of(catalog) or any(entry.get(key) != value for key, value in recipe.items()):
@@ -101,29 +72,23 @@ def load_neighbor_cache(
     numbers = topology.edge_ids if edges else None
     if (numbers is not None) != (_NUMBERS in entry):
         return None
-    arrays_of: dict[str, np.dtype[Any]] = dict(zip(_ARRAYS, (topology.id_dtype, np.dtype(np.int64)), strict=True))
+    dtypes: dict[str, np.dtype[Any]] = dict(zip(_ARRAYS, (topology.id_dtype, np.dtype(np.int64)), strict=True))
     if numbers is not None:
-        arrays_of[_NUMBERS] = numbers.dtype
-    names, dtypes = [entry.get(name) for name in arrays_of], arrays_of.values()
-    found = [catalog.files.get(name) if isinstance(name, str) else None for name in names]
-    records: list[tuple[FileRecord, np.dtype[Any]]] = []
-    for record, dtype in zip(found, dtypes, strict=True):
+        dtypes[_NUMBERS] = numbers.dtype
+    records: dict[str, FileRecord] = {}
+    for name, dtype in dtypes.items():
+        record = catalog.files.get(str(entry.get(name)))
         if record is None or record.dtype != dtype.name or record.layout.row_bytes != dtype.itemsize:
             return None
-        records.append((record, dtype))
-    with_table = sum(huge_bytes(record.n_rows * dtype.itemsize) for record, dtype in records)
-    reservation = budget.reserve("neighbor cache", with_table)
-    try:
-        arrays = dict(zip(arrays_of, (_read(files[record.name], record, dtype) for record, dtype in records), strict=True))
+        records[name] = record
+    n_bytes = sum(huge_bytes(record.n_rows * record.layout.row_bytes) for record in records.values())
+    with budget.reserve("neighbor cache", n_bytes).kept() as reservation:
+        arrays = {name: _read(files[record.name], record, dtypes[name]) for name, record in records.items()}
         try:
             return NeighborCache.from_arrays(topology, arrays, reservation)
         except ValueError as error:
-            raise CorruptionError(
-                f"the saved neighbour cache does not fit the topology: {error}", files[records[0][0].name].path
-            ) from None
-    except BaseException:
-        reservation.release()
-        raise
+            path = files[records[_ARRAYS[0]].name].path
+            raise CorruptionError(f"the saved neighbour cache does not fit the topology: {error}", path) from None
 
 
 def _read(file: RowFile, record: FileRecord, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
-from featstore.errors import BudgetError, BusyError, CommittedError, FormatError, StaleError
+from featstore.errors import BusyError, FormatError, StaleError
 from featstore.graph.crossedges import counts_dtype
 from featstore.graph.savedcache import made_of
-from featstore.graph.snapshot import Snapshot
+from featstore.graph.snapshot import Snapshot, opening_committed
 from featstore.storage.catalog import Catalog
-from featstore.storage.layout import choose_layout
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
@@ -28,7 +27,6 @@ __all__ = [
     "KeptParts",
     "check_parts_name",
     "file_of_parts",
-    "find_parts",
     "kept_parts",
     "read_parts",
     "save_parts",
@@ -38,18 +36,8 @@ HOLDER: Final = "parts"  # in the budget's report
 
 _KEY: Final = "parts/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_BLOCK_ROWS: Final = 1 << 20
 
 LIST_ROLES: Final = frozenset(("part_nodes", "part_offsets", "part_indices"))  # files of the adjacency in part order
-
-
-@dataclass(frozen=True)
-class _Array:
-    """What a file of kept parts must hold: ``n_rows`` numbers in ``[0, stop)``."""
-
-    dtype: np.dtype[Any]
-    n_rows: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +117,7 @@ def check_parts_name(name: object) -> None:
 
 
 def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor]) -> dict[str, KeptParts]:
-    """Return what a catalog keeps, by name, in the order in which it was kept; entries of later releases are left out."""
+    """List what a catalog keeps, by name, the latest last; entries of later releases are left out."""
     now = made_of(catalog)
     found = []
     for key, entry in catalog.extra.items():
@@ -149,30 +137,6 @@ def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor])
     return {each.name: each for each in sorted(found, key=lambda each: each.generation)}
 
 
-class _Keeper(Protocol):
-    path: str
-
-    def parts(self) -> dict[str, KeptParts]: ...
-
-
-def find_parts(g: _Keeper, name: str | None = None) -> KeptParts:
-    """Return the parts that a graph's dataset keeps under ``name``, the latest without one.
-
-    Raises
-    ------
-    ValueError
-        It keeps none, or none of that name; lists the names.
-    """
-    kept = g.parts()
-    if not kept:
-        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition or featstore partition, or give an array")
-    if name is None:
-        return list(kept.values())[-1]
-    if name not in kept:
-        raise ValueError(f"{g.path} keeps no parts {name!r}; there is {', '.join(map(repr, kept))}")
-    return kept[name]
-
-
 def save_parts(
     snapshot: Snapshot,
     name: str,
@@ -185,7 +149,7 @@ def save_parts(
     Parameters
     ----------
     snapshot : Snapshot
-        The dataset, as it was opened.
+        The dataset, as it was opened; BusyError if it was replaced since.
     name : str
     arrays : mapping of str to array
         ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see :func:`~featstore.graph.crossedges.count_cross_edges`; where
@@ -195,15 +159,6 @@ def save_parts(
         ``method``, ``n_parts``, ``options``.
     adopt : callable (catalog, key, files)
         Called after the commit, before anybody else can change the dataset.
-
-    Raises
-    ------
-    BusyError
-        Somebody else is writing, or has replaced the dataset since it was opened.
-    CommittedError, BudgetError
-        The parts are kept, but making that durable failed, or opening them.
-    OSError
-        The dataset is as it was.
     """
     key = _KEY + name
     with Update(snapshot.root) as update:
@@ -212,12 +167,8 @@ def save_parts(
         files: dict[str, FileRecord] = {}
         n_train = 0
         for role, array in arrays.items():
-            dtype = array.dtype
-            with update.writer(f"{role}.{name}", choose_layout(dtype.itemsize), kind=role, dtype=dtype.name) as writer:
-                for block in array.blocks if isinstance(array, Blocks) else _cut(array):
-                    block = block.astype(dtype.newbyteorder("<"), copy=False)
-                    writer.write(block.view(np.uint8).reshape(len(block), dtype.itemsize))
-                files[role] = writer.commit()
+            blocks = array.blocks if isinstance(array, Blocks) else (array,)
+            files[role] = update.write_array(f"{role}.{name}", role, array.dtype, blocks)
             n_train = files[role].n_rows if role == "train_nodes" else n_train
         entry = {
             **recipe,
@@ -230,44 +181,25 @@ def save_parts(
         gone = [str(file) for file in old.values()] if isinstance(old, dict) else []
         update.add(files.values(), extra={key: entry}, drop=gone)
         catalog = update.commit()
-        try:
+        with opening_committed(f"parts {name!r} are kept in {snapshot.root}, but opening them failed", snapshot.root):
             adopt(catalog, key, [record.name for record in files.values()])
-        except OSError as error:
-            what = f"parts {name!r} are kept in {snapshot.root}, but opening them failed"
-            raise CommittedError(what, snapshot.root, error) from error
-        except BudgetError as error:
-            raise BudgetError(f"parts {name!r} are kept, but opening them failed: {error.reason}", error.needed) from error
-
-
-def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    for first in range(0, len(array), _BLOCK_ROWS):
-        yield array[first : first + _BLOCK_ROWS]
 
 
 def file_of_parts(snapshot: Snapshot, kept: KeptParts, role: str) -> RowFile:
-    """Return a file of what a dataset keeps, as it is expected.
-
-    Raises
-    ------
-    StaleError
-        The parts are of another adjacency, or were replaced since they were listed.
-    FormatError
-        There is no such file.
-    """
+    """Return a file of what a dataset keeps, as :func:`_expected`; StaleError or FormatError where there is none."""
     return snapshot.files[_record(snapshot, kept, role).name]
 
 
 def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -> torch.Tensor:
     """Read an array of what a dataset keeps, checked; see :meth:`KeptParts.load`."""
-    record, expected = _record(snapshot, kept, role), _expected(snapshot.catalog, kept, role)
-    n_rows, dtype = expected.n_rows, expected.dtype
+    record, (dtype, n_rows, stop) = _record(snapshot, kept, role), _expected(snapshot.catalog, kept, role)
     array = np.empty(n_rows, dtype)
     tensor = torch.from_numpy(array)
     budget.reserve(HOLDER, array.nbytes, owner=tensor)
     if n_rows:
         snapshot.files[record.name].read(0, n_rows, array.view(np.uint8).reshape(n_rows, dtype.itemsize))
-    if n_rows and not (int(array.min()) >= 0 and int(array.max()) < expected.stop):
-        raise FormatError(f"{snapshot.root}: {role} of parts {kept.name!r} are beyond [0, {expected.stop})", snapshot.root)
+    if n_rows and not (int(array.min()) >= 0 and int(array.max()) < stop):
+        raise FormatError(f"{snapshot.root}: {role} of parts {kept.name!r} are beyond [0, {stop})", snapshot.root)
     return tensor
 
 
@@ -282,22 +214,23 @@ def _record(snapshot: Snapshot, kept: KeptParts, role: str) -> FileRecord:
         raise StaleError(f"{root}: parts {kept.name!r} were replaced since they were listed: list them again", root)
     named = entry.get("files")
     name = named.get(role) if isinstance(named, dict) else None
-    record, expected = catalog.files.get(name) if isinstance(name, str) else None, _expected(catalog, kept, role)
-    n_rows, dtype = expected.n_rows, expected.dtype
+    record, (dtype, n_rows, _) = catalog.files.get(name) if isinstance(name, str) else None, _expected(catalog, kept, role)
     wanted = (role, n_rows, dtype.name, dtype.itemsize)
     if record is None or (record.kind, record.n_rows, record.dtype, record.layout.row_bytes) != wanted:
         raise FormatError(f"{root}: parts {kept.name!r} have no file of {role} with {n_rows} rows: partition it again", root)
     return record
 
 
-def _expected(catalog: Catalog, kept: KeptParts, role: str) -> _Array:
+def _expected(catalog: Catalog, kept: KeptParts, role: str) -> tuple[np.dtype[Any], int, int]:
+    """Return what a file of kept parts must hold: its dtype, how many numbers, and what they are below."""
     n, n_edges = catalog.num_nodes, catalog.num_edges
     ids = np.dtype(np.int32 if n < 2**31 else np.int64)
-    return {
-        "parts": _Array(np.dtype(np.int32), n, kept.n_parts),
-        "train_nodes": _Array(np.dtype(np.int64), kept.n_train, n),
-        "cross_out_degree": _Array(counts_dtype(n_edges), n, n_edges + 1),
-        "part_nodes": _Array(ids, n, n),
-        "part_offsets": _Array(np.dtype(np.int64), 2 * (kept.n_parts + 1), max(n, n_edges) + 1),
-        "part_indices": _Array(ids, n_edges, n),
-    }[role]
+    expected: dict[str, tuple[np.dtype[Any], int, int]] = {
+        "parts": (np.dtype(np.int32), n, kept.n_parts),
+        "train_nodes": (np.dtype(np.int64), kept.n_train, n),
+        "cross_out_degree": (counts_dtype(n_edges), n, n_edges + 1),
+        "part_nodes": (ids, n, n),
+        "part_offsets": (np.dtype(np.int64), 2 * (kept.n_parts + 1), max(n, n_edges) + 1),
+        "part_indices": (ids, n_edges, n),
+    }
+    return expected[role]

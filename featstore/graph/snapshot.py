@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from types import TracebackType
 
 from featstore.config import Options, format_size
-from featstore.errors import BudgetError, FormatError, VersionError
+from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
 from featstore.storage.builddir import restore_moved
 from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
@@ -21,21 +20,14 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file, sweep_unused
 from featstore.storage.writer import FileRecord
 
-__all__ = ["DatasetFiles", "Snapshot", "check_memory", "fingerprint_of", "open_files", "topology_bytes"]
+__all__ = ["DatasetFiles", "Snapshot", "check_memory", "fingerprint_of", "open_files", "opening_committed", "topology_bytes"]
 
 
 class DatasetFiles:
     """Every file of one commit, open and not read yet but for the headers; a context manager. Made by :func:`open_files`.
 
-    Attributes
-    ----------
-    path : str
-        The dataset's directory.
-    catalog : Catalog
-    lock : FileLock or None
-        Keeps these files from being swept; None where the dataset has no lock file.
-    files : dict of str to OpenFile
-        By name, as in the catalog.
+    Its ``lock`` keeps the files from being swept; None where the dataset has no lock file. ``files`` are by name, as in the
+    catalog.
     """
 
     catalog: Catalog
@@ -68,17 +60,14 @@ class DatasetFiles:
     def __enter__(self) -> DatasetFiles:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def open_files(root: str) -> DatasetFiles:
     """Open the files of a dataset's last commit, all of the same one, however often it is replaced meanwhile.
 
-    Raises
-    ------
-    FileNotFoundError, PermissionError, CorruptionError, FormatError, VersionError, BusyError, OSError
-        As :meth:`featstore.OutOfCoreGraph.open`.
+    Raises as :meth:`featstore.OutOfCoreGraph.open`.
     """
     if not os.path.lexists(root):
         # Of a dead builder. What a living one has moved aside is opened where it is, and so it is on read-only media.
@@ -87,8 +76,19 @@ def open_files(root: str) -> DatasetFiles:
     return with_directory(root, DatasetFiles)
 
 
+@contextlib.contextmanager
+def opening_committed(what: str, path: str) -> Iterator[None]:
+    """Say in an error of the block, which opens what was just committed at ``path``, that it need not be made again."""
+    try:
+        yield
+    except OSError as error:
+        raise CommittedError(what, path, error) from error
+    except BudgetError as error:
+        raise BudgetError(f"{what}: {error.reason}", error.needed) from error
+
+
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:
-    """Raise BudgetError, which has a memory that suffices, where a dataset cannot be opened within ``options.memory``."""
+    """Raise BudgetError, which has a memory that suffices, unless a dataset can be opened within ``options.memory``."""
     share = share_of(file.n_sums_bytes for file in files)
 
     def needed(total: int) -> int:
@@ -110,15 +110,7 @@ def check_memory(path: str, files: Collection[FileRecord], options: Options) -> 
 
 
 class Snapshot:
-    """One commit of a dataset: its catalog, and every file that it names, ready to be read.
-
-    Parameters
-    ----------
-    root : str
-    opened : DatasetFiles
-        What is in it is taken over.
-    reader : Reader
-    """
+    """One commit of a dataset: its catalog, and every file that it names, ready to be read. Takes over ``opened``."""
 
     def __init__(self, root: str, opened: DatasetFiles, reader: Reader) -> None:
         self.root = root
@@ -151,10 +143,7 @@ class Snapshot:
     def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
         """Use an entry or a field that this process has just committed, and its files, beside the commit that was opened.
 
-        Raises
-        ------
-        OSError
-            A file cannot be opened; nothing is adopted.
+        OSError where a file cannot be opened; nothing is adopted then.
         """
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
@@ -177,7 +166,7 @@ class Snapshot:
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
     def file_of(self, record: FieldRecord) -> RowFile:
-        """Return the file of a field that lies in one."""
+        """Return the file of a field that lies in one; VersionError for a field in several."""
         if len(record.parts) != 1:
             raise VersionError(
                 f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one", self.root
@@ -185,28 +174,12 @@ class Snapshot:
         return self.files[record.parts[0].file]
 
     def topology_file(self, name: str, n_rows: int | None = None, width: int = 1) -> tuple[RowFile, int]:
-        """Return the file of a field of the adjacency, and the bytes of a row.
-
-        Its rows are ``width`` integers each, and there are ``n_rows`` of them, where that is given.
-
-        Raises
-        ------
-        FormatError
-            The catalog has no such field.
-        VersionError
-            It lies in several files.
-        """
+        """Return the file of a field of the adjacency, and the bytes of a row of ``width`` integers; else FormatError."""
         record = self._topology_record(name, n_rows, width)
         return self.file_of(record), record.row_bytes
 
     def topology_files(self, name: str) -> tuple[list[RowFile], int]:
-        """Return the files of a field of the adjacency, in the order of their rows, of an integer each, and the bytes of a row.
-
-        Raises
-        ------
-        FormatError
-            The catalog has no such field.
-        """
+        """Return the files of a field of the adjacency, in the order of their rows of one integer, and the bytes of a row."""
         record = self._topology_record(name)
         if not record.parts:
             raise FormatError(f"{self.root}: {name} lies in no file", self.root)
@@ -221,7 +194,6 @@ class Snapshot:
         return record
 
     def close(self) -> None:
-        """Close all files; may be called again."""
         is_superseded, self._is_superseded = self._is_superseded, False
         with contextlib.ExitStack() as stack:  # all of them, whichever fails
             if is_superseded:
@@ -233,7 +205,7 @@ class Snapshot:
 
 
 def fingerprint_of(catalog: Catalog) -> dict[str, str]:
-    """Return the id of the file that holds each field, by key; of the adjacency what :meth:`Catalog.adjacency` says."""
+    """Name the file that holds each field, by key; the adjacency's as :meth:`Catalog.adjacency` says."""
     held = {
         key: " ".join(catalog.files[part.file].file_id for part in record.parts)
         for key, record in catalog.fields.items()
@@ -243,7 +215,7 @@ def fingerprint_of(catalog: Catalog) -> dict[str, str]:
 
 
 def topology_bytes(catalog: Catalog) -> int:
-    """Return the bytes of the adjacency's fields as they are checked: 8 of each row."""
+    """Count the bytes of the adjacency's fields as they are checked: 8 of each row."""
     records = {**catalog.by_role("topology", EDGE), **catalog.by_role("edge ids", EDGE)}
     names = {part.file for record in records.values() for part in record.parts}
     return sum(catalog.files[name].n_rows * 8 for name in names)

@@ -36,7 +36,6 @@ _WIDER = {"uint16": 2, "uint32": 4, "uint64": 8}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a name of ``DTYPES``."""
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
     return found
@@ -48,14 +47,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: object, *, wider: bool = False, of: str = "") -> str:
-    """Return the name that the format gives a torch or NumPy dtype, or one's name; ``wider`` admits all unsigned integers.
+    """Name a torch or NumPy dtype as the format does; TypeError where it has no such dtype.
 
-    ``of`` is what a message calls that which has the dtype.
-
-    Raises
-    ------
-    TypeError
-        The format does not hold it; says which it holds.
+    ``wider`` admits all unsigned integers; ``of`` is what the error calls the array that has the dtype.
     """
     if isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")
@@ -69,19 +63,7 @@ def dtype_name(dtype: object, *, wider: bool = False, of: str = "") -> str:
 
 
 class Source(ABC):
-    """Rows to be stored.
-
-    Attributes
-    ----------
-    name : str
-        What messages call it.
-    dtype : str
-        A name of ``DTYPES``.
-    shape : tuple of int
-        Rows first.
-    is_read_once : bool
-        :meth:`blocks` may be called but once.
-    """
+    """Rows to be stored; their ``dtype`` is a name of ``DTYPES``. A source that ``is_read_once`` yields its blocks but once."""
 
     is_read_once = False
 
@@ -96,12 +78,10 @@ class Source(ABC):
 
     @property
     def n_rows(self) -> int:
-        """Rows."""
         return self.shape[0]
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return math.prod(self.shape[1:]) * (_WIDER.get(self.dtype) or DTYPES[self.dtype][1])
 
     @abstractmethod
@@ -121,7 +101,7 @@ class Source(ABC):
 
 
 def _will_need(array: npt.NDArray[Any]) -> None:
-    """Have the kernel read a part of a memory map that is needed soon; of other arrays there is nothing to read."""
+    """Have the kernel read a part of a memory map that is needed soon."""
     file: Any = array
     while isinstance(file, np.ndarray):
         file = file.base
@@ -133,7 +113,7 @@ def _will_need(array: npt.NDArray[Any]) -> None:
 
 
 def _array_bytes(array: npt.NDArray[Any]) -> UInt8s:
-    """Return rows as little-endian bytes, without a copy where they are already."""
+    """View rows as little-endian bytes; a copy only where they are not."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     n = len(little)
     return little.reshape(n, -1).view(np.uint8) if little.size else np.empty((n, 0), np.uint8)
@@ -145,29 +125,18 @@ def _tensor_bytes(tensor: torch.Tensor) -> UInt8s:
     return found
 
 
-class _ArraySource(Source):
-    def __init__(self, name: str, array: npt.NDArray[Any], wider: bool) -> None:
-        super().__init__(name, dtype_name(array.dtype, wider=wider, of=name), array.shape)
-        self._array = array.view(np.uint16) if self.dtype == "bfloat16" else array
+class _SlicedSource(Source):
+    def __init__(self, name: str, rows: npt.NDArray[Any] | torch.Tensor, wider: bool) -> None:
+        super().__init__(name, dtype_name(rows.dtype, wider=wider, of=name), tuple(rows.shape))
+        self._rows = rows.view(np.uint16) if self.dtype == "bfloat16" and isinstance(rows, np.ndarray) else rows
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         step = self._step(max_bytes)
         for first in range(0, self.n_rows, step):
-            _will_need(self._array[first + step : first + 2 * step])
-            yield _array_bytes(self._array[first : first + step])
-
-
-class _TensorSource(Source):
-    def __init__(self, name: str, tensor: torch.Tensor, wider: bool) -> None:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}")
-        super().__init__(name, dtype_name(tensor.dtype, wider=wider, of=name), tuple(tensor.shape))
-        self._tensor = tensor
-
-    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
-        step = self._step(max_bytes)
-        for first in range(0, self.n_rows, step):
-            yield _tensor_bytes(self._tensor[first : first + step])
+            rows, following = self._rows[first : first + step], self._rows[first + step : first + 2 * step]
+            if isinstance(following, np.ndarray):
+                _will_need(following)
+            yield _array_bytes(rows) if isinstance(rows, np.ndarray) else _tensor_bytes(rows)
 
 
 class _BlocksSource(Source):
@@ -268,7 +237,7 @@ class NpySource(Source):
 
 
 def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """Return dtype, shape, whether Fortran order, and where the data starts; nothing is executed or unpickled."""
+    """Read dtype, shape, whether Fortran order, and where the data starts; nothing is executed or unpickled."""
     head = bytes(pread_exactly(fd, min(12, n_bytes), 0, path))
     if head[:6] != b"\x93NUMPY":
         raise FormatError(f"{path}: not a .npy file", path)
@@ -297,31 +266,18 @@ def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[
 
 
 def open_source(name: str, value: ArrayLike, *, wider: bool = False) -> Source:
-    """Put any accepted input behind :class:`Source`.
+    """Put any accepted input behind :class:`Source`; ``wider`` admits uint16, uint32 and uint64, too.
 
-    Parameters
-    ----------
-    name : str
-        What messages call it.
-    value : array, memmap, tensor, sequence, path or tuple
-        A path names a ``.npy`` file; a tuple ``(shape, dtype, iterable)`` announces rows that come block by block, each block an
-        array or tensor ``[k, *shape[1:]]`` of that dtype.
-    wider : bool
-        Admit uint16, uint32 and uint64, too.
-
-    Raises
-    ------
-    TypeError
-        A dtype that the format does not hold.
-    ValueError
-        No dimensions, or rows of no bytes.
-    FormatError, CorruptionError, OSError
-        The path is no ``.npy`` file, one that is cut short, or cannot be read.
+    A path names a ``.npy`` file. A tuple ``(shape, dtype, iterable)`` announces rows that come block by block, each an array or
+    tensor ``[k, *shape[1:]]`` of that dtype. Raises TypeError for a dtype that the format does not hold, ValueError for rows of
+    no bytes, FormatError, CorruptionError and OSError of a file.
     """
     if isinstance(value, torch.Tensor):
-        return _TensorSource(name, value, wider)
+        if value.layout is not torch.strided or value.is_quantized:
+            raise TypeError(f"{name} must be a dense tensor, not {value.layout}")
+        return _SlicedSource(name, value, wider)
     if isinstance(value, (str, os.PathLike)):
         return NpySource(name, user_path(value), wider)
     if isinstance(value, tuple) and len(value) == 3 and not isinstance(value[2], Number):
         return _BlocksSource(name, *value, wider=wider)
-    return _ArraySource(name, as_array(name, value), wider)
+    return _SlicedSource(name, as_array(name, value), wider)

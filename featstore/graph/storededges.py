@@ -11,17 +11,16 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_flag
+from featstore.graph.crossedges import blocks_in
 from featstore.graph.kept import Kept
 from featstore.graph.listblocks import ListBlock
 from featstore.graph.opentopology import stored_pieces
 from featstore.graph.topology import Topology
-from featstore.storage.scan import scan_bytes
 
 __all__ = ["StoredEdges"]
 
 _PIECE = 1 << 16  # nodes or edges handled at once where that takes temporary arrays
-_LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 1 << 16, 4 << 20
-_BLOCK_SHARE = 16  # of the memory that is left, one part of so many
+_MOST_BLOCK_BYTES = 4 << 20
 
 
 class StoredEdges(Kept):
@@ -133,7 +132,7 @@ class StoredEdges(Kept):
         return index
 
     def _edge_pos(self, topology: Topology, first: int, stop: int) -> torch.Tensor:
-        """Return which edges of the input the stored edges ``first … stop - 1`` are."""
+        """Look up which edges of the input the stored edges ``first … stop - 1`` are."""
         found = self.pool.tensor(stop - first, torch.int64)
         array, numbers = found.numpy(), topology.edge_ids
         for begin in range(first, stop, _PIECE):
@@ -186,9 +185,8 @@ class StoredEdges(Kept):
 
     def _edge_blocks(self, topology: Topology) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the number of a first stored edge, and the edges from there on."""
-        n_bytes = max(_LEAST_BLOCK_BYTES, min(_MOST_BLOCK_BYTES, self.budget.available // _BLOCK_SHARE))
-        with self._or_closed(), self.budget.reserve("edges", scan_bytes(topology.nbytes, n_bytes)):
-            for block in topology.blocks(n_bytes):
+        with self._or_closed():
+            for block in blocks_in(topology, self.budget, "edges", _MOST_BLOCK_BYTES):
                 edges = self.pool.tensor((2, len(block.ids)), torch.int64)
                 _write_edges(block, edges.numpy())
                 yield block.first_edge, edges

@@ -32,29 +32,15 @@ _PIECE = 1 << 16  # nodes handled at once where that takes temporary arrays
 
 
 def huge_bytes(n_bytes: int) -> int:
-    """Bytes of memory that :func:`~featstore.cache.rowmap.huge_array` takes at most for ``n_bytes``."""
+    """Round up to the whole pages that :func:`~featstore.cache.rowmap.huge_array` takes."""
     return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class Topology(ABC):
-    """In-neighbours of every node. Edges are numbered: those of node 0 first, then those of node 1, and so on.
+    """In-neighbours of every node. Edges are numbered: those of node 0 first, then those of node 1, and so on. Thread-safe.
 
-    Parameters
-    ----------
-    num_nodes, num_edges : int
-    id_bytes : {4, 8}
-        Bytes of a neighbour id.
-
-    Attributes
-    ----------
-    kind : str
-        As in the catalog: ``"csc"`` or ``"chunked"``.
-    edge_ids : EdgeIds or None
-        Which edge of the input each edge is; None where edges are stored as they were given.
-
-    Notes
-    -----
-    Thread-safe. Samplers ask through :meth:`offsets` and :meth:`read_edges` alone, and of ``edge_ids``.
+    Samplers ask through :meth:`offsets`, :meth:`read_edges` and ``edge_ids`` alone. ``kind`` is ``"csc"`` or ``"chunked"``, as
+    in the catalog. ``edge_ids`` says which edge of the input each edge is; None where edges are stored as they were given.
     """
 
     kind: str
@@ -72,7 +58,6 @@ class Topology(ABC):
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
-        """How a neighbour id is stored."""
         return np.dtype(np.int32 if self.id_bytes == 4 else np.int64)
 
     @property
@@ -87,20 +72,10 @@ class Topology(ABC):
 
     @abstractmethod
     def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """Return the first edge of each node, and its in-degree.
+        """Return each node's first edge and in-degree, int64 ``[k]``; written to ``starts`` and ``degrees`` if given.
 
-        Parameters
-        ----------
-        ids : int64 array, shape (k,)
-            In ``[0, num_nodes)``; **not** checked.
-        starts, degrees : int64 array, shape (k,), optional
-            Written if given.
-
-        Raises
-        ------
-        ClosedError
-        CorruptionError, OSError
-            Where offsets are read: they are damaged, or the drive failed.
+        ``ids``, int64 ``[k]`` in ``[0, num_nodes)``, are **not** checked. Raises ClosedError; where offsets are read,
+        CorruptionError and OSError.
         """
 
     @property
@@ -113,13 +88,9 @@ class Topology(ABC):
         """Return the offsets of nodes ``first … stop - 1`` and the end of the last; not to be written to."""
 
     def offset_pieces(self, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
-        """Yield the offsets of all nodes in order, ``n_nodes`` at a time.
+        """Yield a first node and the offsets of ``n_nodes`` nodes from there on, int64 ``[k + 1]``, for all nodes in order.
 
-        Yields
-        ------
-        first : int
-        offsets : int64 array, shape (k + 1,)
-            The edges of node ``first + i`` are ``offsets[i] … offsets[i + 1]``. Checked to ascend; not to be written to.
+        Offsets are checked to ascend, and not to be written to.
         """
         for first in range(0, self.num_nodes, n_nodes):
             yield first, self.offsets_between(first, min(first + n_nodes, self.num_nodes))
@@ -128,36 +99,23 @@ class Topology(ABC):
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
         """Read the neighbour ids of edges, in any order, into ``out``: only the blocks that hold them are read.
 
-        Parameters
-        ----------
-        positions : int64 array, shape (k,)
-            In ``[0, num_edges)``; ``IndexError`` otherwise.
-        out : array of ``id_dtype``, shape (k,)
-            **Not** checked to be nodes: see :meth:`check_found`.
+        ``positions`` are int64 ``[k]``; IndexError outside ``[0, num_edges)``. ``out``, an array of ``id_dtype``, is **not**
+        checked to hold nodes: see :meth:`check_found`.
         """
 
     @abstractmethod
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
         """Yield all edges in order, ids checked, with the nodes that they belong to; the next ones are read meanwhile.
 
-        Holds ``block_bytes``, or three pages where that is less: a block, there until the next one is asked for, and what is
-        read ahead.
+        Holds ``block_bytes``, at least three pages. A block is valid until the next one is asked for.
         """
 
     @abstractmethod
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """Yield the lists of some nodes, in order, many at once, a long one in pieces; the next ones are read meanwhile.
 
-        Parameters
-        ----------
-        nodes : int64 array, shape (k,)
-            Distinct, ascending, in ``[0, num_nodes)``; **not** checked.
-        block_bytes : int
-            Two blocks of ids together: a block is there until the next one is asked for.
-
-        Raises
-        ------
-        CorruptionError, ClosedError, OSError
+        ``nodes``, int64 ``[k]``, are distinct and ascending, and **not** checked. Two blocks of ids take ``block_bytes``; a
+        block is valid until the next one is asked for.
         """
 
     @property
@@ -167,11 +125,11 @@ class Topology(ABC):
 
     @abstractmethod
     def pass_cost(self, nodes: Int64s) -> int:
-        """Return the bytes that :meth:`lists` reads for ``nodes``, and :attr:`gap_bytes` for each read that is begun."""
+        """Count the bytes that :meth:`lists` reads for ``nodes``, and :attr:`gap_bytes` for each read that is begun."""
 
     @abstractmethod
     def lookup_cost(self, nodes: Int64s) -> int:
-        """Return what :meth:`offsets` of ``nodes`` costs at the most, as :meth:`pass_cost` counts."""
+        """Estimate what :meth:`offsets` of ``nodes`` costs at most, as :meth:`pass_cost` counts."""
 
     def files_of(self, nodes: Int64s) -> Int64s:
         """Return the number, from 0, of the file in which the list of each node begins."""
@@ -226,21 +184,12 @@ class CscTopology(Topology):
     ----------
     num_nodes, num_edges : int
     indptr : int64 array, shape (num_nodes + 1,)
-        Resident; counted by whoever loaded it, or by :meth:`load`.
+        Counted by whoever loaded it, or by :meth:`load`; CorruptionError unless it ascends from 0 to ``num_edges``.
     indices : RowFile
         ``num_edges`` rows of ``id_bytes``.
     id_bytes : {4, 8}
     is_checked : bool
         ``indptr`` is known to ascend.
-
-    Raises
-    ------
-    CorruptionError
-        ``indptr`` does not ascend from 0 to ``num_edges``.
-
-    Notes
-    -----
-    Thread-safe if ``indices`` is.
     """
 
     kind = "csc"
@@ -268,10 +217,7 @@ class CscTopology(Topology):
         budget: Budget,
         note: Callable[[int], None] = lambda n_bytes: None,
     ) -> CscTopology:
-        """Read the offsets, a file of 8-byte rows, into memory that ``budget`` counts as ``indptr``; ``note`` is told of bytes.
-
-        Offsets are checked while the next ones are read.
-        """
+        """Read the offsets, a file of 8-byte rows, into memory counted as ``indptr``; ``note`` is told of bytes."""
         held = budget.reserve("indptr", cls.held_bytes(num_nodes))
         with held.kept():
             array = huge_array((num_nodes + 1) * 8).view(np.int64)
@@ -288,16 +234,13 @@ class CscTopology(Topology):
 
     @staticmethod
     def held_bytes(num_nodes: int) -> int:
-        """Return what :meth:`load` holds."""
         return huge_bytes((num_nodes + 1) * 8)
 
     @property
     def resident_offsets(self) -> Int64s | None:
-        """See :attr:`Topology.resident_offsets`: always there."""
         return self.indptr
 
     def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """See :meth:`Topology.offsets`; from memory."""
         indptr = self._open_indptr()
         if starts is None:
             starts = np.empty(len(ids), np.int64)
@@ -314,20 +257,16 @@ class CscTopology(Topology):
 
     @property
     def path(self) -> str:
-        """See :attr:`Topology.path`."""
         return self.indices.path
 
     def offsets_between(self, first: int, stop: int) -> Int64s:
-        """See :meth:`Topology.offsets_between`."""
         return self.indptr[first : stop + 1]
 
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
-        """See :meth:`Topology.read_edges`."""
         if len(positions):
             self.indices.gather(positions, out.view(np.uint8).reshape(len(positions), self.id_bytes))
 
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
-        """See :meth:`Topology.blocks`."""
         indptr = self.indptr
         for first, ids in self.scan(block_bytes):
             node = int(np.searchsorted(indptr, first, side="right")) - 1
@@ -335,40 +274,34 @@ class CscTopology(Topology):
             yield ListBlock(node, indptr[node : end + 1], first, ids)
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
-        """See :meth:`Topology.lists`; pages that hold none of the lists are not read, but for short gaps."""
-        return stream_lists(self, self._open_indptr(), nodes, block_bytes)
+        """Pages that hold none of the lists are not read, but for short gaps."""
+        return stream_lists(self.indices, self._open_indptr(), nodes, self.bad_id, block_bytes)
 
     @property
     def gap_bytes(self) -> int:
-        """See :attr:`Topology.gap_bytes`."""
         return self.indices.gap_bytes
 
     def pass_cost(self, nodes: Int64s) -> int:
-        """See :meth:`Topology.pass_cost`."""
         n_pages, n_runs = pass_pages(self._open_indptr(), nodes, self.id_bytes)
         return n_pages * PAGE_BYTES + self.gap_bytes * n_runs
 
     def lookup_cost(self, nodes: Int64s) -> int:
-        """See :meth:`Topology.lookup_cost`: nothing, they are in memory."""
         return 0
 
     def scan(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """See :meth:`Topology.scan`."""
         return scan_ids(self.indices, self.num_nodes, self.num_edges, self.id_bytes, block_bytes)
 
     def bad_id(self, position: int, found: int) -> CorruptionError:
-        """See :meth:`Topology.bad_id`."""
         return _bad_id(self.indices, self.id_bytes, self.num_nodes, position, found)
 
     def close(self) -> None:
-        """See :meth:`Topology.close`."""
         self.indptr = np.zeros(0, np.int64)
         if self._reservation is not None:
             self._reservation.release()
 
 
 def _first_bad_offset(offsets: Int64s, first: int, before: int, num_nodes: int, num_edges: int) -> int:
-    """Return the first node, of those from ``first`` on, whose offset breaks the ascent from 0 to ``num_edges``; -1 if none.
+    """Find the first node from ``first`` on whose offset breaks the ascent from 0 to ``num_edges``; -1 if none does.
 
     ``before`` is the offset of the node before, or what none may be below.
     """
@@ -403,13 +336,7 @@ def scan_ids(
 
 
 def stored_offsets(indptr: RowFile, num_nodes: int, num_edges: int, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
-    """Yield the offsets of a CSC file as :meth:`Topology.offset_pieces` does, read in sequence and checked.
-
-    Raises
-    ------
-    CorruptionError, OSError
-        They do not ascend from 0 to ``num_edges``; the file is damaged or cannot be read.
-    """
+    """Yield the offsets of a CSC file as :meth:`Topology.offset_pieces` does, read in sequence and checked."""
     for first in range(0, num_nodes, n_nodes):
         n = min(n_nodes, num_nodes - first)
         offsets = indptr.read(first, n + 1).reshape(-1).view(np.int64)

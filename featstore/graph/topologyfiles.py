@@ -7,7 +7,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,7 @@ OpenWriter = Callable[[str, RowLayout, str, str], RowFileWriter]
 
 @dataclass(frozen=True)
 class Form:
-    """How the adjacency is stored: ``"csc"``, or ``"chunked"`` in chunks of so many bytes.
-
-    ``stripes`` are directories on other drives that take a share of the chunks each.
-    """
+    """How the adjacency is stored: ``"csc"``, or ``"chunked"`` in chunks of so many bytes, some of them in ``stripes``."""
 
     topology: str
     chunk_bytes: int
@@ -49,17 +45,7 @@ class Form:
         stripes: Sequence[str | os.PathLike[str]],
         path: str | os.PathLike[str],
     ) -> Form:
-        """Check what a user asks for, for the dataset at ``path``.
-
-        Raises
-        ------
-        ValueError
-            No such form, no such size of a chunk, one of a form without chunks; a stripe within the dataset.
-        TypeError
-            The size is neither an integer nor text; ``stripes`` is one path.
-        FileNotFoundError, NotADirectoryError
-            A stripe's directory is not there.
-        """
+        """Check what a user asks for; ValueError or TypeError for no such form, OSError for a stripe that is no directory."""
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology must be one of {', '.join(map(repr, TOPOLOGIES))}, not {topology!r}")
         for name, value in (("chunk_bytes", chunk_bytes), ("stripes", stripes or None)):
@@ -71,7 +57,7 @@ class Form:
         return cls(topology, n_bytes, _stripes(stripes, os.path.realpath(user_path(path))))
 
     def entry(self) -> dict[str, Any]:
-        """Return what the catalog says of it."""
+        """Describe the form as the catalog does."""
         return (
             {"topology": self.topology}
             if self.topology == "csc"
@@ -80,7 +66,7 @@ class Form:
 
 
 def _stripes(directories: Sequence[str | os.PathLike[str]], root: str) -> tuple[str, ...]:
-    """Return the directories as absolute paths, checked; none lies within the dataset ``root``."""
+    """Make the directories absolute paths, checked; none lies within the dataset ``root``."""
     if isinstance(directories, (str, os.PathLike)):
         raise TypeError(f"stripes is a list of directories, not {directories!r}")
     found = tuple(os.path.abspath(user_path(each)) for each in directories)
@@ -101,7 +87,6 @@ class WrittenField:
     shape: tuple[int, ...]
 
     def record(self, generation: int) -> FieldRecord:
-        """Return what the catalog says of it."""
         parts, row = [], 0
         for file in self.files:
             parts.append(Part(file.name, row, file.n_rows))
@@ -112,11 +97,7 @@ class WrittenField:
 class TopologyFiles(ABC):
     """The files of one form of the adjacency, being written; a context manager, which removes what was not finished.
 
-    Parameters
-    ----------
-    num_nodes : int
-    id_bytes : {4, 8}
-    open_writer : callable (name, layout, dtype, stripe) -> RowFileWriter
+    ``open_writer(name, layout, dtype, stripe)`` makes the writer of a file.
     """
 
     kind: str
@@ -165,12 +146,12 @@ class TopologyFiles(ABC):
     def __enter__(self) -> TopologyFiles:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _rows(values: npt.NDArray[np.integer], width: int) -> UInt8s:
-    """Return integers as little-endian rows of ``width`` bytes."""
+    """View integers as little-endian rows of ``width`` bytes."""
     return np.ascontiguousarray(values, f"<i{width}").view(np.uint8).reshape(len(values), width)
 
 
@@ -189,7 +170,6 @@ class CscFiles(TopologyFiles):
             raise
 
     def write(self, begins: Int64s, ids: Int64s) -> None:
-        """See :meth:`TopologyFiles.write`."""
         if len(begins):
             self._indptr.write(_rows(begins, 8))
             self.n_begun += len(begins)
@@ -198,7 +178,6 @@ class CscFiles(TopologyFiles):
             self.n_edges += len(ids)
 
     def finish(self) -> list[WrittenField]:
-        """See :meth:`TopologyFiles.finish`."""
         for begins in self._rest():
             self.write(begins, np.empty(0, np.int64))
         self._indptr.write(_rows(np.array([self.n_edges]), 8))
@@ -208,28 +187,16 @@ class CscFiles(TopologyFiles):
         ]
 
     def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
-        """See :meth:`TopologyFiles.stored_ids`."""
         with _opened(directory, fields[1].files[0]) as read:
             for first in range(0, self.n_edges, step):
                 yield read(first, min(step, self.n_edges - first))
 
 
 class ChunkedFiles(TopologyFiles):
-    """``chunks`` and ``chunk_directory``.
+    """``chunks`` and ``chunk_directory``. Holds one chunk, filled with a word for each list that begins and a word for each id.
 
-    Parameters
-    ----------
-    chunk_bytes : int
-        A multiple of 4 KiB.
-    stripes : sequence of str
-        Where further files of chunks lie.
-    num_edges : int
-        How many are to come; says where one file ends and the next one begins, and is used for nothing else.
-
-    Notes
-    -----
-    Holds one chunk. A chunk is filled with what comes: a word for each list that begins, a word for each id. Each file takes the
-    same number of consecutive chunks, but for what rounding makes of it.
+    Each file, in the dataset or in one of ``stripes``, takes the same number of consecutive chunks, but for rounding.
+    ``num_edges`` says where one file ends and the next one begins, and is used for nothing else.
     """
 
     kind = "chunked"
@@ -266,7 +233,6 @@ class ChunkedFiles(TopologyFiles):
             raise
 
     def write(self, begins: Int64s, ids: npt.NDArray[np.integer]) -> None:
-        """See :meth:`TopologyFiles.write`."""
         while len(begins) or len(ids):
             room = self._capacity - self._n_nodes - self._n_ids
             # A list's begin takes a word before the id that it begins with.
@@ -326,7 +292,6 @@ class ChunkedFiles(TopologyFiles):
         self._chunks = self._open("chunks", choose_layout(self.id_bytes), self.id_type, self._stripes[len(self._full) - 1])
 
     def finish(self) -> list[WrittenField]:
-        """See :meth:`TopologyFiles.finish`."""
         for begins in self._rest():
             self.write(begins, np.empty(0, np.int64))
         self._is_last = True
@@ -343,7 +308,6 @@ class ChunkedFiles(TopologyFiles):
         ]
 
     def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
-        """See :meth:`TopologyFiles.stored_ids`."""
         header_words, chunk_words = HEADER_BYTES // self.id_bytes, self.chunk_bytes // self.id_bytes
         for file in fields[0].files:
             with _opened(directory, file) as read:
@@ -373,7 +337,7 @@ def _opened(directory: str, file: FileRecord) -> Iterator[Callable[[int, int], I
 def open_topology_files(
     form: Form, num_nodes: int, num_edges: int, id_bytes: int, open_writer: OpenWriter, make_stripe: Callable[[str], str]
 ) -> CscFiles | ChunkedFiles:
-    """Return the writer of a form of the adjacency; ``make_stripe`` makes a stripe in a directory."""
+    """Open the writer of a form of the adjacency; ``make_stripe`` makes a stripe in a directory."""
     if form.topology == "csc":
         return CscFiles(num_nodes, id_bytes, open_writer)
     stripes = [make_stripe(directory) for directory in form.stripes]

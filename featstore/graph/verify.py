@@ -33,22 +33,8 @@ _BLOCK_EDGES = 1 << 20
 def verify_files(opened: DatasetFiles, progress: Progress) -> int:
     """Check every page of every file, header, padding and checksums included; return the number of pages.
 
-    Parameters
-    ----------
-    opened : DatasetFiles
-    progress : callable
-        Called with the number of bytes checked since the last call.
-
-    Raises
-    ------
-    CorruptionError
-        Names the file and the first byte of the first damaged page.
-    OSError
-        A file cannot be read.
-
-    Notes
-    -----
-    Reads all files once, sequentially, in about 2 MiB of memory.
+    ``progress`` is told of bytes. Reads in sequence, in about 2 MiB of memory. Raises CorruptionError, which names the first
+    damaged page of a file.
     """
     return sum(_verify_open(file, progress) for file in opened.files.values())
 
@@ -113,34 +99,26 @@ class _Column:
                 raise FormatError(f"{file.path}: it cannot hold row {first} and those that follow", file.path)
 
     def _place(self, row: int) -> tuple[OpenFile, int]:
-        """Return the file that holds a row, and the row's number there."""
+        """Find the file that holds a row, and the row's number there."""
         number = bisect.bisect_right(self._first_rows, row) - 1
         return self._files[number], row - self._first_rows[number]
 
     def page_at(self, row: int) -> tuple[str, int]:
-        """Return the file that holds a row, and the byte where the row's page begins."""
+        """Find the file that holds a row, and the byte where the row's page begins."""
         file, row = self._place(row)
         return file.path, (HEADER_BYTES + row * self.width) // PAGE_BYTES * PAGE_BYTES
 
     def damage(self, message: str, row: int) -> CorruptionError:
-        """Return the error for a wrong value in ``row``."""
+        """Make the error for a wrong value in ``row``."""
         return CorruptionError(message, *self.page_at(row))
 
 
 def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
     """Check that offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, and out-degrees are theirs.
 
-    Where edges are stored in another order than they were given, check also that each has a number of its own.
-
-    Raises
-    ------
-    CorruptionError
-        Names the file, and what is wrong with which entry.
-
-    Notes
-    -----
-    Reads offsets and ids once, and the ids once more for every 2 million nodes, to recount their out-degrees in bounded memory.
-    Of a chunked topology it checks the directory and the header of each chunk, too.
+    Where edges are stored in another order than they were given, check also that each has a number of its own. Reads offsets
+    and ids once, and the ids once more for every 2 million nodes, to recount their out-degrees in bounded memory. Of a chunked
+    topology it checks the directory and the header of each chunk, too. Raises CorruptionError.
     """
     n, n_edges = opened.catalog.num_nodes, opened.catalog.num_edges
     degrees = _Column(opened, "out_degree", n)
@@ -184,7 +162,7 @@ def _check_edge_ids(edge_ids: _Column, n_edges: int, progress: Progress) -> None
 
 
 def _mixed(values: Int64s) -> npt.NDArray[np.uint64]:
-    """Return 64-bit hashes (the finalizer of SplitMix64)."""
+    """Hash to 64 bits (the finalizer of SplitMix64)."""
     z = values.astype(np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -248,7 +226,7 @@ class _ChunkIds:
                 yield self._words.read(at + first, min(step, n - first))
 
     def damage(self, message: str, position: int) -> CorruptionError:
-        """Return the error for a wrong id of edge ``position``."""
+        """Make the error for a wrong id of edge ``position``."""
         d = self._directory
         chunk = int(np.searchsorted(d.first_edge[1:], position, side="right"))
         return self._words.damage(message, int(d.ids_at[chunk]) + position - int(d.first_edge[chunk]))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least
-from featstore.graph.savedparts import KeptParts, find_parts
+from featstore.graph.savedparts import KeptParts
 from featstore.partitioning.assign import partition
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches, check_seeds
@@ -224,7 +224,7 @@ def redundancy(
 def _kept(g: OutOfCoreGraph, names: Sequence[str] | None) -> tuple[list[KeptParts], dict[str, str]]:
     """Return the kept parts that are counted, and those that are not, with the reason."""
     if names is not None:
-        return [find_parts(g, name) for name in names], {}
+        return [g.find_parts(name) for name in names], {}
     there, stale = g.parts(), "made for another adjacency than the dataset has now; partition it again"
     skipped = {name: stale for name, each in there.items() if each.is_stale}
     return [each for name, each in there.items() if name not in skipped], skipped

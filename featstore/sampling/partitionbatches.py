@@ -12,7 +12,7 @@ import torch
 
 from featstore.config import check_at_least, check_flag
 from featstore.graph.partarrays import by_part, check_parts
-from featstore.graph.savedparts import KeptParts, find_parts
+from featstore.graph.savedparts import KeptParts
 from featstore.sampling.batches import CutSeeds, check_seeds, warn_of_none
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class PartitionBatches:
         self.num_nodes = int(g.num_nodes)
         seeds = check_seeds(ids, self.num_nodes).numpy()
         if parts is None or isinstance(parts, str):
-            parts = find_parts(g, parts)
+            parts = g.find_parts(parts)
         self.kept = (parts.name, parts.generation) if isinstance(parts, KeptParts) else None
         part = check_parts(parts.load() if isinstance(parts, KeptParts) else parts, self.num_nodes)
         # Parts that are empty of seeds are left out: there may be many more of them.

@@ -52,10 +52,7 @@ def _renameat2(source: str, target: str, flags: int) -> bool:
 def sweep_builds(target: str) -> None:
     """Remove what dead builders of ``target`` left beside it, and put back a dataset that one had moved aside.
 
-    Raises
-    ------
-    BusyError
-        A living builder is at work on ``target``.
+    BusyError where a living builder is at work on ``target``.
     """
     parent, name = os.path.split(target)
     pattern = re.compile(re.escape(name) + r"\.(tmp|old)-[0-9a-f]{32}")
@@ -98,23 +95,12 @@ class BuildDirectory:
     Parameters
     ----------
     target : path-like
-        Where the dataset shall be; its parent exists.
+        Where the dataset shall be; its parent exists. FileExistsError where something is that may not be replaced, BusyError
+        where another builder or writer is at work.
     overwrite : bool
         Replace a dataset that is there. Readers that have it open go on reading the old one.
     marker, what : str
         A name that tells the kind of directory, and what messages call it: a dataset, or a pack.
-
-    Attributes
-    ----------
-    path : str
-        The build directory.
-
-    Raises
-    ------
-    FileExistsError
-        ``target`` exists and ``overwrite`` is False, or it is something else than a dataset or an empty directory.
-    BusyError
-        Another builder or writer is at work on ``target``.
     """
 
     def __init__(
@@ -145,7 +131,7 @@ class BuildDirectory:
             raise
 
     def _check_target(self, overwrite: bool) -> bool:
-        """Return whether a dataset is there that is to be replaced."""
+        """Whether a dataset is there that is to be replaced."""
         if not os.path.lexists(self.target):
             return False
         if os.path.isdir(self.target) and not os.path.islink(self.target):
@@ -178,14 +164,8 @@ class BuildDirectory:
     def commit(self) -> None:
         """Make the dataset appear at ``target``; its files and directories inside are durable already.
 
-        Raises
-        ------
-        FileExistsError
-            Another builder was faster.
-        CommittedError
-            The dataset is in place, but the drive did not confirm it, and it could not be taken back.
-        OSError
-            ``target`` is as it was.
+        FileExistsError where another builder was faster; CommittedError where the dataset is in place, but may not outlast a
+        power cut, and could not be taken back. After other OSErrors ``target`` is as it was.
         """
         fsync_directory(self.path)
         if not self._replaces:

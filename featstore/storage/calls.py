@@ -65,43 +65,21 @@ def close_quietly(fd: int) -> None:
 
 
 def duplicate_fd(fd: int, path: str) -> int:
-    """Return another descriptor of an open file, the caller's to close."""
     with naming(path):
         return os.dup(fd)
 
 
 def flock_fd(fd: int, how: int, path: str) -> None:
-    """Lock or unlock a whole file.
-
-    Raises
-    ------
-    BlockingIOError
-        It is held, and ``how`` has ``LOCK_NB``.
-    """
+    """Lock or unlock a whole file; BlockingIOError where it is held and ``how`` has ``LOCK_NB``."""
     with naming(path):
         fcntl.flock(fd, how)
 
 
 def open_regular(path: str | os.PathLike[str], *, dir_fd: int | None = None, name_inside: str | None = None) -> tuple[int, int]:
-    """Open a regular file for reading, never following a link nor waiting for a FIFO's writer.
+    """Open a regular file for reading, never following a link nor waiting for a FIFO's writer; return descriptor and size.
 
-    Parameters
-    ----------
-    path : path-like
-    dir_fd, name_inside : int, str, optional
-        Open this name within this directory; ``path`` is what errors call it.
-
-    Returns
-    -------
-    fd, n_bytes : int
-        The descriptor, the caller's to close, and the file's size.
-
-    Raises
-    ------
-    FormatError
-        A directory, symbolic link, FIFO, socket or device.
-    OSError
-        Missing, no permission, or too many open files.
+    ``name_inside`` is opened in the directory ``dir_fd``, if given; ``path`` is then what errors call it. FormatError for a
+    directory, symbolic link, FIFO, socket or device.
     """
     name = os.fspath(path)
     target = name if name_inside is None else name_inside
@@ -133,28 +111,17 @@ def _check_regular(mode: int, name: str) -> None:
 
 
 def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytearray:
-    """Return ``n_bytes`` at ``offset``; raises as :func:`pread_into`."""
+    """Read ``n_bytes`` at ``offset``; raises as :func:`pread_into`."""
     data = bytearray(n_bytes)
     pread_into(fd, memoryview(data), offset, path)
     return data
 
 
 def pread_into(fd: int, out: memoryview, offset: int, path: str, needed: int | None = None, unit: int = 1) -> None:
-    """Fill ``out`` with what lies at ``offset``, going on after short reads.
+    """Fill ``out`` with what lies at ``offset``, going on after short reads; CorruptionError where the file ends before.
 
-    Parameters
-    ----------
-    needed : int, optional
-        The file may end after so many bytes, although more are asked for: all of ``out`` by default.
-    unit : int
-        After a short read it goes on from a whole multiple of so many bytes, as direct I/O wants it.
-
-    Raises
-    ------
-    CorruptionError
-        The file ends before.
-    OSError
-        The drive failed; ``filename`` is set.
+    The file may end after ``needed`` bytes, although more are asked for. After a short read it goes on from a whole multiple of
+    ``unit`` bytes, as direct I/O wants it.
     """
     needed = len(out) if needed is None else needed
     done = 0
@@ -170,13 +137,7 @@ def pread_into(fd: int, out: memoryview, offset: int, path: str, needed: int | N
 
 
 def pwrite_all(fd: int, data: bytes | memoryview, offset: int, path: str) -> None:
-    """Write all of ``data`` at ``offset``, going on at the exact byte after a short write.
-
-    Raises
-    ------
-    OSError
-        ENOSPC, EDQUOT, EFBIG, EIO…; ``filename`` is set.
-    """
+    """Write all of ``data`` at ``offset``, going on at the exact byte after a short write."""
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):

@@ -72,21 +72,10 @@ class Part:
 
 @dataclass(frozen=True)
 class FieldRecord:
-    """One field: its shape and type, and the files that hold its rows, in row order.
+    """One field: its shape (rows first) and type, and the files that hold its rows, in row order.
 
-    Parameters
-    ----------
-    key : str
-        ``node/<type>/<field>`` or ``edge/<source>,<relation>,<destination>/<field>``.
-    role : str
-        ``"feature"``, ``"data"`` or ``"topology"``.
-    dtype : str
-        A name of ``DTYPES``.
-    shape : tuple of int
-        Rows first.
-    generation : int
-        Number of the commit that wrote or last extended it.
-    parts : tuple of Part
+    ``role`` is ``"feature"``, ``"data"`` or ``"topology"``; ``generation`` the number of the commit that wrote or last extended
+    it.
     """
 
     key: str
@@ -98,17 +87,14 @@ class FieldRecord:
 
     @property
     def name(self) -> str:
-        """The last part of the key."""
         return self.key.rsplit("/", 1)[1]
 
     @property
     def n_rows(self) -> int:
-        """Rows of the field."""
         return self.shape[0]
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return math.prod(self.shape[1:]) * DTYPES[self.dtype][1]
 
 
@@ -137,12 +123,10 @@ class Catalog:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the graph."""
         return int(self.dataset["num_nodes"])
 
     @property
     def num_edges(self) -> int:
-        """Stored edges of the graph."""
         return int(self.dataset["num_edges"])
 
     @property
@@ -172,7 +156,7 @@ class Catalog:
         return {record.key: " ".join(self.files[part.file].file_id for part in record.parts) for record in records}
 
     def by_role(self, role: str, prefix: str = NODE) -> dict[str, FieldRecord]:
-        """Return the fields of one role under a key prefix, by name."""
+        """List the fields of one role under a key prefix, by name."""
         return {
             record.name: record
             for key, record in sorted(self.fields.items())
@@ -345,20 +329,9 @@ def _unseal(data: bytes, path: str) -> bytes:
 def read_catalog(root: Root) -> Catalog:
     """Read a dataset's catalog in one transaction; nothing stays open.
 
-    Parameters
-    ----------
-    root : path-like or OpenDirectory
-        The dataset's directory. Along a path it may be replaced meanwhile: :func:`current_catalog` copes with that.
-
-    Raises
-    ------
-    FileNotFoundError
-        No dataset there.
-    CorruptionError
-        The catalog is truncated or a bit of it changed.
-    FormatError, VersionError
-        The directory is no dataset; it is not a catalog, claims what cannot be, names a file outside the dataset, or needs a
-        newer release.
+    Along a path it may be replaced meanwhile: :func:`current_catalog` copes with that. Raises FileNotFoundError where there is
+    no dataset, CorruptionError for a damaged catalog, FormatError or VersionError for what is none, claims what cannot be,
+    names a file outside the dataset, or needs a newer release.
     """
     if isinstance(root, OpenDirectory):
         where, is_missing = root.path, not root.has(CATALOG_DIRECTORY)
@@ -392,10 +365,7 @@ def read_catalog(root: Root) -> Catalog:
 
 
 def current_catalog(path: str | os.PathLike[str]) -> Catalog:
-    """Read the catalog of the dataset at ``path``, the old or the new one where it is replaced meanwhile.
-
-    Raises as :func:`read_catalog`.
-    """
+    """Read the catalog of the dataset at ``path``, the old or the new one where it is replaced meanwhile."""
     return with_directory(path, read_catalog)
 
 
@@ -429,16 +399,8 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
 def write_catalog(root: str | os.PathLike[str], catalog: Catalog) -> None:
     """Commit: replace a dataset's catalog atomically and durably. The caller holds the writer's lock.
 
-    Parameters
-    ----------
-    root : path-like
-        The dataset's directory; every file that the catalog names is there and durable.
-    catalog : Catalog
-
-    Raises
-    ------
-    OSError
-        The catalog is as it was (or, where only the directory's fsync failed, either one or the other).
+    Every file that the catalog names is there and durable. After an OSError the catalog is as it was (or, where only the
+    directory's fsync failed, either one or the other).
     """
     directory = os.path.join(os.fspath(root), CATALOG_DIRECTORY)
     path = os.path.join(os.fspath(root), CATALOG_FILE)

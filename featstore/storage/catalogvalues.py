@@ -18,13 +18,13 @@ _U64: Final = struct.Struct("<Q")
 
 
 def pack_value(key: bytes, value: Mapping[str, Any]) -> bytes:
-    """Return what is stored under a key: a checksum of key and text, and the text."""
+    """Join a checksum of key and text, and the text."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     return _U64.pack(xxhash.xxh3_64_intdigest(key + text)) + text
 
 
 def unpack_value(key: bytes, data: bytes, path: str) -> dict[str, Any]:
-    """Return the object stored under a key; CorruptionError or FormatError where it is none."""
+    """Parse what is stored under a key; CorruptionError or FormatError where it is no object."""
     text = data[8:]
     if len(data) < 8 or _U64.unpack_from(data)[0] != xxhash.xxh3_64_intdigest(key + text):
         raise CorruptionError(f"the catalog's entry {key!r} is damaged: its checksum differs", path)
@@ -52,7 +52,6 @@ class Entry:
         return found
 
     def number(self, name: str, least: int = 0) -> int:
-        """Return a member that is an integer."""
         return self._number(self.value.get(name), name, least)
 
     def _number(self, found: Any, name: str, least: int = 0) -> int:
@@ -61,18 +60,15 @@ class Entry:
         return found
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return a member that is a list of integers."""
         return tuple(self._number(item, name) for item in self.list(name))
 
     def list(self, name: str) -> list[Any]:
-        """Return a member that is a list."""
         found = self.value.get(name)
         if not isinstance(found, list):
             raise FormatError(f"{self.where}: {name!r} must be a list, not {found!r}")
         return found
 
     def dtype(self) -> str:
-        """Return the member ``dtype``, a name of ``DTYPES``."""
         found = self.text("dtype")
         if found not in DTYPES:
             raise FormatError(f"{self.where}: unknown dtype {found!r}")

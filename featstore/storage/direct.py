@@ -30,25 +30,12 @@ def set_direct(fd: int, on: bool) -> bool:
 
 
 class DirectWriter:
-    """Append bytes to a file, in whole pages out of two buffers: one is written while the other is filled.
+    """Append bytes to a file, in whole pages out of two buffers: one is written while the other is filled. One owner thread.
 
-    Parameters
-    ----------
-    fd : int
-        The caller's to close, after :meth:`finish` or :meth:`abort`.
-    path : str
-        For errors.
-    n_bytes : int
-        Of each buffer, whole pages; the caller counts both.
-    offset : int
-        Where the first byte goes, whole pages; nothing lies behind it.
-    on_pages : callable, optional
-        Called with all pages in their order, before they are written.
-
-    Notes
-    -----
-    One owner thread. Where the file system refuses direct I/O, at once or only when it is written to, the same bytes go through
-    the page cache.
+    ``fd`` is the caller's to close, after :meth:`finish` or :meth:`abort`. Each buffer has ``n_bytes``, whole pages, which the
+    caller counts. The first byte goes to ``offset``, whole pages, behind which nothing lies. ``on_pages`` gets all pages in
+    their order, before they are written. Where the file system refuses direct I/O, at once or only when it is written to, the
+    same bytes go through the page cache.
     """
 
     def __init__(
@@ -77,13 +64,7 @@ class DirectWriter:
         return self._filling[: self._n_filled]
 
     def append(self, data: memoryview | bytes | Uint8s) -> None:
-        """Append bytes.
-
-        Raises
-        ------
-        OSError
-            These could not be written, or earlier ones.
-        """
+        """Append bytes; OSError where these, or earlier ones, could not be written."""
         source = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         done = 0
         while done < len(source):

@@ -13,7 +13,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, TypeVar
 
 from featstore.errors import BusyError, FormatError
@@ -32,13 +31,7 @@ Result = TypeVar("Result")
 
 
 class OpenDirectory:
-    """A directory by its descriptor; a context manager. Made by :func:`open_directory`.
-
-    Attributes
-    ----------
-    path : str
-        Where it was found; what errors call it.
-    """
+    """A directory by its descriptor; a context manager. Made by :func:`open_directory`; errors call it by its ``path``."""
 
     _fd = -1  # where Ctrl-C ends __init__, too
 
@@ -101,7 +94,7 @@ class OpenDirectory:
     def __enter__(self) -> OpenDirectory:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -115,12 +108,7 @@ Root = str | os.PathLike[str] | OpenDirectory
 def open_inside(root: Root, name: str) -> tuple[int, int]:
     """Open a regular file of a directory for reading; return its descriptor, the caller's to close, and its size.
 
-    Raises
-    ------
-    FormatError
-        The name leads outside, or to something that is no regular file.
-    OSError
-        Missing, no permission, or too many open files.
+    FormatError where the name leads outside, or to something that is no regular file.
     """
     if isinstance(root, OpenDirectory):
         return root.open_regular(name)
@@ -128,7 +116,7 @@ def open_inside(root: Root, name: str) -> tuple[int, int]:
 
 
 def _moved_aside(path: str) -> list[str] | None:
-    """Return the directories that a builder has moved aside to replace ``path``; None where ``path`` is there by now.
+    """List the directories that a builder has moved aside to replace ``path``; None where ``path`` is there by now.
 
     One listing tells both: between the two renames that stand in for an exchange, one of the two names is always there.
     """
@@ -167,26 +155,10 @@ def _open_there(path: str, what: str) -> OpenDirectory:
 
 
 def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenDirectory:
-    """Open the directory at ``path`` and keep its files from being removed until it is closed.
+    """Open the directory at ``path``, ``what`` in messages, and keep its files from being removed until it is closed.
 
-    Parameters
-    ----------
-    path : path-like
-    what : str
-        What messages call it.
-
-    Raises
-    ------
-    FileNotFoundError, PermissionError
-        It is not there, or may not be used.
-    FormatError
-        It is no directory.
-    BusyError
-        Somebody has been removing it for half a minute.
-
-    Notes
-    -----
     It is tried again whenever the directory was replaced between two of the calls that open it, however often that happens.
+    BusyError where somebody has been removing it for half a minute; FormatError where it is no directory.
     """
     name = os.path.abspath(os.fspath(path))
     deadline = time.monotonic() + OPEN_PATIENCE_S

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.buffers import Block
-from featstore._core.io import File, direct_mode
+from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
 from featstore.storage.calls import close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
@@ -69,7 +70,8 @@ class DriveSpeed:
     write_bandwidth : float
         Bytes a second in large sequential writes; 0: not measured.
     gather_bandwidth : float
-        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not measured.
+        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not
+        measured.
     fill_bandwidth : float
         Bytes a second where reading and checking take turns with copying into a cache; 0: not measured.
     write_overlap : float
@@ -105,12 +107,11 @@ def drive_speed(
     *,
     again: bool = False,
 ) -> DriveSpeed:
-    """Return what the drive under a dataset does: from its catalog, or measured now and kept there.
+    """Return what the drive under a dataset does: from its catalog, or measured now and kept there; sets ``reader.drive``.
 
     Parameters
     ----------
     reader : Reader
-        Of the open dataset. Its ``drive`` is set.
     dataset : str
         The dataset's directory.
     sources : iterable of RowSource
@@ -122,22 +123,15 @@ def drive_speed(
     again : bool
         Measure in any case.
 
-    Raises
-    ------
-    OSError
-        The drive cannot be written or read.
-    BudgetError
-        No memory for what is read meanwhile.
-
     Notes
     -----
     Takes ``CALIBRATION_S`` at the most, but for what is under way when a probe's share of it is over: up to 256 MiB read as
     extents are, random reads, rows gathered out of up to 64 MiB, as much written, read and copied in turns, and written over
     again, alone and beside a stream. A rate is the median of slices, so a slow first request says nothing.
 
-    What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is not
-    used: what was measured while others used the drive is soon forgotten. A dataset that may not be written, or that somebody is
-    writing, keeps nothing, and is measured again.
+    What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is
+    not used: what was measured while others used the drive is soon forgotten. A dataset that may not be written, or that
+    somebody is writing, keeps nothing, and is measured again.
     """
     backend = reader.backend if reader.direct else f"{reader.backend}, buffered"
     where = {"machine": platform.node(), "drive": os.stat(dataset).st_dev, "backend": backend, "method": METHOD}
@@ -159,7 +153,7 @@ def kept_speed(catalog: Catalog) -> dict[str, Any] | None:
 
 
 def share_end(name: str) -> float:
-    """Return when a probe that begins now has had its share of the time for measuring, on the clock of ``time.perf_counter``."""
+    """Return when a probe that begins now has had its share of the time for measuring, by ``time.perf_counter``."""
     return time.perf_counter() + CALIBRATION_S * SHARES[name]
 
 
@@ -200,16 +194,18 @@ def time_reads(reader: Queues, file: File, run_bytes: int, n_random: int) -> Dri
                 engine.read(pages, int(rng.integers(0, pages.n_rows - n_run + 1)), n_run, out)
                 return out.nbytes / (time.perf_counter() - begin)
 
-            def some() -> float:
-                rows = rng.integers(0, pages.n_rows, n_random)
-                begin = time.perf_counter()
-                engine.gather(pages, rows, out, None, 0)
-                return n_random / (time.perf_counter() - begin)
-
-            begin = time.perf_counter()
+            begin, some = time.perf_counter(), partial(_random_rate, engine, pages, n_random, rng, out)
             return DriveSpeed(settled(some, begin + FIRST_GATHER_S / 2), settled(run, begin + FIRST_GATHER_S))
     finally:
         pages.close()
+
+
+def _random_rate(engine: Engine, pages: File, n: int, rng: np.random.Generator, out: npt.NDArray[np.uint8]) -> float:
+    """Read ``n`` random pages at once, and return reads a second."""
+    rows = rng.integers(0, pages.n_rows, n)
+    begin = time.perf_counter()
+    engine.gather(pages, rows, out, None, 0)
+    return n / (time.perf_counter() - begin)
 
 
 def _time_random(reader: Queues, file: File) -> float:
@@ -220,15 +216,9 @@ def _time_random(reader: Queues, file: File) -> float:
         with reader.budget.reserve("reader buffers", n * PAGE_BYTES), reader.engine(n) as engine:
             out = np.empty((n, PAGE_BYTES), np.uint8)
 
-            def some(n: int) -> float:
-                rows = rng.integers(0, pages.n_rows, n)
-                begin = time.perf_counter()
-                engine.gather(pages, rows, out, None, 0)
-                return n / (time.perf_counter() - begin)
-
             first = min(n, FIRST_READS)
-            n = min(n, max(first, int(some(first) * _slice_s("random"))))
-            return settled(lambda: some(n), end)
+            n = min(n, max(first, int(_random_rate(engine, pages, first, rng, out) * _slice_s("random"))))
+            return settled(partial(_random_rate, engine, pages, n, rng, out), end)
     finally:
         pages.close()
 

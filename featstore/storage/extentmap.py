@@ -37,18 +37,9 @@ PROGRESS_BYTES = 512  # of a checkpoint, beside the sums and the rows
 
 
 class ExtentMap:
-    """Where the extents of a file lie.
+    """Where the extents of a file lie, by the rows of each.
 
-    Parameters
-    ----------
-    n_rows : int64 array, shape (n,)
-        Rows of each extent.
-    row_bytes : int
-
-    Attributes
-    ----------
-    n_pages, first_page : int64 array, shape (n,)
-        Pages of each, and the first, the file's header page counted.
+    ``n_pages`` and ``first_page``, int64 ``[n]``, are the pages of each, and the first one, the file's header page counted.
     """
 
     def __init__(self, n_rows: Int64s, row_bytes: int) -> None:
@@ -59,7 +50,6 @@ class ExtentMap:
 
     @property
     def total_pages(self) -> int:
-        """Pages of all extents."""
         return int(self.n_pages.sum())
 
     @property
@@ -82,19 +72,19 @@ class Episode:
 
 
 def least_memory(row_bytes: int, n_rows: int, id_bytes: int = 8) -> int:
-    """Return the bytes in which an extent of ``n_rows`` rows can be filled, one at a time."""
+    """Count the bytes in which an extent of ``n_rows`` rows can be filled, one at a time."""
     buffer = min(LEAST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
     return (2 * buffer + id_bytes * n_rows + least_window()) * 4 // 3 + PAGE_BYTES
 
 
 def most_memory(row_bytes: int, n_rows: int, n_extents: int) -> int:
-    """Return the bytes beyond which filling ``n_extents`` extents of ``n_rows`` rows gains nothing."""
+    """Count the bytes beyond which filling ``n_extents`` extents of ``n_rows`` rows gains nothing."""
     buffer = min(MOST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
     return (n_extents + SPARE_BUFFERS) * buffer + 8 * n_rows * n_extents + 2 * WINDOW_BYTES
 
 
 def whole_memory(extents: ExtentMap, id_bytes: int) -> int:
-    """Return the bytes in which all extents are one of :func:`episodes`."""
+    """Count the bytes in which all extents are one of :func:`episodes`."""
     n, longest = len(extents.n_rows), int(extents.n_pages.max(initial=1)) * PAGE_BYTES
     room = id_bytes * int(extents.n_rows.sum()) + (n + min(n, SPARE_BUFFERS)) * min(LEAST_BUFFER, max(longest, PAGE_BYTES))
     return room + max(least_window(), room // 3 + 1)
@@ -103,10 +93,7 @@ def whole_memory(extents: ExtentMap, id_bytes: int) -> int:
 def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) -> list[Episode]:
     """Group consecutive extents, from ``first`` on, so that a group's buffers, rows and reads fit in ``n_bytes``.
 
-    Raises
-    ------
-    BudgetError
-        One extent alone does not fit; ``needed`` says what would.
+    BudgetError, which says what would do, where one extent alone does not fit.
     """
     found: list[Episode] = []
     begin, n = first, len(extents.n_rows)
@@ -133,7 +120,7 @@ def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) ->
 
 
 def needed_runs(base: PagedRows, rows: Sequence[npt.NDArray[Any]]) -> Int64s:
-    """Return the runs of pages to scan: the blocks of the base file, 1 MiB each, that hold any of the rows."""
+    """Find the runs of pages to scan: the blocks of the base file, 1 MiB each, that hold any of the rows."""
     layout, size = base.layout, PAGE_BYTES + base.layout.data_bytes(base.n_rows)
     wanted = np.zeros(-(-size // PIECE_BYTES), np.uint8)
     for ids in rows:

@@ -23,7 +23,7 @@ from featstore._core.io import direct_mode
 from featstore._core.packer import Packer
 from featstore.config import format_size
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming, pwrite_all
-from featstore.storage.checkpoint import Checkpoint, forget_checkpoint, read_checkpoint, write_checkpoint
+from featstore.storage.checkpoint import forget_checkpoint, read_checkpoint, write_checkpoint
 from featstore.storage.extentmap import (
     PAGES,
     SPARE_BUFFERS,
@@ -57,14 +57,17 @@ _STEP = 16  # pieces between two looks at signals and the progress bar
 
 
 class ExtentWriter:
-    """Write a file of extents; it appears when :meth:`finish` returns.
+    """Write a file of extents; it appears when :meth:`finish` returns. One owner thread. Holds 8 bytes a page.
+
+    A context manager: leaving it without :meth:`finish` removes the file; where it is resumable and something was recorded,
+    only an error of the disk (OSError) does.
 
     Parameters
     ----------
     path : path-like
     extents : ExtentMap
     disk : DiskBudget, optional
-        Pays for the whole file before it is made.
+        Pays for the whole file before it is made; OSError (ENOSPC) where it, or the disk, is too small.
     resumable : bool
         Keep a record beside the file, durably, of what is filled: after every episode, and every half minute in the middle of
         one. A writer of the same file and extents goes on where a killed one left it.
@@ -72,16 +75,6 @@ class ExtentWriter:
         The first extents, whose rows lie in an order of their own.
     reuse : FileReuse, optional
         One of them is written over, where there is one.
-
-    Raises
-    ------
-    OSError
-        ENOSPC: the disk or its budget is too small; nothing is left.
-
-    Notes
-    -----
-    A context manager: leaving it without :meth:`finish` removes the file; where it is resumable and something was recorded, only
-    an error of the disk (OSError) does. One owner thread. Holds 8 bytes a page.
     """
 
     def __init__(
@@ -154,15 +147,15 @@ class ExtentWriter:
                 return None
         except FileNotFoundError:
             return None
-        self.n_filled, self._rows, self._sums = state.end, state.rows, state.sums
-        return state.file_id
+        self.n_filled, self._rows, file_id, self._sums = state
+        return file_id
 
     def _record(self, end: int) -> None:
         """Record that the extents before ``end`` are filled, and what is of the others, once it is on the drive."""
         if self._progress is None or end == len(self.extents.n_rows):
             return
         fsync_fd(self._fd, self._temporary[0])
-        write_checkpoint(self._progress, Checkpoint(end, self._rows, bytes.fromhex(self.record.file_id), self._sums))
+        write_checkpoint(self._progress, end, self._rows, bytes.fromhex(self.record.file_id), self._sums)
 
     def _checkpoint(self, packer: Packer, episode: Episode) -> None:
         """Record how far each extent of an episode is. What is in buffers is written, so that no row is scanned for again."""
@@ -174,7 +167,7 @@ class ExtentWriter:
         self._record(episode.begin)
 
     def _begun(self, extent: int) -> bytes:
-        """Return what is there of the page that the next row of an extent begins in; nothing is there of a damaged one."""
+        """Read the page that the next row of an extent begins in, as far as it is there; nothing is there of a damaged one."""
         n_bytes = int(self._rows[extent]) * self.extents.row_bytes
         page = int(self.extents.first_page[extent]) + n_bytes // PAGE_BYTES
         if n_bytes % PAGE_BYTES == 0 or self._rows[extent] == self.extents.n_rows[extent]:
@@ -205,7 +198,6 @@ class ExtentWriter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self._sums.nbytes + self._rows.nbytes
 
     def fill(
@@ -228,7 +220,7 @@ class ExtentWriter:
         rows_of : callable
             ``rows_of(extent)`` returns its rows, distinct and ascending, int32 or int64; asked for once.
         n_bytes : int
-            Memory that filling may hold; the caller has reserved it.
+            Memory that filling may hold, which the caller has reserved; BudgetError where it does not suffice for one batch.
         id_bytes : int
             Bytes of an id that ``rows_of`` returns.
         progress : callable
@@ -239,13 +231,6 @@ class ExtentWriter:
             ``done(end)`` after every episode: the extents before ``end`` are filled.
         arenas : Arenas, optional
             Keeps the memory for another filling; it counts in ``n_bytes``.
-
-        Raises
-        ------
-        OSError, CorruptionError
-            Reading or writing failed.
-        BudgetError
-            ``n_bytes`` does not suffice for one batch.
         """
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
             self._fill(base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0))

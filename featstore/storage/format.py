@@ -72,43 +72,27 @@ _MASK: Final = (1 << 64) - 1
 
 
 def file_seed(kind: str, file_id: str | bytes, generation: int) -> int:
-    """Return the seed of a file's page checksums, so that no other file's pages, nor an older copy's, pass for its own.
-
-    Parameters
-    ----------
-    kind : str
-        What the file holds, as its header says.
-    file_id : str or bytes
-        The file's UUID: 32 hexadecimal digits or 16 bytes.
-    generation : int
-        Number of the commit that wrote it.
-
-    Returns
-    -------
-    int
-        64 bits.
-    """
+    """Make the seed of a file's page checksums, so that no other file's pages, nor an older copy's, pass for its own."""
     identity = bytes.fromhex(file_id) if isinstance(file_id, str) else bytes(file_id)
     return xxhash.xxh3_64_intdigest(kind.encode("ascii").ljust(32, b"\0") + identity + _U64.pack(generation))
 
 
 def sums_seed(seed: int) -> int:
-    """Return the seed of a side file's own page checksums, from :func:`file_seed`'s; page ``i`` adds ``i`` modulo 2⁶⁴."""
+    """Make the seed of a side file's own page checksums from :func:`file_seed`'s; page ``i`` adds ``i`` modulo 2⁶⁴."""
     return xxhash.xxh3_64_intdigest(b"sums", seed)
 
 
 def page_sum(page: bytes | memoryview, seed: int) -> int:
-    """Return the checksum of one page: XXH3-64 of its bytes under the file's seed."""
     return xxhash.xxh3_64_intdigest(page, seed)
 
 
 def file_bytes(layout: RowLayout, n_rows: int) -> int:
-    """Return the size of a row file: its header page and its rows in whole pages."""
+    """Count the bytes of a row file: its header page and its rows in whole pages."""
     return HEADER_BYTES + layout.data_bytes(n_rows)
 
 
 def sums_bytes(n_file_bytes: int) -> int:
-    """Return the size of the side file of a row file of ``n_file_bytes`` bytes."""
+    """Count the bytes of the side file of a row file of ``n_file_bytes`` bytes."""
     return -(-(n_file_bytes // PAGE_BYTES) // SUMS_PER_PAGE) * PAGE_BYTES
 
 
@@ -124,18 +108,8 @@ def sums_page(sums: npt.NDArray[np.uint64], index: int, seed: int) -> bytes:
 class Header:
     """The header page of a row file.
 
-    Parameters
-    ----------
-    kind : str
-        What the rows are: ``"feature"``, ``"data"``, ``"indptr"``, ``"indices"``, ``"out_degree"``; ASCII, at most 32 bytes.
-    file_id : bytes
-        The file's UUID, 16 bytes.
-    generation : int
-        Number of the commit that wrote the file.
-    layout : RowLayout
-    n_rows : int
-    dtype : str
-        A name of :data:`DTYPES`.
+    ``kind`` says what the rows are, such as ``"feature"`` or ``"indptr"``: ASCII, at most 32 bytes. ``file_id`` is the file's
+    UUID, 16 bytes; ``generation`` the number of the commit that wrote it; ``dtype`` a name of :data:`DTYPES`.
     """
 
     kind: str
@@ -152,11 +126,9 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole file."""
         return file_bytes(self.layout, self.n_rows)
 
     def pack(self) -> bytes:
-        """Return the header page."""
         code, itemsize = DTYPES[self.dtype]
         layout = self.layout
         fields = _HEADER.pack(
@@ -178,23 +150,10 @@ class Header:
 
     @classmethod
     def unpack(cls, page: bytes, path: str | os.PathLike[str]) -> Header:
-        """Read and check a header page.
+        """Read and check a header page: the file's first 4096 bytes, or fewer where it is shorter.
 
-        Parameters
-        ----------
-        page : bytes
-            The file's first 4096 bytes, or fewer where it is shorter.
-        path : path-like
-            Named in errors.
-
-        Raises
-        ------
-        FormatError
-            Not a row file, or a header that claims what cannot be.
-        VersionError
-            Written by a newer release or in another byte order.
-        CorruptionError
-            The file ends within its header, or the header's checksum differs.
+        FormatError for what is no row file, or claims what cannot be; VersionError for a newer release's or another byte
+        order's; CorruptionError for damage.
         """
         name = os.fspath(path)
         if len(page) < HEADER_BYTES:
@@ -231,13 +190,7 @@ class Header:
 
 
 def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> None:
-    """Check that a layout from outside is one that the library writes and that ``n_rows`` of it fit a file.
-
-    Raises
-    ------
-    FormatError
-        Zero or oversized widths, overlapping rows, or a file of more than 2⁶² bytes; ``name`` is named.
-    """
+    """Raise FormatError unless a layout from outside is one that the library writes and ``n_rows`` of it fit a file."""
     row_bytes, group_rows, group_bytes = layout.row_bytes, layout.group_rows, layout.group_bytes
     if not 1 <= row_bytes <= MAX_ROW_BYTES or row_bytes % itemsize:
         raise FormatError(f"{name}: rows of {row_bytes} bytes of items of {itemsize}", name)
@@ -250,14 +203,10 @@ def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> No
 
 
 def resolve_inside(root: str | os.PathLike[str], name: str, dir_fd: int | None = None) -> str:
-    """Return the path of the file that a catalog calls ``name``, which must lie inside ``root`` by plain folders.
+    """Return the path of the file that a catalog calls ``name``; FormatError unless it lies inside ``root`` by plain folders.
 
-    ``dir_fd`` is a descriptor of ``root``; where it is given, the folders are looked up in it.
-
-    Raises
-    ------
-    FormatError
-        Absolute, empty, with ``..``, or through a symbolic link other than that of a stripe.
+    A symbolic link is only that of a stripe. ``dir_fd`` is a descriptor of ``root``; where it is given, the folders are looked
+    up in it.
     """
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):

@@ -132,24 +132,9 @@ class _Checker:
 
 
 def check_environment(body: bytes, path: str) -> None:
-    """Check that reading an LMDB environment from start to end stays within its bytes and ends.
+    """Check that reading an LMDB environment from start to end stays within its bytes (all of ``data.mdb``) and ends.
 
-    Parameters
-    ----------
-    body : bytes
-        All of ``data.mdb``.
-    path : str
-        Named in errors.
-
-    Raises
-    ------
-    CorruptionError
-        It is truncated, or a page, entry or reference lies where it cannot.
-    FormatError
-        Not an LMDB environment of the version and kind that the library writes.
-
-    Notes
-    -----
-    Visits every page in use once. Says nothing of the values: those carry their own checksums.
+    Visits every page in use once. Says nothing of the values: those carry their own checksums. Raises CorruptionError for
+    damage, FormatError for an environment of another version or kind.
     """
     _Checker(body, path).check()

@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import time
-from types import TracebackType
 
 from featstore.errors import BusyError
 from featstore.storage.calls import close_quietly, flock_fd
@@ -28,29 +27,18 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FileLock:
-    """A held flock on one file; a context manager. Belongs to the process that took it.
+    """A held flock on one file; a context manager. Belongs to the process that took it: a forked child only closes it.
 
     Parameters
     ----------
     path : path-like
         The lock file; created where the lock is exclusive and it is absent.
     exclusive : bool
-        Exclusive, or shared with other shared holders.
+        Exclusive, or shared with other shared holders; a shared lock of a file system without locks is granted.
     patience_s : float
-        Seconds to try again where it is held.
+        Seconds to try again where somebody else, perhaps another handle of this process, holds it; then BusyError.
     dir_fd : int, optional
         Descriptor of the directory in which the file is looked up, whatever the path leads to by now.
-
-    Raises
-    ------
-    BusyError
-        Somebody else, perhaps another handle of this process, holds it.
-    OSError
-        The file cannot be opened; a shared lock of a file system without locks is granted.
-
-    Notes
-    -----
-    After a fork the lock is the parent's alone: the child closes its descriptor without unlocking.
     """
 
     _fd = -1  # where Ctrl-C ends __init__, too
@@ -109,13 +97,7 @@ class FileLock:
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
 
     def release(self) -> None:
-        """Unlock; may be called again.
-
-        Raises
-        ------
-        OSError
-            An exclusive lock could not be given up; a process that was forked meanwhile may go on holding it.
-        """
+        """Unlock; may be called again. OSError where an exclusive lock could not be given up: a forked child may hold it."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -132,7 +114,7 @@ class FileLock:
     def __enter__(self) -> FileLock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __del__(self) -> None:
@@ -140,12 +122,9 @@ class FileLock:
 
 
 def lock_directory(path: str | os.PathLike[str]) -> int | None:
-    """Take an exclusive flock on a directory itself.
+    """Take an exclusive flock on a directory itself; return the descriptor, the caller's to close.
 
-    Returns
-    -------
-    int or None
-        The descriptor that holds it, the caller's to close; None where the directory is gone or held by another.
+    None where the directory is gone or held by another.
     """
     name = os.fspath(path)
     try:

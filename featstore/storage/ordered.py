@@ -25,11 +25,10 @@ ID_BYTES = 48  # a row of a piece, while it is put in order: its number sorted, 
 
 
 def piece_layout(row_bytes: int, piece_bytes: int) -> RowLayout:
-    """Return the layout of ordered rows: pieces (of one row at least), each on pages of its own.
+    """Lay out ordered rows in pieces (of one row at least), each on pages of its own.
 
-    Putting one in order takes up to twice ``piece_bytes``.
-
-    Rows are dense within a piece; where ``piece_bytes`` allows, a piece is whole pages and the file is dense throughout.
+    Putting one in order takes up to twice ``piece_bytes``. Rows are dense within a piece; where ``piece_bytes`` allows, a piece
+    is whole pages and the file is dense throughout.
     """
     step = PAGE_BYTES // gcd(row_bytes, PAGE_BYTES)  # so many rows are whole pages
     n_rows = max(1, piece_bytes // (row_bytes + ID_BYTES // 2))
@@ -39,15 +38,9 @@ def piece_layout(row_bytes: int, piece_bytes: int) -> RowLayout:
 
 
 class Ordered:
-    """The first extents of a file, the pieces of a :func:`piece_layout`.
+    """The first ``n`` extents of a file, the pieces of a :func:`piece_layout`.
 
-    Parameters
-    ----------
-    n : int
-        Pieces.
-    rows_of : callable
-        ``rows_of(piece)`` returns its rows in the order in which they are to lie; a row may occur twice.
-    layout : RowLayout
+    ``rows_of(piece)`` returns a piece's rows in the order in which they are to lie; a row may occur twice.
     """
 
     def __init__(self, n: int, rows_of: Callable[[int], Ids], layout: RowLayout) -> None:
@@ -61,28 +54,13 @@ class Ordered:
         return (2 * self._layout.group_bytes + self._layout.group_rows * ID_BYTES) if self.n else 0
 
     def ascending(self, piece: int) -> Ids:
-        """Return a piece's distinct rows, ascending: what is put at its beginning before :meth:`settle`."""
+        """List a piece's distinct rows, ascending: what is put at its beginning before :meth:`settle`."""
         return np.unique(self._rows_of(piece))
 
     def settle(self, piece: int, fd: int, path: str, first_page: int, seed: int, sums: npt.NDArray[np.uint64]) -> None:
-        """Put a piece's rows in their order, on the drive and in the sums of its pages.
+        """Put a piece's rows, from ``first_page`` of a file open for reading and writing, in order; update its pages' sums.
 
-        Parameters
-        ----------
-        piece : int
-        fd, path
-            The file, open for reading and writing, perhaps directly.
-        first_page : int
-            Of the piece.
-        seed : int
-            Of the file's sums.
-        sums : uint64 array, shape (n, 512)
-            Pages of sums, 511 entries each.
-
-        Raises
-        ------
-        OSError
-            Reading or writing failed.
+        ``seed`` is of the file's ``sums``, uint64 ``[n, 512]``: pages of 511 entries each.
         """
         distinct, places = np.unique(self._rows_of(piece), return_inverse=True)
         row_bytes = self._layout.row_bytes
@@ -98,7 +76,7 @@ class Ordered:
 
 
 def _pages(n: int) -> npt.NDArray[np.uint8]:
-    """Return zeros on ``n`` pages of their own, as direct reads and writes want them."""
+    """Allocate ``n`` pages of zeros, aligned as direct reads and writes want them."""
     return np.frombuffer(mmap.mmap(-1, max(1, n) * PAGE_BYTES), np.uint8)[: n * PAGE_BYTES]
 
 

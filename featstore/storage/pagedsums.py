@@ -22,42 +22,30 @@ TOGETHER = 4  # all larger tables take at most a quarter
 
 
 def share_of(tables: Iterable[int]) -> int:
-    """Return which part of the budget, one of so many, each of some tables gets, by their bytes."""
+    """Choose which part of the budget, one of so many, each of some tables gets, by their bytes."""
     return max(SHARE, TOGETHER * sum(table > ALWAYS_KEPT_BYTES for table in tables))
 
 
 def is_kept(table: int, total: int, share: int) -> bool:
-    """Return whether a table of ``table`` bytes is kept whole, with a budget of ``total`` bytes."""
+    """Whether a table of ``table`` bytes is kept whole under a budget of ``total`` bytes."""
     return table <= ALWAYS_KEPT_BYTES or total >= share * table
 
 
 def pages_cached(total: int, share: int) -> int:
-    """Return how many pages are cached of a table that is not kept, or more where a row needs more."""
+    """Count the pages that are cached of a table that is not kept; a row may need more."""
     return total // share // PAGE_BYTES
 
 
 def table_bytes(table: int, row_bytes: int, total: int, share: int) -> int:
-    """Return the bytes held for a table of ``table`` bytes, with a budget of ``total`` bytes."""
+    """Count the bytes held for a table of ``table`` bytes under a budget of ``total`` bytes."""
     return table if is_kept(table, total, share) else PagedSums.held_bytes(row_bytes, pages_cached(total, share))
 
 
 class PagedSums:
     """The checksum table of a file too large to keep: a clock of its pages, filled as gathers need them.
 
-    Parameters
-    ----------
-    file, table : File
-        The rows, and their table.
-    row_bytes : int
-    n_slots : int
-        Pages of the table to keep; more where one row needs more.
-    set_page : callable
-        ``set_page(number, page)`` checks a page of the table and hands it to ``file``.
-    engine : callable
-        ``engine(n_rows)`` lends a queue.
-    with_backend : callable
-        ``with_backend(make)`` returns ``make(backend)``, a queue to be kept.
-    budget : Budget
+    ``n_slots`` pages of the table are kept; more where one row needs more. ``set_page(number, page)`` checks a page of the
+    table and hands it to ``file``. ``engine(n_rows)`` lends a queue; ``with_backend(make)`` makes one to be kept.
     """
 
     def __init__(
@@ -103,7 +91,7 @@ class PagedSums:
 
     @classmethod
     def held_bytes(cls, row_bytes: int, n_slots: int) -> int:
-        """Return the bytes that a table of ``n_slots`` pages holds, its queue included."""
+        """Count the bytes that a table of ``n_slots`` pages holds, its queue included."""
         n_slots, _ = cls._slots(row_bytes, n_slots)
         return MIN_ARENA_BYTES + (16 + PAGE_BYTES) * n_slots
 

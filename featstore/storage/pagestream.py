@@ -26,12 +26,11 @@ _SUMS = 511
 
 
 def least_window() -> int:
-    """Return the least bytes that a stream reads ahead into."""
     return 2 * PAGE_BYTES
 
 
 def _buffers(window_bytes: int, run_bytes: int = PIECE_BYTES) -> tuple[int, int]:
-    """Return how many buffers a window is cut into, and the bytes of each, where a run has about ``run_bytes``."""
+    """Choose how many buffers a window is cut into, and the bytes of each, where a run has about ``run_bytes``."""
     piece = PIECE_BYTES
     while piece > PAGE_BYTES and piece >= 2 * run_bytes:
         piece //= 2
@@ -40,7 +39,7 @@ def _buffers(window_bytes: int, run_bytes: int = PIECE_BYTES) -> tuple[int, int]
 
 
 def arena_bytes(window_bytes: int) -> int:
-    """Return the bytes of a stream's buffers."""
+    """Count the bytes of a stream's buffers."""
     n_buffers, buffer_bytes = _buffers(window_bytes)
     return n_buffers * buffer_bytes
 
@@ -48,10 +47,7 @@ def arena_bytes(window_bytes: int) -> int:
 class Arenas:
     """Memory that streams and packers use one after the other: fresh pages can cost more than what is done with them.
 
-    Parameters
-    ----------
-    most_bytes : int
-        What may be kept; reserved by the caller.
+    At most ``most_bytes``, which the caller has reserved, are kept.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -60,11 +56,10 @@ class Arenas:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept."""
         return sum(arena.nbytes for arena in self._kept)
 
     def of(self, *sizes: int) -> list[Arena] | list[None]:
-        """Return arenas of these sizes, kept until others are asked for; Nones where they would be too much to keep."""
+        """Make arenas of these sizes, kept until others are asked for; Nones where they would be too much to keep."""
         if [arena.nbytes for arena in self._kept] != list(sizes):
             self.drop()
             if sum(sizes) > self._most_bytes:
@@ -79,12 +74,11 @@ class Arenas:
         self._most_bytes = most_bytes
 
     def drop(self) -> None:
-        """Keep nothing."""
         self._kept = []
 
 
 def _merge(runs: Int64s) -> tuple[Int64s, Int64s]:
-    """Return first and last page + 1 of the runs, those that follow each other made one."""
+    """Join runs that follow each other; return first and last page + 1 of each."""
     runs = runs[runs[:, 1] > 0]
     first, end = runs[:, 0], runs[:, 0] + runs[:, 1]
     if not len(runs):
@@ -127,23 +121,20 @@ class PageFile(Protocol):
 
 
 class PageStream:
-    """Pages of a file, in large reads that go on while the consumer works.
+    """Pages of a file, in large reads that go on while the consumer works; a context manager, for one consumer.
+
+    Leaving it waits for reads under way. Pages are verified as the file's own reads verify them, and counted by the file, which
+    stays open, when the stream is closed.
 
     Parameters
     ----------
     file : PageFile
-        Stays open as long as the stream; its backend reads.
     runs : int64 array, shape (n, 2)
         First page and pages of each run, in the order in which they are wanted; page 0 is the file's header.
     window_bytes : int
         Bytes to read ahead into, at least :func:`least_window`; the caller has reserved them.
     arena : Arena, optional
         Memory for them, of :func:`arena_bytes`.
-
-    Notes
-    -----
-    One consumer. Pages are verified as the file's own reads verify them, and counted by the file when the stream is closed. A
-    context manager; leaving it waits for reads under way.
     """
 
     def __init__(self, file: PageFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
@@ -199,21 +190,14 @@ class PageStream:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes in all."""
         return int(self._ends[-1]) * PAGE_BYTES if len(self._ends) else 0
 
     def pieces_before(self, n_pages: int) -> int:
-        """Return how many pieces hold the stream's first ``n_pages`` pages."""
+        """Count the pieces that hold the stream's first ``n_pages`` pages."""
         return int(np.searchsorted(self._ends, n_pages)) + 1 if n_pages else 0
 
     def feed(self, n_pieces: int) -> None:
-        """Let at least the first ``n_pieces`` be read, and as many more as fit the window.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The file's table of checksums is damaged or cannot be read.
-        """
+        """Let at least the first ``n_pieces`` be read, and as many more as fit the window."""
         wanted = min(self.n_pieces, n_pieces + self._n_buffers)
         while self._fed < wanted:
             end = min(self._fed + _STEP, self.n_pieces)

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from featstore.storage.rowfile import RowFile
+from featstore.storage.stripedrows import StripedRows
 
 __all__ = ["read_ahead"]
 
 Rows = npt.NDArray[np.uint8]
 
 
-class Readable(Protocol):
-    """What is asked of a file; :class:`~featstore.storage.rowfile.RowFile` is one."""
+def read_ahead(file: RowFile | StripedRows, blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
+    """Yield blocks of rows once they are read, while a thread reads the next one; an error comes at its block's turn.
 
-    def read(self, first: int, n: int, out: Rows) -> Any: ...
-
-
-def read_ahead(file: Readable, blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
-    """Yield blocks of rows once they are read, while a thread reads the next one.
-
-    Parameters
-    ----------
-    file : RowFile
-    blocks : iterable of (int, uint8 array)
-        Each block's first row, and the array of shape (n, row_bytes), C-contiguous, that its rows go to. Two arrays can take
-        turns: a block is there until the next one is asked for.
-
-    Raises
-    ------
-    CorruptionError, OSError
-        As the file's ``read``, at the block's turn.
+    Each of ``blocks`` is a first row, and the array of shape (n, row_bytes), C-contiguous, that its rows go to. Two arrays can
+    take turns: a block is there until the next one is asked for.
     """
     coming = iter(blocks)
     block, following = next(coming, None), next(coming, None)

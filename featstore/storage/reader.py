@@ -37,20 +37,14 @@ def _arena_bytes(total: int) -> int:
 
 
 def least_queue_bytes(total: int) -> int:
-    """Return the bytes of one queue that sorts few rows, with a budget of ``total`` bytes; what reads need at the least."""
+    """Count the bytes of one queue that sorts few rows, the least that reads need, under a budget of ``total`` bytes."""
     return _arena_bytes(total) + 16 * SCRATCH_STEP
 
 
 class Reader:
     """The queues of one dataset's reads. Thread-safe; after a fork the child makes its own.
 
-    Parameters
-    ----------
-    options : Options
-    budget : Budget
-        Pays for buffers, sorting scratch and checksum tables.
-    owner : str
-        What ClosedError says is closed.
+    ``budget`` pays for buffers, sorting scratch and checksum tables; ``owner`` is what ClosedError says is closed.
     """
 
     def __init__(self, options: Options, budget: Budget, owner: str = "the dataset") -> None:
@@ -83,14 +77,9 @@ class Reader:
         self._n_short = 0  # of those that make do with one queue
 
     def with_backend(self, make: Callable[[str], T]) -> T:
-        """Return ``make(backend)``, which makes what reads.
+        """Return ``make(backend)``, which makes what reads; OSError where the kernel refuses what was asked for by name.
 
-        Where the kernel refuses it a ring, and the backend is ``"auto"``, it is made for pread, as is all that is made later.
-
-        Raises
-        ------
-        OSError
-            The kernel refuses a ring that was asked for by name, or what pread needs.
+        Where it refuses a ring, and the backend is ``"auto"``, it is made for pread, as is all that is made later.
         """
         backend = self.backend
         try:
@@ -105,12 +94,8 @@ class Reader:
 
     def _make(self, backend: str, n_rows: int = 0) -> Engine:
         """Make a queue, with scratch to sort ``n_rows``."""
-        reservation = self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows)
-        try:
+        with self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows).kept() as reservation:
             return self._make_in(reservation, backend, n_rows)
-        except BaseException:
-            reservation.release()
-            raise
 
     def _make_in(self, reservation: Reservation, backend: str, n_rows: int) -> Engine:
         depth = self._depth(backend)
@@ -123,19 +108,12 @@ class Reader:
     # -- threads that read ----------------------------------------------------------------------------------------------------
 
     def bound(self, key: int, n_threads: int) -> None:
-        """Have at most ``n_threads`` threads read at once, until :meth:`unbound`; of several bounds the least holds.
+        """Have at most ``n_threads`` threads read at once, until :meth:`unbound` of the same ``key``; the least bound holds.
 
         With io_uring so many queues, each of which a thread drives. With pread one queue of so many threads. A stream
         (:class:`~featstore.storage.pagestream.PageStream`) has threads of its own: one, or with pread as many, four at most.
-        Reads under way end as they began.
-
-        Parameters
-        ----------
-        key : int
-            Whose bound it is.
-        n_threads : int
-            At least 1. More than ``MAX_ENGINES`` queues are used only where the budget has room for their buffers, as any but the
-            first.
+        Reads under way end as they began. More than ``MAX_ENGINES`` queues are used only where the budget has room for their
+        buffers, as any but the first.
         """
         self._leave_parent()
         with self._lock:
@@ -161,14 +139,13 @@ class Reader:
         return MAX_ENGINES if n_bound is None else n_bound
 
     def _depth(self, backend: str) -> int:
-        """Return the reads that a queue has in flight: those of a ring, or the threads that read."""
+        """Choose the reads that a queue has in flight: those of a ring, or the threads that read."""
         n_bound = self._n_bound
         depth = self.options.queue_depth if backend == "io_uring" else PREAD_THREADS if n_bound is None else n_bound
         return min(depth, self._arena_bytes // PAGE_BYTES)
 
     @property
     def stream_threads(self) -> int:
-        """Threads of a stream of pages."""
         if self.backend == "io_uring":
             return 1
         n_bound = self._n_bound
@@ -288,7 +265,7 @@ class Reader:
         return queues + self._tables_bytes(self.budget.total)
 
     def least_bytes(self, total: int) -> int:
-        """Return the least that :attr:`held_bytes` would be if the budget were of ``total`` bytes, once rows are read."""
+        """Count the least that :attr:`held_bytes` would be under a budget of ``total`` bytes, once rows are read."""
         return least_queue_bytes(total) + self._tables_bytes(total)
 
     def _tables_bytes(self, total: int) -> int:
@@ -349,12 +326,8 @@ class Reader:
         """Open a row file and, unless ``verify`` is ``"off"``, its table of checksums (``<path>.sums``).
 
         ``n_bytes`` is the file's size where more follows the rows. ``fds`` are descriptors of both, which are taken over, also
-        where this raises; by default they are opened.
-
-        Raises
-        ------
-        CorruptionError
-            A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
+        where this raises. CorruptionError where a file is not as long as it must be, or the table is damaged; with
+        ``verify="open"``, any page.
         """
         verify = verify or self.options.verify
         file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify, n_bytes, fds, fingerprint)
@@ -364,7 +337,7 @@ class Reader:
         return file
 
     def gap_for(self, file: File, n_rows: int) -> int:
-        """Return the gap worth reading over, from the drive's speed; measured at the first large gather (about 50 ms)."""
+        """Choose the gap worth reading over, from the drive's speed; measured at the first large gather (about 50 ms)."""
         worth_it = n_rows >= MEASURE_MIN_ROWS and file.direct and file.size >= TIMED_MIN_BYTES
         if self.drive is None and worth_it and self._may_measure and self._measuring.acquire(blocking=False):
             try:

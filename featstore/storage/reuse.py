@@ -11,15 +11,8 @@ __all__ = ["FileReuse"]
 
 
 class FileReuse:
-    """Files that nobody reads any more, in a run directory of their own. Thread-safe.
+    """Files that nobody reads any more, in a run directory of their own, made in ``parent`` with the first file. Thread-safe.
 
-    Parameters
-    ----------
-    parent : path-like
-        Where the run directory is made, with the first file.
-
-    Notes
-    -----
     They count in the disk budget of the run that goes on, and are deleted where it is short.
     """
 
@@ -34,7 +27,6 @@ class FileReuse:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the files that are here."""
         with self._lock:
             return sum(self._files.values())
 
@@ -75,7 +67,6 @@ class FileReuse:
         return True
 
     def drop(self) -> None:
-        """Delete the files."""
         with self._lock:
             while self._files:
                 spare, n_bytes = self._files.popitem()

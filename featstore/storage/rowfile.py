@@ -51,7 +51,6 @@ class ReadStats:
     waited_s: float = 0.0
 
     def add(self, other: ReadStats) -> None:
-        """Add what another read cost."""
         self.rows += other.rows
         self.reads += other.reads
         self.bytes_requested += other.bytes_requested
@@ -132,7 +131,6 @@ class RowFile:
 
     @property
     def path(self) -> str:
-        """The file."""
         return str(self._file.path)
 
     @property
@@ -141,21 +139,19 @@ class RowFile:
         return self._file.mode
 
     def with_backend(self, make: Callable[[str], T]) -> T:
-        """Return ``make(backend)``, which makes what reads it (see :meth:`~featstore.storage.reader.Reader.with_backend`)."""
+        """Make what reads it, see :meth:`~featstore.storage.reader.Reader.with_backend`."""
         return self._reader.with_backend(make)
 
     @property
     def stream_threads(self) -> int:
-        """Threads of a stream of its pages."""
         return self._reader.stream_threads
 
     def stream(self, runs: npt.NDArray[np.int64], window_bytes: int, arena: Arena | None = None) -> PageStream:
-        """Return runs of pages as one stream, see :class:`PageStream`."""
+        """Open runs of pages as one stream, see :class:`PageStream`."""
         return PageStream(self, runs, window_bytes, arena)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the file."""
         return self._file.size
 
     @property
@@ -184,7 +180,7 @@ class RowFile:
         return -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
 
     def sums_bytes(self, total: int) -> int:
-        """Return what is held of the table of checksums where the budget is of ``total`` bytes."""
+        """Count what is held of the table of checksums under a budget of ``total`` bytes."""
         if self._is_closing or not self.verifies:
             return 0
         return table_bytes(self.n_sums_pages * PAGE_BYTES, self.row_bytes, total, self._share)
@@ -195,13 +191,7 @@ class RowFile:
             return duplicate_fd(self._file.fd_number, self.path)
 
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
-        """Return pages of the table of checksums, checked, each uint64 [512]; from memory where the table is there.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The table is damaged or cannot be read.
-        """
+        """Return pages of the table of checksums, checked, each uint64 [512]; from memory where the table is there."""
         with self.in_use():
             if self._sums_pages is not None:
                 return [self._sums_pages[number].view(np.uint64) for number in range(first, first + n)]
@@ -288,7 +278,6 @@ class RowFile:
         self._changed = threading.Condition(self._lock)
 
     def check_open(self) -> None:
-        """Raise ClosedError where the file was closed."""
         if self._is_closing or self._file.fd_number < 0:
             raise ClosedError(f"{self.path} is closed")
 
@@ -338,23 +327,10 @@ class RowFile:
         return cost
 
     def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-        """Read rows ``first … first + n - 1`` in large sequential reads.
+        """Read rows ``first … first + n - 1`` in large sequential reads, into ``out``, uint8 ``[n, row_bytes]``, if given.
 
-        Parameters
-        ----------
-        first, n : int
-        out : uint8 array, shape (n, row_bytes), C-contiguous, optional
-
-        Returns
-        -------
-        uint8 array, shape (n, row_bytes)
-
-        Raises
-        ------
-        CorruptionError
-            A page's checksum differs or the file is short; ``out`` is then undefined.
-        OSError
-            The drive failed.
+        CorruptionError where a page's checksum differs or the file is short, OSError where the drive failed: ``out`` is then
+        undefined.
         """
         if out is None:
             out = np.empty((n, self.row_bytes), np.uint8)
@@ -379,29 +355,8 @@ class RowFile:
     ) -> ReadStats:
         """Read scattered rows: sorted, deduplicated by page, neighbours coalesced, the queue kept full.
 
-        Parameters
-        ----------
-        rows : integer array, shape (k,), or range of step 1
-            Row numbers in ``[0, n_rows)``; any order, repeats allowed. A range is read in large sequential reads.
-        out : uint8 array, shape (m, row_bytes), C-contiguous
-        positions : int64 array, shape (k,), optional
-            Row of ``out`` that each row goes to; ``0 … k-1`` if absent.
-        gap_bytes : int, optional
-            Unwanted bytes that are read rather than starting another read; 0 = none. From the drive's speed if absent.
-
-        Returns
-        -------
-        ReadStats
-            What this call cost; ``stats`` has it too.
-
-        Raises
-        ------
-        IndexError, CorruptionError, OSError
-            ``out`` is then undefined.
-
-        Notes
-        -----
-        Each 4 KiB page is read at most once per 2 million rows. Releases the GIL.
+        See :meth:`RowSource.gather <featstore.gather.sources.RowSource.gather>`; ``gap_bytes`` follow from the drive's speed if
+        absent. Each 4 KiB page is read at most once per 2 million rows. Releases the GIL.
         """
         if isinstance(rows, range) and positions is None and rows:
             if rows.start < 0:
@@ -419,18 +374,9 @@ class RowFile:
         return self._run(len(ids), read)
 
     def read_pages(self, numbers: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Read scattered pages, whole: what is wanted of rows that are much smaller, to keep it.
+        """Read scattered pages, whole, into ``out``, uint8 ``[k, 4096]``: of rows that are much smaller, to keep them.
 
-        Parameters
-        ----------
-        numbers : int64 array, shape (k,)
-            Ascending; page 0 is the file's header.
-        out : uint8 array, shape (k, 4096), C-contiguous
-
-        Raises
-        ------
-        IndexError, CorruptionError, OSError
-            ``out`` is then undefined.
+        ``numbers``, int64 ``[k]``, ascend; page 0 is the file's header. After an error ``out`` is undefined.
         """
         with self.in_use() as file, closing(file.pages()) as pages:
             gap = self._reader.gap_for(file, len(numbers))

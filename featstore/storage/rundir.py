@@ -26,7 +26,7 @@ MADE = ".made-by-featstore"  # in a parent of run directories: it goes with the 
 
 
 def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) -> str:
-    """Return where the run files of a dataset go: ``run_dir``, or ``<dataset>.runs``.
+    """Choose where the run files of a dataset go: ``run_dir``, or ``<dataset>.runs``.
 
     Where nobody said and the latter cannot be written, it is a directory of the user's own in the temporary directory.
     """
@@ -76,19 +76,10 @@ def remove_file(path: str) -> bool:
 
 
 class DiskBudget:
-    """Most bytes that files may take at once. Thread-safe.
+    """Most bytes that files may take at once; ``total`` None: as much as the disk has. Thread-safe.
 
-    Parameters
-    ----------
-    total : int or None
-        None: as much as the disk has.
-    what, path : str
-        What the files are together, and where the user wants them, for messages; by default the file that did not fit.
-
-    Attributes
-    ----------
-    reclaim : callable or None
-        Called where bytes are short, to give back what is only kept to be used again.
+    ``what`` the files are together, and the ``path`` where the user wants them, are for messages. ``reclaim`` is called where
+    bytes are short, to give back what is only kept to be used again.
     """
 
     def __init__(self, total: int | None, what: str = "run files", path: str | None = None) -> None:
@@ -101,22 +92,14 @@ class DiskBudget:
 
     @property
     def used(self) -> int:
-        """Bytes taken now."""
         return self._used
 
     @property
     def peak(self) -> int:
-        """Most bytes ever taken at once."""
         return self._peak
 
     def take(self, n_bytes: int, path: str) -> None:
-        """Take bytes before writing them.
-
-        Raises
-        ------
-        OSError
-            ENOSPC: they are not left; names the file.
-        """
+        """Take bytes before writing them; OSError (ENOSPC), which names the file, where they are not left."""
         if self.reclaim is not None and self.total is not None and self._used + n_bytes > self.total:
             self.reclaim()
         with self._lock:
@@ -194,16 +177,9 @@ _MOST_TRIES = 1000  # to make a directory whose parent others remove meanwhile
 class RunDirectory:
     """A fresh directory ``parent/<uuid>`` for run files, removed when it is closed or collected.
 
-    Parameters
-    ----------
-    parent : path-like
-        Made if absent, and then removed with the last run directory in it, of whatever process; one that was there stays.
-        Directories that dead processes left in it are removed. A relative path counts from the working directory of now.
-
-    Raises
-    ------
-    OSError
-        It cannot be made. Where nothing may be written there, the error names ``run_dir=``.
+    ``parent`` is made if absent, and then removed with the last run directory in it, of whatever process; one that was there
+    stays. Directories that dead processes left in it are removed. A relative path counts from the working directory of now.
+    Where nothing may be written there, the OSError names ``run_dir=``.
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
@@ -239,7 +215,7 @@ class RunDirectory:
         self._finalizer = weakref.finalize(self, _remove, self.path, base, lock, os.getpid(), self._files)
 
     def file(self, name: str) -> str:
-        """Return the path of a run file."""
+        """Name a run file."""
         path = os.path.join(self.path, name)
         self._files.append(path)
         return path

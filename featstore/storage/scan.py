@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.pagestream import PageStream, least_window
+from featstore.storage.pagestream import least_window
+from featstore.storage.rowfile import RowFile
 
 __all__ = ["SCAN_BYTES", "scan_bytes", "scan_words"]
 
@@ -17,42 +18,18 @@ SCAN_BYTES = 8 << 20
 _BLOCK_SHARE = 4  # the block has one part of so many: a small one stays in a processor's cache until its words are used
 
 
-class Scanned(Protocol):
-    """What is asked of a file; :class:`~featstore.storage.rowfile.RowFile` is one."""
-
-    def stream(self, runs: npt.NDArray[np.int64], window_bytes: int) -> PageStream: ...
-
-
 def scan_bytes(n_bytes: int, most_bytes: int = SCAN_BYTES) -> int:
-    """Return what a scan of ``n_bytes`` holds, of ``most_bytes`` or of three pages where those are more."""
+    """Count what a scan of ``n_bytes`` holds, of ``most_bytes`` or of three pages where those are more."""
     return max(PAGE_BYTES + least_window(), min(most_bytes, -(-n_bytes // PAGE_BYTES) * PAGE_BYTES) // PAGE_BYTES * PAGE_BYTES)
 
 
 def scan_words(
-    file: Scanned, n: int, dtype: np.dtype[Any], most_bytes: int = SCAN_BYTES
+    file: RowFile, n: int, dtype: np.dtype[Any], most_bytes: int = SCAN_BYTES
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Yield the first ``n`` words of a file, block by block, and the number of each block's first word.
 
-    Parameters
-    ----------
-    file : RowFile
-        Its rows are words, one after the other.
-    n : int
-    dtype : dtype
-        Of a word: 1, 2, 4 or 8 bytes.
-    most_bytes : int
-        :func:`scan_bytes` of it are held, a quarter for the block and the rest for what is read ahead.
-
-    Yields
-    ------
-    first : int
-    words : array of ``dtype``, shape (k,)
-        There until the next block is asked for.
-
-    Raises
-    ------
-    CorruptionError, OSError
-        A page is damaged, or the drive failed.
+    A row of the file is a word of 1, 2, 4 or 8 bytes. A block is valid until the next one is asked for. :func:`scan_bytes` of
+    ``most_bytes`` are held, a quarter for the block and the rest for what is read ahead.
     """
     n_pages = -(-n * dtype.itemsize // PAGE_BYTES)
     if not n_pages:

@@ -12,7 +12,6 @@ import os
 import struct
 import uuid
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -49,22 +48,11 @@ def _sum(data: memoryview | bytes, seed: int, number: int) -> int:
 
 
 class SectionWriter:
-    """Write arrays one after another; the file appears when :meth:`finish` returns.
+    """Write arrays one after another; the file appears when :meth:`finish` returns. One owner thread.
 
-    Parameters
-    ----------
-    path : path-like
-    kind : str
-        What the arrays are, up to 32 ASCII characters.
-    disk : DiskBudget, optional
-        Pays for every byte before it is written.
-    direct : int
-        The file is written, and read by what :meth:`finish` returns, past the page cache, through two buffers of so many bytes,
-        which the caller counts; 0: through the page cache.
-
-    Notes
-    -----
-    A context manager: leaving it without :meth:`finish` removes the file. One owner thread.
+    A context manager: leaving it without :meth:`finish` removes the file. ``kind`` says what the arrays are, in up to 32 ASCII
+    characters. ``disk`` pays for every byte before it is written. With ``direct`` the file is written, and read by what
+    :meth:`finish` returns, past the page cache, through two buffers of so many bytes, which the caller counts.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, disk: DiskBudget | None = None, direct: int = 0) -> None:
@@ -86,13 +74,7 @@ class SectionWriter:
             raise
 
     def append(self, array: Array) -> int:
-        """Write a 1-D array of a plain numeric dtype; returns its number.
-
-        Raises
-        ------
-        OSError
-            The disk is full or failed, or ``disk`` is exhausted (ENOSPC); the file is gone.
-        """
+        """Write a 1-D array of a plain numeric dtype; returns its number. After an OSError the file is gone."""
         if self._fd < 0:
             raise ValueError(f"the writer of {self.path} is closed")
         data = np.ascontiguousarray(array)
@@ -107,12 +89,7 @@ class SectionWriter:
         return number
 
     def read(self, number: int, array: Callable[..., Array] = np.empty) -> Array:
-        """Read and check an array that was appended, as :meth:`SectionFile.read` does; not where the file is written directly.
-
-        Raises
-        ------
-        CorruptionError, OSError, IndexError, ClosedError
-        """
+        """Read and check an appended array, as :meth:`SectionFile.read` does; not where the file is written directly."""
         assert self._direct is None, "what is not written yet cannot be read"
         if self._fd < 0:
             raise ClosedError(f"{self.path} is closed")
@@ -187,7 +164,7 @@ class SectionWriter:
     def __enter__(self: Writer) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             self.abort()
 
@@ -205,13 +182,7 @@ class SectionFile:
     """Arrays by number. Thread-safe but for :meth:`close`.
 
     ``file_id`` is the file's UUID, 32 hexadecimal digits. Where ``directory`` is given, the file is looked up in it.
-
-    Raises
-    ------
-    CorruptionError
-        The file is damaged or cut short.
-    FormatError, VersionError
-        It is no such file, of another kind, of a newer format or of another byte order.
+    CorruptionError for a file that is damaged or cut short; FormatError or VersionError for another kind, format or byte order.
     """
 
     def __init__(
@@ -284,12 +255,6 @@ class SectionFile:
         return self._index["items"].astype(np.int64)
 
     def __getitem__(self, number: int) -> Array:
-        """Read and check one array.
-
-        Raises
-        ------
-        CorruptionError, OSError, IndexError, ClosedError
-        """
         return self.read(number)
 
     def read(self, number: int, array: Callable[..., Array] = np.empty) -> Array:
@@ -297,14 +262,9 @@ class SectionFile:
         return self.run(number, 1, array)[0]
 
     def run(self, first: int, count: int, array: Callable[..., Array] = np.empty) -> list[Array]:
-        """Read and check arrays ``first … first + count - 1``, in one read where they lie one after another, as they are written.
+        """Read and check arrays ``first … first + count - 1``, in one read where they lie one after another, as written.
 
-        ``array(n, dtype)`` makes the memory that is read into, of which what is returned are views; what it raises passes
-        through.
-
-        Raises
-        ------
-        CorruptionError, OSError, IndexError, ClosedError
+        ``array(n, dtype)`` makes the memory that is read into, of which what is returned are views; its exceptions propagate.
         """
         if self._fd < 0:
             raise ClosedError(f"{self.path} is closed")
@@ -332,10 +292,6 @@ class SectionFile:
         """Check every byte of every array, in little memory however long it is, and that they fill the file up to the index.
 
         ``progress`` is told of bytes checked. The index and the file's end were checked when it was opened.
-
-        Raises
-        ------
-        CorruptionError, OSError, ClosedError
         """
         if self._fd < 0:
             raise ClosedError(f"{self.path} is closed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -27,29 +28,9 @@ _DIVIDING_BYTES = 32  # a row: its file, its number there, and its place in the 
 class StripedRows:
     """Dense rows of several files, by number, as of one :class:`~featstore.storage.rowfile.RowFile`. Thread-safe.
 
-    Parameters
-    ----------
-    files : sequence of RowFile
-        In the order of their rows.
-    unit_rows : int
-        Each file begins with a multiple of so many rows, which take whole pages.
-    budget : Budget
-        Pays for dividing the rows of a gather by file, as ``reader buffers``.
-
-    Attributes
-    ----------
-    first_rows : int64 array
-        Row with which each file begins.
-
-    Raises
-    ------
-    FormatError
-        A file begins elsewhere, or with rows of another kind.
-
-    Notes
-    -----
-    What one call wants of several files is read side by side, by a thread a file. A file's share of the work is its own, so a
-    slow drive holds up a call that wants rows of it, and no other.
+    Each file begins, in order, with a multiple of ``unit_rows``, which take whole pages; ``first_rows`` are the rows with which
+    they begin. ``budget`` pays, as ``reader buffers``, for dividing the rows of a gather by file. What one call wants of
+    several files is read side by side, by a thread a file: a slow drive holds up a call that wants rows of it, and no other.
     """
 
     def __init__(self, files: Sequence[RowFile], unit_rows: int, budget: Budget) -> None:
@@ -69,7 +50,7 @@ class StripedRows:
 
     @property
     def gap_bytes(self) -> int:
-        """See :attr:`RowFile.gap_bytes`; of the drive where it is largest."""
+        """Take the gap of the drive where it is largest."""
         return max(file.gap_bytes for file in self.files)
 
     def file_of(self, rows: Int64s) -> Int64s:
@@ -82,7 +63,7 @@ class StripedRows:
         return self.files[number], row - int(self.first_rows[number])
 
     def read(self, first: int, n: int, out: UInt8s | None = None) -> UInt8s:
-        """See :meth:`RowFile.read`; of several files one after the other."""
+        """Read from several files one after the other, see :meth:`RowFile.read`."""
         if out is None:
             out = np.empty((n, self.row_bytes), np.uint8)
         done = 0
@@ -96,7 +77,7 @@ class StripedRows:
         return out
 
     def gather(self, rows: Int64s, out: UInt8s) -> None:
-        """See :meth:`RowFile.gather`; where memory is short, pages are read at most once per 65,536 rows."""
+        """Read as :meth:`RowFile.gather` does; where memory is short, pages are read at most once per 65,536 rows."""
         with self._dividing(min(len(rows), MAX_SORTED_ROWS)) as n:
             for begin in range(0, len(rows), n):
                 part, into = rows[begin : begin + n], out[begin : begin + n]
@@ -105,7 +86,7 @@ class StripedRows:
                 for number in range(len(self.files)):
                     at = np.flatnonzero(file_of == number)
                     if len(at):
-                        calls.append(self._gathering(number, part[at] - self.first_rows[number], into, at))
+                        calls.append(partial(self.files[number].gather, part[at] - self.first_rows[number], into, at))
                 _side_by_side(calls)
 
     @contextmanager
@@ -122,23 +103,18 @@ class StripedRows:
             return
         yield _LEAST_ROWS
 
-    def _gathering(self, number: int, rows: Int64s, out: UInt8s, at: Int64s) -> Callable[[], object]:
-        return lambda: self.files[number].gather(rows, out, at)
-
     def read_pages(self, numbers: Int64s, out: UInt8s) -> None:
-        """See :meth:`RowFile.read_pages`; pages are numbered through all files, behind one header."""
+        """Read as :meth:`RowFile.read_pages` does; pages are numbered through all files, behind one header."""
         first_pages = self.first_rows * self.row_bytes // PAGE_BYTES
         ends = [*np.searchsorted(numbers, 1 + first_pages[1:]).tolist(), len(numbers)]
         calls: list[Callable[[], object]] = []
         begin = 0
         for number, end in enumerate(ends):
             if begin < end:
-                calls.append(self._paging(number, numbers[begin:end] - first_pages[number], out[begin:end]))
+                pages = numbers[begin:end] - first_pages[number]
+                calls.append(partial(self.files[number].read_pages, pages, out[begin:end]))
             begin = end
         _side_by_side(calls)
-
-    def _paging(self, number: int, pages: Int64s, out: UInt8s) -> Callable[[], object]:
-        return lambda: self.files[number].read_pages(pages, out)
 
 
 def _side_by_side(calls: list[Callable[[], object]]) -> None:

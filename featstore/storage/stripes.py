@@ -34,10 +34,7 @@ _BUILT: Final = re.compile(r"\.(tmp|old)-[0-9a-f]{32}\Z")  # what a builder adds
 def make_stripe(root: str, directory: str) -> str:
     """Make an empty stripe in ``directory`` for the dataset at ``root``; return the name of both, the stripe and its link.
 
-    Raises
-    ------
-    OSError
-        Neither is there.
+    After an OSError neither is there.
     """
     name = f"{STRIPE_PREFIX}{uuid.uuid4().hex}"
     link, target = os.path.join(root, name), os.path.join(directory, name)
@@ -63,7 +60,7 @@ def make_stripe(root: str, directory: str) -> str:
 
 
 def mark_of(link: str) -> str:
-    """Return the name of the entry by which a stripe knows this very link, in a dataset that nobody has moved since."""
+    """Name the entry by which a stripe knows this very link, in a dataset that nobody has moved since."""
     found, home = os.lstat(link), _BUILT.sub("", os.path.realpath(os.path.dirname(link)))
     return _MARK + xxhash.xxh3_128_hexdigest(b"%d %d " % (found.st_ino, found.st_ctime_ns) + os.fsencode(home))
 
@@ -71,10 +68,7 @@ def mark_of(link: str) -> str:
 def remove_stripe(root: str, name: str) -> None:
     """Remove a stripe and then its link. Where the link may be a copy of the stripe's own, only the link goes, with a warning.
 
-    Raises
-    ------
-    OSError
-        The link stays where the stripe could not be removed, for the next try.
+    After an OSError the link stays, for the next try.
     """
     link = os.path.join(root, name)
     if not os.path.islink(link):  # a copy that followed the link; or a mount point, which cannot be renamed and keeps its files
@@ -101,10 +95,7 @@ def remove_stripe(root: str, name: str) -> None:
 def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:
     """Remove all stripes of a dataset but those that hold files of these names; return what was removed.
 
-    Raises
-    ------
-    OSError
-        One could not be removed; the others are.
+    An OSError is raised once the others are removed.
     """
     kept = {name.partition("/")[0] for name in keep}
     gone = [name for name in sorted(os.listdir(root)) if STRIPE.fullmatch(name) and name not in kept]
@@ -120,7 +111,7 @@ def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:
 
 
 def stripe_directory(root: str, name: str) -> str | None:
-    """Return in which stripe a file of a dataset lies, its directory; None for one that lies in the dataset itself."""
+    """Return the directory of the stripe that holds a file of a dataset; None for one in the dataset itself."""
     folder, slash, _ = name.partition("/")
     if not slash or not STRIPE.fullmatch(folder):
         return None

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.storage.calls import close_quietly, pread_exactly
 from featstore.storage.catalog import CATALOG_DIRECTORY, CATALOG_FILE, Catalog, FieldRecord, read_catalog, write_catalog
 from featstore.storage.directory import OpenDirectory, Root, open_inside
 from featstore.storage.format import HEADER_BYTES, STRIPE, Header, resolve_inside
-from featstore.storage.layout import RowLayout
+from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
 from featstore.storage.stripes import make_stripe, remove_stripe, remove_stripes, stripe_directory
 from featstore.storage.writer import FileRecord, RowFileWriter
@@ -25,20 +28,13 @@ __all__ = ["MAKING", "MAKING_STATE", "OpenFile", "Update", "check_file", "open_f
 
 MAKING: Final = "making."  # of folders in which features are made, see graph/making.py
 MAKING_STATE: Final = "state"  # in such a folder: what a later maker goes on from
+_BLOCK_ROWS: Final = 1 << 20  # of an array, written at once
 _ROWS: Final = re.compile(r".*\.([0-9]+)\.rows(\.sums)?")  # of a writer of this generation
 
 
 @dataclass
 class OpenFile:
-    """A catalogued file and its side file, checked by :func:`open_file`.
-
-    Parameters
-    ----------
-    record : FileRecord
-    path : str
-    fd, sums_fd : int
-        Descriptors; :meth:`take` hands them on, :meth:`close` closes those that nobody took.
-    """
+    """A catalogued file and its side file, checked by :func:`open_file`; :meth:`take` hands the descriptors on."""
 
     record: FileRecord
     path: str
@@ -60,24 +56,8 @@ class OpenFile:
 def open_file(root: Root, record: FileRecord) -> OpenFile:
     """Open a catalogued file and its side file: regular, of the right size, and with the header that is this file's.
 
-    Parameters
-    ----------
-    root : path-like or OpenDirectory
-        The dataset's directory.
-    record : FileRecord
-
-    Raises
-    ------
-    CorruptionError
-        Wrong size, a damaged header, or another file or an older copy in this one's place.
-    FormatError, VersionError
-        No row file, a link, a directory, a device; a path that leads outside.
-    OSError
-        Missing, or no permission. Where it is the stripe that is missing, the error names that.
-
-    Notes
-    -----
-    Reads one page; neither blocks nor follows links.
+    Reads one page; neither blocks nor follows links. Raises CorruptionError for a wrong size, a damaged header, or another file
+    in its place; FormatError or VersionError for what is no row file; OSError, which names the stripe if that is missing.
     """
     where = root.path if isinstance(root, OpenDirectory) else root
     found = OpenFile(record, os.path.join(where, record.name), -1, -1)
@@ -117,23 +97,18 @@ def _check_size(n_bytes: int, expected: int, path: str) -> None:
 
 
 def check_file(root: Root, record: FileRecord) -> str:
-    """Check a catalogued file as :func:`open_file` does, which says what it raises; return its path."""
+    """Check a catalogued file as :func:`open_file` does; return its path."""
     found = open_file(root, record)
     found.close()
     return found.path
 
 
 def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
-    """Remove files that no catalog names, left by a killed or superseding writer.
+    """Remove files that no catalog names, left by a killed or superseding writer; return their names.
 
-    The caller holds the writer's lock, and has written nothing yet that is to stay. So what a writer has not finished, or was to
-    be part of a commit that never came, is of a dead one and goes at once. Files of earlier commits go while nobody reads the
-    dataset.
-
-    Returns
-    -------
-    list of str
-        What was removed. A stripe whose drive fails stays, for the next sweep.
+    The caller holds the writer's lock, and has written nothing yet that is to stay. So what a writer has not finished, or was
+    to be part of a commit that never came, is of a dead one and goes at once. Files of earlier commits go while nobody reads
+    the dataset. A stripe whose drive fails stays, for the next sweep.
     """
     directory = os.fspath(root)
     named = {name for record in catalog.files.values() for name in (record.name, record.sums_name)}
@@ -167,34 +142,18 @@ def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
 
 
 def _dead_makings(directory: str) -> list[str]:
-    """Return the folders of features whose makers died before there was anything to go on from."""
+    """List the folders of features whose makers died before there was anything to go on from."""
     folders = [entry for entry in os.scandir(directory) if entry.name.startswith(MAKING)]
     found = sorted(entry.path for entry in folders if entry.is_dir(follow_symlinks=False))
     return [path for path in found if not os.path.lexists(os.path.join(path, MAKING_STATE))]
 
 
 class Update:
-    """The right to add to a dataset; a context manager. One owner thread.
+    """The right to add to a dataset, ``catalog`` of its last commit included; a context manager. One owner thread.
 
-    Parameters
-    ----------
-    root : path-like
-        The dataset's directory.
-
-    Attributes
-    ----------
-    catalog : Catalog
-        As of the last commit.
-
-    Raises
-    ------
-    BusyError
-        Another process, or another handle of this one, is writing.
-
-    Notes
-    -----
-    Entering sweeps what killed writers left, and files of earlier commits unless the dataset is being read. Leaving without
-    :meth:`commit` leaves the dataset as it was. Readers see the commit when they open the dataset again.
+    BusyError where another process, or another handle of this one, is writing. Entering sweeps what killed writers left, and
+    files of earlier commits unless the dataset is being read. Leaving without :meth:`commit` leaves the dataset as it was.
+    Readers see the commit when they open the dataset again.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -243,6 +202,15 @@ class Update:
         self._names += [name, f"{name}.sums"]
         return writer
 
+    def write_array(self, stem: str, kind: str, dtype: np.dtype[Any], blocks: Iterable[npt.NDArray[Any]]) -> FileRecord:
+        """Write one-dimensional blocks of an array as a file, and return its record."""
+        with self.writer(stem, choose_layout(dtype.itemsize), kind=kind, dtype=dtype.name) as writer:
+            for block in blocks:
+                for first in range(0, len(block), _BLOCK_ROWS):
+                    rows = block[first : first + _BLOCK_ROWS].astype(dtype.newbyteorder("<"), copy=False)
+                    writer.write(rows.view(np.uint8).reshape(len(rows), dtype.itemsize))
+            return writer.commit()
+
     def add(
         self,
         files: Iterable[FileRecord],
@@ -280,12 +248,8 @@ class Update:
     def commit(self) -> Catalog:
         """Make what was added part of the dataset, at once and durably; return the new catalog.
 
-        Raises
-        ------
-        CommittedError
-            The dataset is the new one, but the drive did not confirm it: a power cut may bring the old one back.
-        OSError
-            The dataset is as it was.
+        CommittedError where the dataset is the new one, but a power cut may bring the old one back; after other OSErrors it is
+        as it was.
         """
         old = self.catalog
         fields = {key: record for key, record in old.fields.items() if key not in self._dropped_fields} | self._fields
@@ -361,13 +325,7 @@ def sweep_unused(root: str) -> None:
 
 
 def writer_lock(root: str) -> FileLock:
-    """Take the exclusive right to change the dataset, or pack, at ``root``.
-
-    Raises
-    ------
-    BusyError
-        Somebody else is changing or replacing it.
-    """
+    """Take the exclusive right to change the dataset, or pack, at ``root``; BusyError where somebody else has it."""
     while True:
         lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True)
         # While it was waited for, the directory may have been replaced: then it is the lock of one that is gone.

@@ -11,7 +11,6 @@ import errno
 import os
 import uuid
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +37,12 @@ UInt8s = npt.NDArray[np.uint8]
 
 
 def is_drive_full(error: OSError) -> bool:
-    """Whether the drive itself has no more room (ENOSPC of the system), rather than a disk budget that the user stated."""
+    """Whether the drive itself has no more room (ENOSPC of the system), rather than what the user allows."""
     return error.errno == errno.ENOSPC and str(error.strerror).startswith(os.strerror(errno.ENOSPC))
 
 
 def free_bytes(path: str) -> int | None:
-    """Return what may still be written to the drive of ``path``, or of the first of its parents that is there; None: unknown."""
+    """Return what may still be written to the drive of ``path``, or of its first parent that is there; None if unknown."""
     while path:
         with contextlib.suppress(OSError):
             found = os.statvfs(path)
@@ -72,12 +71,8 @@ def _create(path: str) -> int:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a small file atomically and durably.
 
-    Raises
-    ------
-    CommittedError
-        The new file is in place, but its directory could not be flushed: a power cut may bring the old one back.
-    OSError
-        The old file stays, and no temporary one.
+    Raises CommittedError where the new file is in place, but a power cut may bring the old one back. After any other OSError
+    the old file stays, and no temporary one.
     """
     name = os.fspath(path)
     temporary = f"{name}.{uuid.uuid4().hex}.tmp"
@@ -99,13 +94,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def make_durable(directory: str, path: str) -> None:
-    """Make the name ``path``, which a rename has just given, durable.
-
-    Raises
-    ------
-    CommittedError
-        The directory could not be flushed: what is at ``path`` is new, but may not outlast a power cut.
-    """
+    """Make the name ``path``, which a rename has just given, durable; CommittedError where that fails."""
     try:
         fsync_directory(directory)
     except OSError as error:
@@ -114,19 +103,9 @@ def make_durable(directory: str, path: str) -> None:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a catalog keeps of one row file.
+    """What a catalog keeps of one row file: its header's values, and the sizes of it and of its side file ``<name>.sums``.
 
-    Parameters
-    ----------
-    name : str
-        Path relative to the dataset.
-    kind, generation, n_rows, dtype
-        As in the header.
-    file_id : str
-        32 hexadecimal digits.
-    layout : RowLayout
-    n_bytes, n_sums_bytes : int
-        Sizes of the file and of its side file ``<name>.sums``.
+    ``name`` is relative to the dataset, ``file_id`` has 32 hexadecimal digits.
     """
 
     name: str
@@ -146,11 +125,9 @@ class FileRecord:
 
     @property
     def sums_name(self) -> str:
-        """Name of the side file."""
         return self.name + ".sums"
 
     def header(self) -> Header:
-        """Return the header that the file must have."""
         return Header(self.kind, bytes.fromhex(self.file_id), self.generation, self.layout, self.n_rows, self.dtype)
 
     def check(self, where: str) -> None:
@@ -191,37 +168,24 @@ class WriterState:
 class RowFileWriter:
     """Stream rows into a row file and its side file of checksums, in bounded memory. One owner thread.
 
+    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. A write that failed is
+    raised by a later call. Memory is ``buffer_bytes``, and 1 MiB for page-grouped layouts.
+
     Parameters
     ----------
     directory : path-like
-        Where the file goes.
     name : str
         Its final name, which may lead through a stripe's link; it appears, complete and durable, when :meth:`commit` returns.
     layout : RowLayout
-    kind : str
-        What the rows are (see :class:`~featstore.storage.format.Header`).
-    dtype : str
-        A name of ``DTYPES``.
+    kind, dtype : str
+        See :class:`~featstore.storage.format.Header`.
     generation : int
         Number of the commit this file is written for.
     buffer_bytes : int
         Of two buffers together: one is written by a thread, past the page cache, while the other is filled.
     resume : WriterState, optional
-        Go on with the file that another writer left in this state; ``generation`` is that file's then.
-
-    Raises
-    ------
-    FormatError
-        The file to go on with is shorter than its state says; nothing was changed.
-    FileNotFoundError
-        It is gone.
-    OSError
-        The files cannot be made.
-
-    Notes
-    -----
-    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. A write that failed is
-    raised by a later call. Memory is ``buffer_bytes``, and 1 MiB for page-grouped layouts.
+        Go on with the file that another writer left in this state, ``generation`` included. FormatError where it is shorter
+        than the state says, and nothing was changed; FileNotFoundError where it is gone.
     """
 
     def __init__(
@@ -290,10 +254,7 @@ class RowFileWriter:
     def checkpoint(self) -> WriterState:
         """Make the rows so far durable, and return what a later writer needs to go on behind them.
 
-        Raises
-        ------
-        OSError
-            Writing failed; the temporary files are gone and the writer is closed.
+        After an OSError the temporary files are gone and the writer is closed.
         """
         out = self._opened()
         try:
@@ -318,17 +279,7 @@ class RowFileWriter:
         self._temporary = []
 
     def write(self, rows: UInt8s) -> None:
-        """Append rows.
-
-        Parameters
-        ----------
-        rows : uint8 array, shape (k, row_bytes)
-
-        Raises
-        ------
-        OSError
-            The write failed; the temporary files are gone and the writer is closed.
-        """
+        """Append rows, uint8 ``[k, row_bytes]``; after an OSError the temporary files are gone and the writer is closed."""
         layout = self.layout
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != layout.row_bytes:
             raise ValueError(f"rows must be uint8 of shape (k, {layout.row_bytes}), not {rows.dtype} {rows.shape}")
@@ -390,10 +341,7 @@ class RowFileWriter:
     def commit(self) -> FileRecord:
         """Finish the file: it and its side file are durable under their final names when this returns.
 
-        Raises
-        ------
-        OSError
-            Nothing is left under either name that was not there before.
+        After an OSError nothing is left under either name that was not there before.
         """
         out = self._opened()
         final = [self._path, f"{self._path}.sums"]
@@ -455,5 +403,5 @@ class RowFileWriter:
     def __enter__(self) -> RowFileWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
