@@ -96,7 +96,7 @@ from featstore.strategies.registry import (
     available_strategies as available_strategies,
     register_strategy as register_strategy,
 )
-from featstore.strategies.setup import Setup as Setup
+from featstore.strategies.context import Context as Context
 from featstore.strategies.streamed import Streamed as Streamed
 from featstore.strategies.superbatch import Superbatch as Superbatch
 

@@ -29,9 +29,9 @@ class Serial(featstore.Ginex):
 
     policy: Any = option("belady", policy_of(PlannedPolicy), "which rows stay in memory")
 
-    def run(self, setup: featstore.Setup) -> featstore.Runner:
-        planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir, overlap=False)
-        return run_planned(self, setup, planning)
+    def run(self, context: featstore.Context) -> featstore.Runner:
+        planning = plan_ahead(context, self.policy, self.length, self.disk, self.run_dir, overlap=False)
+        return run_planned(self, context, planning)
 
 
 def strategy_of(options: dict[str, Any]) -> featstore.Strategy:

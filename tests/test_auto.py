@@ -126,27 +126,27 @@ def test_batches_sampled_to_choose_are_used_by_the_run(data: Path, strategy: str
 def test_a_small_disk_bounds_the_profile(data: Path) -> None:
     with featstore.open(data, memory="64MiB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        setup = loader(g, "ondemand")._runner.setup
-        whole = Profile(setup, f"{g.path}.runs", None)
+        context = loader(g, "ondemand")._runner.context
+        whole = Profile(context, f"{g.path}.runs", None)
         assert whole.n_sampled == 8
-        part = Profile(setup, f"{g.path}.runs", whole.n_bytes * 4)
+        part = Profile(context, f"{g.path}.runs", whole.n_bytes * 4)
         assert 1 <= part.n_sampled < 8
         assert part.n_bytes <= whole.n_bytes * 4 // 8
-        order = setup.batches.sampled(0)
+        order = context.batches.sampled(0)
         for index in range(10):
             expected = order.sample(index)
             there = [profile.batch(index) for profile in (whole, part)]
             assert [found is not None for found in there] == [index < profile.n_sampled for profile in (whole, part)]
-            for found in (*filter(None, there), setup.batches.epoch(0).sample(index)):
+            for found in (*filter(None, there), context.batches.epoch(0).sample(index)):
                 assert (found.index, found.epoch) == (expected.index, expected.epoch)
                 assert torch.equal(found.input_ids, expected.input_ids)
                 assert all(torch.equal(a.src, b.src) for a, b in zip(found.blocks, expected.blocks, strict=True))
-        assert setup.batches.fanouts == sampler.fanouts
+        assert context.batches.fanouts == sampler.fanouts
         for profile in (whole, part):
             profile.close()
             profile.close()
         with pytest.raises(OSError, match="disk budget"):
-            Profile(setup, f"{g.path}.runs", 1000)
+            Profile(context, f"{g.path}.runs", 1000)
         with pytest.warns(featstore.PerformanceWarning, match=r"no disk.*give disk='\d+KiB'"):
             auto = loader(g, "auto", feature_cache=0.1, disk=1000)
         with auto:

@@ -158,7 +158,7 @@ def test_an_estimate_is_of_superbatches_as_long_as_foreseen(
         seen.append(workload.superbatch)
         return expected(workload, machine)
 
-    def foreseen(self: featstore.Strategy, setup: featstore.Setup) -> Length:
+    def foreseen(self: featstore.Strategy, context: featstore.Context) -> Length:
         if not has_memory:
             raise featstore.BudgetError("none", 1)
         return Length(4, 3, "more of it")

@@ -37,7 +37,7 @@ def loader(g: featstore.OutOfCoreGraph, options: dict[str, Any]) -> featstore.Lo
 
 def tier_of(made: featstore.Loader) -> Any:
     """Wait until the tier is there, or it is known why there is none."""
-    on_device = made._runner.setup.on_device
+    on_device = made._runner.context.on_device
     assert isinstance(on_device, FilledLater)
     return on_device.join()
 
@@ -181,7 +181,7 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, device: st
     monkeypatch.setattr("featstore.strategies.domain.Domain.read", slowly)
     with featstore.open(dataset, memory="16MiB") as g:
         made = loader(g, {"device": device})
-        tier = made._runner.setup.on_device
+        tier = made._runner.context.on_device
         assert isinstance(tier, FilledLater)
 
         def leave() -> None:
@@ -236,16 +236,16 @@ def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path) -> None:
     """At each line of making a tier, those included at which nobody has the tier yet."""
     files = "cache/devicetier.py", "gather/device.py", "strategies/devicechoice.py"
     with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": 0}) as made:
-        setup, step = made._runner.setup, 0
-        while interrupted_at(step + 1, lambda: made_tier(setup), *files):
+        context, step = made._runner.context, 0
+        while interrupted_at(step + 1, lambda: made_tier(context), *files):
             step += 1
             gc.collect()
             assert not {"device cache", "device map"} & g.memory_report().keys(), f"after {step} lines"
     assert step > 50
 
 
-def made_tier(setup: featstore.Setup) -> None:
-    tier = make_tier(setup, featstore.DeviceCache().static_policy, N // 10)
+def made_tier(context: featstore.Context) -> None:
+    tier = make_tier(context, featstore.DeviceCache().static_policy, N // 10)
     assert tier is not None
     tier.close()
 
@@ -284,9 +284,9 @@ def test_the_device_is_the_one_that_was_current(dataset: Path, monkeypatch: pyte
     with featstore.open(dataset, memory="16MiB") as g:
         for device in ("cuda", "cuda:1"):
             with loader(g, {"device": device}) as made:
-                setup = made._runner.setup
-                assert setup.on_device is not None
-                setup.on_device.step_done(setup)
+                context = made._runner.context
+                assert context.on_device is not None
+                context.on_device.step_done(context)
                 assert tier_of(made) is None
                 assert made.stats()["device_cache"]["why"].startswith("there is no room: ")
     assert asked == [(torch.device("cuda", number), "featstore-device") for number in (3, 1)]

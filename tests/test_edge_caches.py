@@ -167,9 +167,9 @@ def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], device: s
     rows: list[int] = []
     decide = auto.decide
 
-    def decided(setup: Any, planning: Any, cache: Any, *, capacity: int, epochs: int) -> Any:
+    def decided(context: Any, planning: Any, cache: Any, *, capacity: int, epochs: int) -> Any:
         rows.append(capacity)
-        found = decide(setup, planning, cache, capacity=capacity, epochs=epochs)
+        found = decide(context, planning, cache, capacity=capacity, epochs=epochs)
         return dataclasses.replace(found, strategy=taken[0], policy=taken[1])
 
     monkeypatch.setattr(auto, "decide", decided)
@@ -190,9 +190,9 @@ def test_auto_takes_the_cache_off_the_memory(graph: featstore.OutOfCoreGraph, mo
     rooms: list[int] = []
     decide = auto.decide
 
-    def decided(setup: Any, planning: Any, cache: Any, **more: Any) -> Any:
-        rooms.append(setup.budget.available)
-        return dataclasses.replace(decide(setup, planning, cache, **more), strategy="superbatch", policy="degree")
+    def decided(context: Any, planning: Any, cache: Any, **more: Any) -> Any:
+        rooms.append(context.budget.available)
+        return dataclasses.replace(decide(context, planning, cache, **more), strategy="superbatch", policy="degree")
 
     monkeypatch.setattr(auto, "decide", decided)
     for size in (0, "60kB"):

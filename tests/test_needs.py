@@ -224,9 +224,9 @@ def test_an_error_names_what_is_needed_once(dataset: Path) -> None:
 class Foreseeing(featstore.Streamed):
     """Says what it foresees before it runs."""
 
-    def run(self, setup: featstore.Setup) -> featstore.Runner:
-        FORESEEN.append(self.foreseen(setup).n_batches)
-        return super().run(setup)
+    def run(self, context: featstore.Context) -> featstore.Runner:
+        FORESEEN.append(self.foreseen(context).n_batches)
+        return super().run(context)
 
 
 FORESEEN: list[int] = []

@@ -318,13 +318,13 @@ def test_several_batches_are_measured(data: Any) -> None:
     with featstore.open(data[0], memory="64MiB") as g:
         sampler, ids = featstore.NeighborSampler(g, [8, 8]), np.arange(N)
         batches = featstore.PartitionBatches(g, ids, 100, macro=1)
-        drawn = featstore.Loader(g, sampler, batches)._runner.setup.batches
+        drawn = featstore.Loader(g, sampler, batches)._runner.context.batches
         sizes = [len(drawn.epoch(e).sample(k).input_ids) for e in range(4) for k in range(len(drawn))]
         assert max(sizes) > 1.3 * np.mean(sizes)
         batch = measure(g, drawn)
         assert batch.n_rows * 17 // 16 >= max(sizes)
         assert torch.equal(drawn.epoch(0).sample(0).input_ids, drawn.sampled(0).sample(0).input_ids)
-        one = measure(g, featstore.Loader(g, sampler, ids, 100)._runner.setup.batches)
+        one = measure(g, featstore.Loader(g, sampler, ids, 100)._runner.context.batches)
         assert one.n_rows == len(sampler.sample(featstore.RandomBatches(ids, 100).epoch(0).seeds(0), 0, 0).input_ids)
 
 
@@ -433,13 +433,13 @@ def test_a_small_disk_holds_as_many_batches_as_fit(data: Any) -> None:
     with featstore.open(data[0], memory="64MiB") as g:
         batches = featstore.PartitionBatches(g, np.arange(N), 100, macro=1, shuffle=False)  # from few neighbours to many
         with featstore.Loader(g, featstore.NeighborSampler(g, [8, 8]), batches) as loader:
-            setup = loader._runner.setup
-            order = setup.batches.epoch(0)
+            context = loader._runner.context
+            order = context.batches.epoch(0)
             sizes = [sample_bytes(order.sample(k), N) for k in range(30)]
             assert sizes[-1] > 1.25 * sizes[0]
             counts = set()
             for room in (sizes[0] + 200, *(sum(sizes[:k]) + 100 + more for k in (2, 5, 7) for more in (-200, 0, 40, 2000))):
-                profile = Profile(setup, f"{g.path}.runs", 8 * room, most=8)
+                profile = Profile(context, f"{g.path}.runs", 8 * room, most=8)
                 file = Path(profile._runs.path) / "profile"
                 assert file.stat().st_size == profile.n_bytes <= room
                 n = profile.n_sampled

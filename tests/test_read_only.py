@@ -201,14 +201,14 @@ def test_a_strategy(g: featstore.OutOfCoreGraph) -> None:
 
     @dataclass(frozen=True)
     class Writes(OnDemand):
-        def run(self, setup: Any) -> Any:
-            topology = setup.graph.topology
+        def run(self, context: Any) -> Any:
+            topology = context.graph.topology
             if topology.resident_offsets is not None:
                 tried.append(write(topology.resident_offsets, topology.offsets_between(3, 90)))
-            with setup.graph.policy_inputs(1) as inputs:
+            with context.graph.policy_inputs(1) as inputs:
                 tried.append(write(inputs.context.in_degree, inputs.context.out_degree))
-            setup.graph.short_degrees()[:] = 0  # a copy
-            return super().run(setup)
+            context.graph.short_degrees()[:] = 0  # a copy
+            return super().run(context)
 
     with featstore.Loader(g, featstore.NeighborSampler(g, [3]), SEEDS, 20, strategy=Writes()) as loader:
         assert len(list(loader)) == 10

@@ -98,15 +98,15 @@ class FaultyRunner(featstore.Runner):
     """The runner of another strategy, and one fault."""
 
     def __init__(self, right: featstore.Runner, fault: str) -> None:
-        super().__init__(right.setup)
+        super().__init__(right.context)
         self.right, self.fault = right, fault
         if fault == "memory":
-            self.kept = right.setup.graph.budget.reserve("for ever", 1000)
+            self.kept = right.context.graph.budget.reserve("for ever", 1000)
         if fault == "thread":
             threading.Thread(target=LET_GO.wait, daemon=True, name="for ever").start()
 
     def prepare(self, epoch: int, start: int) -> featstore.EpochRun:
-        return FaultyEpoch(self.right.prepare(epoch, start), self.fault, len(self.setup.batches))
+        return FaultyEpoch(self.right.prepare(epoch, start), self.fault, len(self.context.batches))
 
     def close(self, failed: bool = False) -> None:
         self.right.close(failed)
@@ -153,8 +153,8 @@ LET_GO = threading.Event()
 class Faulty(featstore.OnDemand):
     fault: str = featstore.options.option("", featstore.options.Kind(str, str, "FAULT"), "what is wrong")
 
-    def run(self, setup: featstore.Setup) -> featstore.Runner:
-        return FaultyRunner(super().run(setup), self.fault)
+    def run(self, context: featstore.Context) -> featstore.Runner:
+        return FaultyRunner(super().run(context), self.fault)
 
 
 class FaultySuite(StrategyContract):
@@ -226,8 +226,8 @@ def test_another_batch_is_not_delivered(wrong: str) -> None:
 
     @dataclass(frozen=True)
     class Wrong(featstore.OnDemand):
-        def run(self, setup: featstore.Setup) -> featstore.Runner:
-            return WrongRunner(super().run(setup), "")
+        def run(self, context: featstore.Context) -> featstore.Runner:
+            return WrongRunner(super().run(context), "")
 
     class WrongRunner(FaultyRunner):
         def prepare(self, epoch: int, start: int) -> featstore.EpochRun:

@@ -47,13 +47,13 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory, runs_directory
 from featstore.strategies.batchsize import ROW_BYTES, BatchSize
+from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths
 from featstore.strategies.memory import AHEAD, FRACTIONS
 from featstore.strategies.profile import DISK_SHARE, profile_batches
-from featstore.strategies.setup import Chosen, Setup
 from featstore.strategies.superbatchepoch import most_ahead
 
 __all__ = ["add_arguments", "run"]
@@ -226,9 +226,11 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
     batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
     domains = Domain.of_nodes(graph, (options.feature,)), Domain.of_edges(graph, ())
     chosen = Chosen(miss_share=workload.miss_share, profile_bytes=sampled)
-    setup = Setup(graph, batches, *domains, threads, threads, batch=batch, chosen=chosen)
+    context = Context(graph, batches, *domains, threads, threads, batch=batch, chosen=chosen)
     cache = workload.capacity / graph.num_nodes if workload.capacity else None
-    return choose(workload, machine, foreseen_lengths(setup, {"cache": cache, "length": options.length or "auto", "disk": disk}))
+    return choose(
+        workload, machine, foreseen_lengths(context, {"cache": cache, "length": options.length or "auto", "disk": disk})
+    )
 
 
 def _on_device(options: argparse.Namespace, graph: OutOfCoreGraph, device: torch.device, row_bytes: int, capacity: int) -> int:

@@ -37,12 +37,12 @@ from featstore.sampling.foreign import check_same_graph, checked_sampler, graph_
 from featstore.sampling.macrolists import macro_lists
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
+from featstore.strategies.context import Context
 from featstore.strategies.devicecache import DeviceCache, describe, with_tier
 from featstore.strategies.domain import Domain
 from featstore.strategies.memory import Memory
 from featstore.strategies.registry import get_strategy
 from featstore.strategies.savedsplit import HistorySplit
-from featstore.strategies.setup import Setup
 from featstore.strategies.windows import describe_windows
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ class Loader:
         self._g, self._sampler = cast(Any, g), sampler
         by_stage = stage_threads(threads, g.options.threads)
         target = numbered(check_device(device))
-        setup = partial(
-            Setup,
+        context = partial(
+            Context,
             g,
             threads=by_stage.sample,
             copy_threads=g.options.threads if by_stage.gather is None else by_stage.gather,
@@ -208,7 +208,7 @@ class Loader:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
                 g.reader.bound(id(self), by_stage.read)
             with memory_errors():
-                self._make_runner(setup(batches, has_history=history is not None), cache, history)
+                self._make_runner(context(batches, has_history=history is not None), cache, history)
         except BaseException:
             self._release_all(failed=True)
             raise
@@ -254,56 +254,56 @@ class Loader:
         self._history = history
         return Drawn(checked, batches, lists, history.times)
 
-    def _make_runner(self, setup: Setup, cache: DeviceCache | None, history: History | None) -> None:
+    def _make_runner(self, context: Context, cache: DeviceCache | None, history: History | None) -> None:
         """Divide the memory: first what the loader itself holds, then rows on the device, then what the strategy makes."""
         split = None
         if history is not None and history.is_open:
-            split = HistorySplit(history, cast(Drawn, setup.batches))
-        setup = replace(setup, divides=split)
+            split = HistorySplit(history, cast(Drawn, context.batches))
+        context = replace(context, divides=split)
         try:
-            self._reserve_order(setup)
+            self._reserve_order(context)
             if cache is not None:
-                setup = with_tier(setup, cache)
-                if setup.on_device is not None:
-                    self._close_tier = finalize_here(self, setup.on_device.close)
+                context = with_tier(context, cache)
+                if context.on_device is not None:
+                    self._close_tier = finalize_here(self, context.on_device.close)
         except BudgetError as error:  # batches come on top, and what the strategy holds, which is not known yet
-            error = Memory(setup, caches=self._order_bytes(setup)).too_small(error)
+            error = Memory(context, caches=self._order_bytes(context)).too_small(error)
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
-        self._runner = self._strategy.run(setup)
+        self._runner = self._strategy.run(context)
         if split is not None:  # by a strategy that sizes no caches
-            split.divide(self._runner.setup, self._runner.memory, None, get_policy("frequency"))
-        self._windows = describe_windows(self._runner.setup, self._runner.memory)
-        self._stages = Stages(self._runner.setup, self._runner.memory, self._history)
+            split.divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
+        self._windows = describe_windows(self._runner.context, self._runner.memory)
+        self._stages = Stages(self._runner.context, self._runner.memory, self._history)
 
-    def _reserve_order(self, setup: Setup) -> None:
+    def _reserve_order(self, context: Context) -> None:
         """Count the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
         g = self._g
-        for name in setup.labels:
+        for name in context.labels:
             if (n := len(g.node_data[name])) != g.num_nodes:
                 raise ValueError(f"labels: {name!r} has {n} entries for {g.num_nodes} nodes")
-        self._held.append(g.budget.reserve("loader order", setup.batches.nbytes))
+        self._held.append(g.budget.reserve("loader order", context.batches.nbytes))
         if self._history is not None and not self._history.is_open:
-            self._history.make(g, setup.device)
+            self._history.make(g, context.device)
 
-    def _order_bytes(self, setup: Setup) -> int:
+    def _order_bytes(self, context: Context) -> int:
         """Return what that takes in all."""
-        history: int = 0 if self._history is None else self._history.needed_bytes(self._g, setup.device)
-        labels: int = sum(map(self._g.data_bytes, setup.labels))
-        return setup.batches.nbytes + labels + history
+        history: int = 0 if self._history is None else self._history.needed_bytes(self._g, context.device)
+        labels: int = sum(map(self._g.data_bytes, context.labels))
+        return context.batches.nbytes + labels + history
 
     def __repr__(self) -> str:
         if not hasattr(self, "_stages"):
             return "<Loader, not made>"  # its constructor raised
-        setup, state = self._runner.setup, ", closed" if self._closed else ""
+        context, state = self._runner.context, ", closed" if self._closed else ""
         options = {
-            "features": list(setup.features),
-            **({"edge_features": list(setup.edges.stores)} if setup.edges.stores else {}),
-            "labels": list(setup.labels),
+            "features": list(context.features),
+            **({"edge_features": list(context.edges.stores)} if context.edges.stores else {}),
+            "labels": list(context.labels),
             "strategy": self._strategy,
-            "device": str(setup.device),
+            "device": str(context.device),
         }
         what = [repr(self._g.path), *([] if self._sampler is None else [repr(self._sampler)])]  # a pack has samples
-        what.append(f"{len(self):,} batches of {setup.batches.batch_size}")
+        what.append(f"{len(self):,} batches of {context.batches.batch_size}")
         what += [f"{name}={value!r}" for name, value in options.items()]
         return f"Loader({', '.join(what)}{state})"
 
@@ -317,7 +317,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return len(self._runner.setup.batches)
+        return len(self._runner.context.batches)
 
     def __iter__(self) -> Iterator[MiniBatch]:
         """Return an iterator over the next epoch (or the rest of the one that :meth:`load_state_dict` restored).
@@ -373,7 +373,7 @@ class Loader:
         epoch, batch = self._position.epoch, self._position.batch
         if batch >= len(self) > 0:
             epoch, batch = epoch + 1, 0
-        batches = self._runner.setup.batches.digest()
+        batches = self._runner.context.batches.digest()
         return {"version": 1, "epoch": epoch, "batch": batch, "batches": batches, "graph": graph_id(self._g)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -387,7 +387,7 @@ class Loader:
         """
         if state.get("version") != 1:
             raise ValueError(f"not a loader's state: {sorted(state)}")
-        if state["batches"] != self._runner.setup.batches.digest():
+        if state["batches"] != self._runner.context.batches.digest():
             raise ValueError(
                 "the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last, or whose batches of a pack "
                 "ran in another order (policy, length)"
@@ -429,17 +429,17 @@ class Loader:
         their seconds may add up to more than the clock's.
         """
         depths = [epoch.depth for epoch in self._iterators]
-        setup = self._runner.setup
-        of_edges = {"edge_features": setup.edges.reads.total()} if setup.edges.stores else {}
+        context = self._runner.context
+        of_edges = {"edge_features": context.edges.reads.total()} if context.edges.stores else {}
         return {
             **of_edges,
             **({} if self._history is None else {"history": self._history.stats()}),
-            **setup.counts.total(),
-            **setup.nodes.reads.total(),
+            **context.counts.total(),
+            **context.nodes.reads.total(),
             "prefetch": min(depths, default=self._runner.prefetch),
-            "seconds": setup.watch.seconds(),
+            "seconds": context.watch.seconds(),
             "hidden": self._stages.overlap.hidden,
-            **describe(setup.on_device),
+            **describe(context.on_device),
             **self._windows,
             **self._runner.stats(),
         }

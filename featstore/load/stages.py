@@ -22,9 +22,9 @@ from featstore.load.transfer import Transfer
 from featstore.sampling.numbered import edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
+from featstore.strategies.context import Context
 from featstore.strategies.counters import Overlap
 from featstore.strategies.memory import Memory
-from featstore.strategies.setup import Setup
 
 __all__ = ["Stages"]
 
@@ -34,24 +34,24 @@ class Stages:
 
     Parameters
     ----------
-    setup : Setup
+    context : Context
     memory : Memory
         The runner's.
     history : History, optional
     """
 
-    def __init__(self, setup: Setup, memory: Memory, history: History | None = None) -> None:
+    def __init__(self, context: Context, memory: Memory, history: History | None = None) -> None:
         self._history = history
-        self.watch, self.memory, self.overlap = setup.watch, memory, Overlap()
-        self._g, self._setup = setup.graph, setup
-        self._stores = setup.nodes.stores
-        self._on_device = setup.on_device
+        self.watch, self.memory, self.overlap = context.watch, memory, Overlap()
+        self._g, self._context = context.graph, context
+        self._stores = context.nodes.stores
+        self._on_device = context.on_device
         # None: a batch is whole once it is assembled.
-        is_whole = setup.device.type == "cpu" and self._on_device is None
-        self._transfer = None if is_whole else Transfer(setup.device, self.watch)
+        is_whole = context.device.type == "cpu" and self._on_device is None
+        self._transfer = None if is_whole else Transfer(context.device, self.watch)
         # A stage of its own has threads of its own; otherwise the store's are meant.
-        own = setup.copy_threads != setup.graph.options.threads
-        self._copying: dict[str, Any] = {"threads": setup.copy_threads} if own else {}
+        own = context.copy_threads != context.graph.options.threads
+        self._copying: dict[str, Any] = {"threads": context.copy_threads} if own else {}
         self._lock = threading.Lock()
         self._trimmed_for = -1
         self._short: set[EpochRun] = set()  # epochs that make do with one queue of reads
@@ -79,7 +79,7 @@ class Stages:
     def step_done(self) -> None:
         """Note, in the loop's thread, that it has computed on a batch."""
         if self._on_device is not None:
-            self._on_device.step_done(self._setup)
+            self._on_device.step_done(self._context)
 
     def of(
         self, run: EpochRun, check: PreparedCheck | None = None
@@ -95,7 +95,7 @@ class Stages:
 
     def _for_device(self, stage: Callable[..., Any], run: EpochRun) -> Callable[..., Any]:
         """Return a stage of an epoch whose memory is for the device that batches are delivered on."""
-        pool, device = self._g.pool, self._setup.device
+        pool, device = self._g.pool, self._context.device
 
         def stage_of(*given: Any) -> Any:
             with pool.copied_to(device):
@@ -111,13 +111,13 @@ class Stages:
         needed = 4 * self.memory.batch_bytes(self.memory.batch.n_rows)
         if self.memory.unused() < needed or self._g.budget.available < needed:
             return False
-        on_device = spare_bytes(self._setup.device)
+        on_device = spare_bytes(self._context.device)
         return on_device is None or on_device >= needed
 
     def spare(self, run: EpochRun) -> bool:
         """Give back memory as :meth:`EpochRun.spare` does; first, once a batch, what nobody uses now."""
         with self._lock:
-            n_batches = self._setup.counts.n_batches
+            n_batches = self._context.counts.n_batches
             trimmed, self._trimmed_for = self._trimmed_for == n_batches, n_batches
             first = run not in self._short
             self._short.add(run)
@@ -126,7 +126,7 @@ class Stages:
         before = self._g.budget.used
         if first:  # reads of other loops may hold memory that a busy machine takes long to give back
             self._g.reader.make_do()
-        for idle in (self._setup.batches, self._g.pool, self._g.reader):
+        for idle in (self._context.batches, self._g.pool, self._g.reader):
             idle.trim()
         return self._g.budget.used < before or run.spare()
 
@@ -165,13 +165,13 @@ class Stages:
             self.memory.saw(n_rows, sampled.nbytes)
             raise self._too_small(position, error, n_rows) from None
         with self.watch.time("labels"):
-            labels = {name: self._g.node_data[name][sampled.seeds] for name in self._setup.labels}
+            labels = {name: self._g.node_data[name][sampled.seeds] for name in self._context.labels}
         made = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index)
         made.edge_features = batch.edge_features
         if self._history is not None and sampled.history is not None:
             made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         self.memory.saw(n_rows, sampled.nbytes)
-        self._setup.counts.add(n_rows * len(self._setup.features), tally.rows, tally.hits_lost)
+        self._context.counts.add(n_rows * len(self._context.features), tally.rows, tally.hits_lost)
         return made
 
     def _assemble_apart(self, run: EpochRun, position: int, batch: Batch) -> tuple[MiniBatch, Mapping[str, Apart]]:
@@ -182,7 +182,7 @@ class Stages:
         """Gather what the batch lacks, and count seconds and reads, also where it fails: what was read was read."""
         begin, tally = time.perf_counter(), batch.tally
         try:
-            for name in self._setup.features:
+            for name in self._context.features:
                 if name not in batch.features:
                     batch.features[name] = self._gather(run, name, batch)
             run.passed(batch.position)
@@ -190,13 +190,13 @@ class Stages:
             self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:
                 self.watch.add("update", tally.update_s)
-            self._setup.nodes.reads.add(tally.read)
+            self._context.nodes.reads.add(tally.read)
             tally.read, tally.update_s = ReadStats(), 0.0
 
     def _gather_edges(self, batch: Batch) -> None:
         """Gather the rows of the batch's edges, of all blocks of a feature at once; what was gathered is not gathered again."""
-        setup, blocks = self._setup, batch.sampled.blocks
-        for name, store in setup.edges.stores.items():
+        context, blocks = self._context, batch.sampled.blocks
+        for name, store in context.edges.stores.items():
             if name not in batch.edge_features:
                 tally = Tally()
                 try:
@@ -205,7 +205,7 @@ class Stages:
                             batch.edges = edge_numbers(blocks, len(store), self._g.pool.array)
                         batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, batch.edges)
                 finally:
-                    setup.edges.reads.add(tally.read)
+                    context.edges.reads.add(tally.read)
         batch.edges = None  # its memory may serve the features
 
     def _gather(self, run: EpochRun, name: str, batch: Batch) -> torch.Tensor:

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import numpy.typing as npt
 
-from featstore.strategies.setup import Setup
+from featstore.strategies.context import Context
 
 __all__ = ["AccessCounts"]
 
@@ -22,17 +22,17 @@ class AccessCounts:
     Pre-sampling: Yang et al., GNNLab, EuroSys 2022; the ``frequency`` cache of DiskGNN, SIGMOD 2025.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._counts: npt.NDArray[np.int64] | None = None
-        self._held = setup.graph.budget.reserve("access counts", 0)
+        self._held = context.graph.budget.reserve("access counts", 0)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.int64]:
         if self._counts is None:
-            n, order = self._setup.graph.num_nodes, self._setup.batches.epoch(0)
+            n, order = self._context.graph.num_nodes, self._context.batches.epoch(0)
             self._held.resize(8 * n)
             counts = np.zeros(n, np.int64)
-            with self._setup.watch.time("presample"), contextlib.closing(order.in_turn(0)) as batches:
+            with self._context.watch.time("presample"), contextlib.closing(order.in_turn(0)) as batches:
                 for index in range(len(order)):
                     counts[batches.sample(index).input_ids.numpy()] += 1
             self._counts = counts

@@ -26,6 +26,7 @@ from featstore.sampling.drawn import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
@@ -36,7 +37,6 @@ from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HEL
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
-from featstore.strategies.setup import Chosen, Setup
 from featstore.strategies.superbatch import Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
@@ -84,28 +84,28 @@ class Auto(Strategy):
             return None
         return batches_of(self.pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
-    def run(self, setup: Setup) -> Runner:
+    def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        pack, cache = setup.pack, self.cache
-        of_edges = setup.edges.sizes(self.edge_cache, None)
-        setup.drop_caches(edges=bool(of_edges))
-        setup, memory = ask(setup, caches=sum(of_edges.values()))
-        planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
+        pack, cache = context.pack, self.cache
+        of_edges = context.edges.sizes(self.edge_cache, None)
+        context.drop_caches(edges=bool(of_edges))
+        context, memory = ask(context, caches=sum(of_edges.values()))
+        planning = plan_ahead(context, PLANNED, "auto", self.disk, self.run_dir)
         if not memory.suffices:  # what is taken then says what does
-            decision = _default(setup, planning, 0, "no memory for two batches")
-            return AutoRunner(self._chosen(decision, cache, pack).run(setup), decision)
-        with setup.budget.reserve(EDGES, sum(of_edges.values())):  # what the strategy's caches of edge features will take
+            decision = _default(context, planning, 0, "no memory for two batches")
+            return AutoRunner(self._chosen(decision, cache, pack).run(context), decision)
+        with context.budget.reserve(EDGES, sum(of_edges.values())):  # what the strategy's caches of edge features will take
             if pack is not None and cache == "auto":
-                cache = size_for_pack(setup, memory, pack)
-            with setup.watch.time("auto"):
-                rows = rows_in_memory(setup, memory, cache)
+                cache = size_for_pack(context, memory, pack)
+            with context.watch.time("auto"):
+                rows = rows_in_memory(context, memory, cache)
                 options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
-                decision = decide(setup, planning, options, capacity=rows, epochs=self.epochs)
+                decision = decide(context, planning, options, capacity=rows, epochs=self.epochs)
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
             told = _told(profile, decision.miss_share, lends_caches=self.cache == "auto")
-            return AutoRunner(chosen.run(replace(setup, chosen=told)), decision)
+            return AutoRunner(chosen.run(replace(context, chosen=told)), decision)
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -127,7 +127,7 @@ class AutoRunner(Runner):
     """The runner of the strategy that was decided on, and why it was."""
 
     def __init__(self, chosen: Runner, decision: Decision) -> None:
-        super().__init__(chosen.setup, chosen.memory)
+        super().__init__(chosen.context, chosen.memory)
         self._chosen, self._decision, self.prefetch = chosen, decision, chosen.prefetch
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
@@ -169,7 +169,7 @@ class Decision:
     miss_share: float = 1.0
 
 
-def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capacity: int, epochs: int) -> Decision:
+def decide(context: Context, planning: Planning, options: Mapping[str, Any], *, capacity: int, epochs: int) -> Decision:
     """Choose strategy and policy for a loader. ``options``: of the strategies, each of which has those that it knows.
 
     Notes
@@ -179,14 +179,14 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
     decided on from a copy of its state, and are not used: the run's own depend on what is merged until then. A history that is to
     choose its nodes does so in the memory of the strategy that is taken, and strategies are judged by whole batches.
     """
-    graph, pack, row_bytes = setup.graph, setup.pack, setup.nodes.row_bytes
+    graph, pack, row_bytes = context.graph, context.pack, context.nodes.row_bytes
     width = sum(row_bytes.values())
-    if not len(setup.batches) or not setup.features:
-        return _default(setup, planning, capacity, "nothing is to be gathered")
+    if not len(context.batches) or not context.features:
+        return _default(context, planning, capacity, "nothing is to be gathered")
     profile = None
     try:
         if pack is None:
-            profile = Profile(setup, planning.run_dir, planning.disk)
+            profile = Profile(context, planning.run_dir, planning.disk)
             trace, sample_s = profile.trace(), profile.sample_s
         else:
             trace = pack_trace(pack)
@@ -200,11 +200,15 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
         layouts: dict[str, int] = {}
         counted: dict[str, OnDisk] = {}
         if pack is not None:
-            layouts, counted = _packs(setup, planning, capacity, list(row_bytes.values()), speed.gap_bytes)
-        tier = setup.tier
+            layouts, counted = _packs(context, planning, capacity, list(row_bytes.values()), speed.gap_bytes)
+        tier = context.tier
         on_device = None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
-        n_device = (setup.device_rows or 0) if setup.on_device is None else setup.on_device.expected_rows(setup, capacity * width)
-        later = setup.on_device if tier is None and isinstance(setup.on_device, FilledLater) else None
+        n_device = (
+            (context.device_rows or 0)
+            if context.on_device is None
+            else context.on_device.expected_rows(context, capacity * width)
+        )
+        later = context.on_device if tier is None and isinstance(context.on_device, FilledLater) else None
         is_degree = later is not None and n_device > 0 and later.policy.name == DEVICE_POLICY
         with graph.budget.reserve("cost model", (2 + is_degree) * graph.num_nodes + 8 * is_degree * n_device):
             degrees = graph.short_degrees() if capacity or is_degree else None
@@ -215,7 +219,7 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
                 row_bytes=width,
                 capacity=capacity,
                 budget=graph.budget,
-                n_batches=len(setup.batches),
+                n_batches=len(context.batches),
                 sample_s=sample_s,
                 passes_s=0.0 if profile is None else profile.passes_s,
                 epochs=epochs,
@@ -225,16 +229,16 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
                 layouts=layouts,
                 device_rows=n_device,
                 on_device=on_device,
-                device_on_host=setup.device.type == "cpu",
+                device_on_host=context.device.type == "cpu",
                 online=ONLINE,
-                ahead_bytes=min(ahead_bytes(setup), int(graph.budget.total * FRACTIONS[AHEAD])),
+                ahead_bytes=min(ahead_bytes(context), int(graph.budget.total * FRACTIONS[AHEAD])),
                 out_degree=degrees if capacity else None,
             )
-        lengths = foreseen_lengths(replace(setup, chosen=_told(profile, workload.miss_share)), options)
+        lengths = foreseen_lengths(replace(context, chosen=_told(profile, workload.miss_share)), options)
         workload = replace(workload, on_disk=counted)
         copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
         machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
-        choice = choose(workload, machine, lengths, has_history=setup.has_history)
+        choice = choose(workload, machine, lengths, has_history=context.has_history)
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
@@ -243,14 +247,14 @@ def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capa
         if isinstance(error, BudgetError):
             needed = max(error.needed or 0, graph.budget.total * 9 // 8)
             _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}' or more")
-            return _default(setup, planning, capacity, f"no memory to estimate: {error}")
+            return _default(context, planning, capacity, f"no memory to estimate: {error}")
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
-            _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(setup))}' or more")
-            return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")
+            _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(context))}' or more")
+            return _default(context, planning, capacity, f"no disk to estimate: {error.strerror}")
         if isinstance(error, OSError) and error.errno in CANNOT_WRITE and options.get("run_dir") is None:
             reason = f"no disk to estimate: {error}"
             _warn(reason, "run_dir=, a directory where run files can be written")
-            return _default(setup, planning, capacity, reason)
+            return _default(context, planning, capacity, reason)
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share)
@@ -264,11 +268,11 @@ def _warn(reason: str, more: str) -> None:
     )
 
 
-def _profile_disk(setup: Setup) -> int:
+def _profile_disk(context: Context) -> int:
     """Return the disk of which the part for a profile holds the batches that are looked at."""
-    batch = setup.batch
+    batch = context.batch
     stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
-    return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
+    return DISK_SHARE * profile_batches(len(context.batches)) * max(4096, stored)
 
 
 def _told(profile: Profile | None, miss_share: float, *, lends_caches: bool = False) -> Chosen:
@@ -276,51 +280,55 @@ def _told(profile: Profile | None, miss_share: float, *, lends_caches: bool = Fa
     return Chosen(lends_caches, miss_share, 0 if profile is None else profile.n_bytes)
 
 
-def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> Decision:
+def _default(context: Context, planning: Planning, capacity: int, reason: str) -> Decision:
     """What needs least: rows read on demand; packed ones where the layout is there, or where the device is to have some."""
     strategy, policy = "ondemand", STATIC if capacity else None
-    if setup.pack is not None:
-        there, disk = _there(setup, planning, capacity), planning.disk
+    if context.pack is not None:
+        there, disk = _there(context, planning, capacity), planning.disk
         found = [name for name, folder in there.items() if disk is None or layout_bytes(folder) <= disk]
-        if found or setup.device_rows:
+        if found or context.device_rows:
             strategy, policy = "packed", (found or [STATIC])[0]
     taken = {"strategy": strategy, "policy": policy or "none"}
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
 
 
-def _layout(setup: Setup, planning: Planning, policy: str, capacity: int) -> LayoutOptions:
+def _layout(context: Context, planning: Planning, policy: str, capacity: int) -> LayoutOptions:
     """Return the options of the layout that strategy ``"packed"`` would run."""
-    assert setup.pack is not None
-    superbatch = packed_length(planning.superbatch, setup.pack.n_batches) if policy == PLANNED else 0
-    return LayoutOptions(setup.features, policy, capacity, superbatch, setup.device_rows or 0)
+    assert context.pack is not None
+    superbatch = packed_length(planning.superbatch, context.pack.n_batches) if policy == PLANNED else 0
+    return LayoutOptions(context.features, policy, capacity, superbatch, context.device_rows or 0)
 
 
-def _there(setup: Setup, planning: Planning, capacity: int) -> dict[str, str]:
+def _there(context: Context, planning: Planning, capacity: int) -> dict[str, str]:
     """Return the folders of the layouts that a pack has for a loader's features and tiers, by policy.
 
     Beside a static policy's that takes too much disk another one is made.
     """
-    assert setup.pack is not None
-    there, found = find_layouts(setup.pack), {}
+    assert context.pack is not None
+    there, found = find_layouts(context.pack), {}
     for policy in (STATIC, PLANNED):
-        name = _layout(setup, planning, policy, capacity).name
+        name = _layout(context, planning, policy, capacity).name
         disk = planning.disk if policy == STATIC else None
-        layout = fitting(setup.pack, (each for each in there if replace(each, disk=0).name == name), disk)
+        layout = fitting(context.pack, (each for each in there if replace(each, disk=0).name == name), disk)
         if layout is not None:
-            found[policy] = setup.pack.file(layout.name)
+            found[policy] = context.pack.file(layout.name)
     return found
 
 
 def _packs(
-    setup: Setup, planning: Planning, capacity: int, widths: Sequence[int], gap_bytes: int
+    context: Context, planning: Planning, capacity: int, widths: Sequence[int], gap_bytes: int
 ) -> tuple[dict[str, int], dict[str, OnDisk]]:
     """Return the bytes of the layouts that the pack has for these features and tiers, and what was counted of layouts."""
-    pack, budget, n_device = setup.pack, setup.graph.budget, setup.device_rows or 0
+    pack, budget, n_device = context.pack, context.graph.budget, context.device_rows or 0
     assert pack is not None
     layouts, counted = {}, {}
-    there = _there(setup, planning, capacity)
+    there = _there(context, planning, capacity)
     # A little is left for what is known only when a layout is made.
-    disk = None if planning.disk is None else planning.disk - planning.disk // 64 - carried_bytes(pack, setup.graph, setup.labels)
+    disk = (
+        None
+        if planning.disk is None
+        else planning.disk - planning.disk // 64 - carried_bytes(pack, context.graph, context.labels)
+    )
     at_most = (sum(widths) + 20) * (int(pack.lengths.sum()) + capacity + n_device) + 4 * 4096 * len(pack)
     for policy in (STATIC, PLANNED):
         if policy in there:
@@ -329,7 +337,7 @@ def _packs(
             if shared is not None:
                 counted[policy] = shared
         elif disk is not None and at_most > disk:
-            sizes = layout_sizes(_layout(setup, planning, policy, capacity), widths, budget)
+            sizes = layout_sizes(_layout(context, planning, policy, capacity), widths, budget)
             try:
                 if policy == PLANNED:
                     counted[policy] = count_planned(pack, sizes, budget)

@@ -24,10 +24,10 @@ from featstore.pack.packgraph import Graph
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
+from featstore.strategies.context import Context
 from featstore.strategies.length import Length
 from featstore.strategies.memory import Memory
 from featstore.strategies.options import check_fields
-from featstore.strategies.setup import Setup
 
 __all__ = ["Batch", "EpochRun", "Runner", "Strategy"]
 
@@ -42,7 +42,7 @@ class Batch:
         When it runs in its epoch.
     sampled : SampledBatch
     plans : mapping of str to BatchPlan, optional
-        A plan a feature, of the rows that :attr:`Setup.tier` leaves; without plans the loader splits the batch, and the store
+        A plan a feature, of the rows that :attr:`Context.tier` leaves; without plans the loader splits the batch, and the store
         plans the others on the fly.
     edges : EdgePlan or int64 array, optional
         The plan of all edge features; without, the loader numbers the edges, and their stores plan on the fly.
@@ -116,7 +116,7 @@ class Runner(ABC):
 
     Attributes
     ----------
-    setup : Setup
+    context : Context
         What the loader goes by from now on: the batches as they will run, and what all stages need.
     memory : Memory
         What the loader's batches need of the memory, as :func:`~featstore.strategies.memory.ask` has measured, or will see.
@@ -124,9 +124,9 @@ class Runner(ABC):
         Batches made ahead; fewer than were asked for where memory is short.
     """
 
-    def __init__(self, setup: Setup, memory: Memory | None = None) -> None:
-        self.setup, self.prefetch = setup, setup.prefetch
-        self.memory = Memory(setup) if memory is None else memory
+    def __init__(self, context: Context, memory: Memory | None = None) -> None:
+        self.context, self.prefetch = context, context.prefetch
+        self.memory = Memory(context) if memory is None else memory
 
     @abstractmethod
     def prepare(self, epoch: int, start: int) -> EpochRun:
@@ -151,8 +151,8 @@ class Strategy(ABC):
     ... class Mine(featstore.Strategy):
     ...     length: int = featstore.options.option(8, featstore.options.number_of("batches"), "batches that are ordered together")
     ...
-    ...     def run(self, setup):
-    ...         return MyRunner(self, setup)
+    ...     def run(self, context):
+    ...         return MyRunner(self, context)
     """
 
     _registered: ClassVar[str] = ""
@@ -205,12 +205,12 @@ class Strategy(ABC):
         """
         return None
 
-    def foreseen(self, setup: Setup) -> Length | None:
+    def foreseen(self, context: Context) -> Length | None:
         """Return how long the superbatches of a run would be, for ``Workload.superbatch``; None, as here: it has none.
 
         Parameters
         ----------
-        setup : Setup
+        context : Context
             As of :meth:`run`.
 
         Raises
@@ -221,7 +221,7 @@ class Strategy(ABC):
         return None
 
     @abstractmethod
-    def run(self, setup: Setup) -> Runner:
+    def run(self, context: Context) -> Runner:
         """Make what a loader runs.
 
         Raises

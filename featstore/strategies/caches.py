@@ -9,9 +9,9 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, OptionError
+from featstore.strategies.context import Context
 from featstore.strategies.domain import Domain
 from featstore.strategies.memory import Memory
-from featstore.strategies.setup import Setup
 
 __all__ = [
     "CacheLease",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def online_edge_bytes(setup: Setup, size: int | float | str | None, policy: str | Policy | type[Policy]) -> dict[str, int]:
+def online_edge_bytes(context: Context, size: int | float | str | None, policy: str | Policy | type[Policy]) -> dict[str, int]:
     """Return the bytes of the caches of edge features that an online policy manages.
 
     Raises
@@ -32,32 +32,32 @@ def online_edge_bytes(setup: Setup, size: int | float | str | None, policy: str 
     OptionError
         An instance of a policy for several edge features.
     """
-    if isinstance(policy, Policy) and len(setup.edges.stores) > 1:
+    if isinstance(policy, Policy) and len(context.edges.stores) > 1:
         raise OptionError("edge_policy", "an instance serves one cache: give its name or class for several edge features")
-    return setup.edges.sizes(size, get_policy(policy))
+    return context.edges.sizes(size, get_policy(policy))
 
 
-def make_online_edge_caches(setup: Setup, sizes: Mapping[str, int], policy: str | Policy | type[Policy]) -> None:
+def make_online_edge_caches(context: Context, sizes: Mapping[str, int], policy: str | Policy | type[Policy]) -> None:
     """Make the caches of edge features, of so many bytes, that an online policy manages: before caches that take what is left.
 
     Not those that follow the plans of an epoch under way: edges are read through these.
     """
-    rows = setup.edges.capacity(sizes, get_policy(policy))
+    rows = context.edges.capacity(sizes, get_policy(policy))
     for name in sizes:
-        if setup.edges.is_claimed(name):
+        if context.edges.is_claimed(name):
             continue
         own = get_policy(policy)
         assert isinstance(own, OnlinePolicy)
-        with setup.watch.time("cache"):
-            setup.edges.make_cache(name, rows, policy=own)
+        with context.watch.time("cache"):
+            context.edges.make_cache(name, rows, policy=own)
 
 
-def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:
+def size_caches(context: Context, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:
     """Return the bytes of each feature's cache, and the batches that are made ahead beside them.
 
     Parameters
     ----------
-    setup : Setup
+    context : Context
     memory : Memory
     size : int, float, "auto" or None
     policy : Policy
@@ -73,23 +73,23 @@ def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, po
     BudgetError
         More than is left.
     """
-    nodes, prefetch = setup.nodes, setup.prefetch
+    nodes, prefetch = context.nodes, context.prefetch
     if size is None or not nodes.stores or not nodes.n:
         return {}, prefetch
-    n, widths, budget = nodes.n, nodes.row_bytes, setup.budget
+    n, widths, budget = nodes.n, nodes.row_bytes, context.budget
     if size != "auto":
         return cache_bytes(size, n, widths, policy, budget, budget.available + budget.on_loan), prefetch
-    room, claimed = room_for_caches(setup)
+    room, claimed = room_for_caches(context)
     spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
     if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
         return {}, prefetch  # what is left may be nothing; the loader then goes without
     return cache_bytes(spare, n, widths, policy, budget, room), prefetch
 
 
-def room_for_caches(setup: Setup) -> tuple[int, int]:
+def room_for_caches(context: Context) -> tuple[int, int]:
     """Return the bytes that caches of node features may take, and those of them that an epoch under way has for its own now."""
-    claimed = setup.nodes.claimed_bytes
-    return setup.budget.available + claimed, claimed
+    claimed = context.nodes.claimed_bytes
+    return context.budget.available + claimed, claimed
 
 
 def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:

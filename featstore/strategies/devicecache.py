@@ -9,9 +9,9 @@ from typing import Any
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.config import parse_cache_size, parse_size
 from featstore.errors import BudgetError, OptionError
+from featstore.strategies.context import Context, OnDevice
 from featstore.strategies.devicechoice import DEVICE_POLICY, make_tier
 from featstore.strategies.devicefill import FilledLater
-from featstore.strategies.setup import OnDevice, Setup
 
 __all__ = ["DeviceCache", "describe", "device_rows", "with_tier"]
 
@@ -98,8 +98,8 @@ def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str,
     return min(num_nodes, n_bytes // width)
 
 
-def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
-    """Return the setup of a loader with its tier, filled; of a pack, with the number of rows that its layout must have.
+def with_tier(context: Context, cache: DeviceCache) -> Context:
+    """Return the context of a loader with its tier, filled; of a pack, with the number of rows that its layout must have.
 
     Raises
     ------
@@ -113,24 +113,24 @@ def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
         torch has no memory on the device.
     """
     if cache.size == "auto":
-        if setup.pack is not None:
+        if context.pack is not None:
             raise OptionError(
                 "device_cache", "the layout of a pack is made for so many rows on the device: give a size"
             )  # decision 0013
-        if not setup.features or not setup.graph.num_nodes:
-            return setup
-        return replace(setup, on_device=FilledLater(cache.static_policy, parse_size(cache.reserve)))
-    n_rows = cache.rows(setup.graph.num_nodes, setup.nodes.row_bytes)
-    if setup.pack is not None:
+        if not context.features or not context.graph.num_nodes:
+            return context
+        return replace(context, on_device=FilledLater(cache.static_policy, parse_size(cache.reserve)))
+    n_rows = cache.rows(context.graph.num_nodes, context.nodes.row_bytes)
+    if context.pack is not None:
         if cache.policy is not None:
             raise OptionError(
                 "device_cache", "the layout of a pack has chosen its rows: give a size alone, and policy= to Packed"
             )
-        return replace(setup, device_rows=n_rows)
-    if not n_rows or not setup.features:
-        return setup
-    with setup.watch.time("cache"):
-        return replace(setup, on_device=OnDevice(make_tier(setup, cache.static_policy, n_rows)))
+        return replace(context, device_rows=n_rows)
+    if not n_rows or not context.features:
+        return context
+    with context.watch.time("cache"):
+        return replace(context, on_device=OnDevice(make_tier(context, cache.static_policy, n_rows)))
 
 
 def describe(on_device: OnDevice | None) -> dict[str, Any]:

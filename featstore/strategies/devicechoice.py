@@ -9,7 +9,7 @@ from featstore.cache.base import StaticPolicy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.select import top_rows
 from featstore.strategies.accesscounts import AccessCounts
-from featstore.strategies.setup import Setup
+from featstore.strategies.context import Context
 
 __all__ = ["DEVICE_POLICY", "FILL_BYTES", "make_tier"]
 
@@ -17,7 +17,7 @@ FILL_BYTES = 8 << 20  # of one read
 DEVICE_POLICY = "degree"  # by default
 
 
-def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int, go_on: Callable[[], bool] = lambda: True) -> DeviceTier | None:
+def make_tier(context: Context, policy: StaticPolicy, n_rows: int, go_on: Callable[[], bool] = lambda: True) -> DeviceTier | None:
     """Choose the rows that stay on a loader's device, and read them; None where ``go_on()`` said no before all were read.
 
     Raises
@@ -25,16 +25,16 @@ def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int, go_on: Callable[[
     BudgetError, PluginError, OSError, CorruptionError, RuntimeError
         Nothing is held.
     """
-    graph = setup.graph
-    with AccessCounts(setup) as counts, graph.policy_inputs(setup.nodes.width, counts) as inputs:
+    graph = context.graph
+    with AccessCounts(context) as counts, graph.policy_inputs(context.nodes.width, counts) as inputs:
         rows = top_rows(inputs.scores(policy), n_rows)
-    stores = setup.nodes.stores
+    stores = context.nodes.stores
     shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.num_nodes, setup.copy_threads)
+    tier = DeviceTier(rows, shapes, context.device, graph.pool, graph.num_nodes, context.copy_threads)
     try:
         for name in stores:
-            step = max(1, FILL_BYTES // max(1, setup.nodes.row_bytes[name]))
-            if not tier.fill(name, step, partial(setup.nodes.read, name), go_on):
+            step = max(1, FILL_BYTES // max(1, context.nodes.row_bytes[name]))
+            if not tier.fill(name, step, partial(context.nodes.read, name), go_on):
                 tier.close()
                 return None
     except BaseException:

@@ -16,8 +16,8 @@ from featstore.cache.devicetier import DeviceTier
 from featstore.config import format_size
 from featstore.errors import BudgetError, PerformanceWarning
 from featstore.gather.device import OUT_OF_MEMORY
+from featstore.strategies.context import Context, OnDevice
 from featstore.strategies.devicechoice import make_tier
-from featstore.strategies.setup import OnDevice, Setup
 
 __all__ = ["SIZED_LATER", "FilledLater", "free_bytes", "rows_left"]
 
@@ -80,7 +80,7 @@ class FilledLater(OnDevice):
         self._failure: BaseException | None = None
         self._warning: str | None = None
 
-    def step_done(self, setup: Setup) -> None:
+    def step_done(self, context: Context) -> None:
         """Note, in the loop's thread, that a step is done; the first time sizes the tier and begins to fill it.
 
         Raises
@@ -91,7 +91,7 @@ class FilledLater(OnDevice):
         with self._lock:
             if self._thread is None and not self._is_over:
                 self.why = "it is being filled"
-                self._thread = threading.Thread(target=self._run, args=(setup,), name="featstore-device", daemon=True)
+                self._thread = threading.Thread(target=self._run, args=(context,), name="featstore-device", daemon=True)
                 self._thread.start()
             failure, self._failure = self._failure, None
             warning, self._warning = self._warning, None
@@ -100,9 +100,9 @@ class FilledLater(OnDevice):
         if warning is not None:
             warnings.warn(warning, PerformanceWarning, stacklevel=6)  # the loop
 
-    def _run(self, setup: Setup) -> None:
+    def _run(self, context: Context) -> None:
         try:
-            self._fill(setup)
+            self._fill(context)
         except (BudgetError, OUT_OF_MEMORY) as error:
             self.why = f"it did not fit: {str(error).splitlines()[0]}"
             self._warning = f"device_cache='auto': {self.why}; the loader goes on without"
@@ -110,9 +110,9 @@ class FilledLater(OnDevice):
             self.why = f"filling it failed: {error}"
             self._failure = None if self._is_over else error
 
-    def _fill(self, setup: Setup) -> None:
-        width, n = setup.nodes.width, setup.graph.num_nodes
-        n_rows, left = rows_left(setup.device, setup.graph.budget, self._reserve, n, width)
+    def _fill(self, context: Context) -> None:
+        width, n = context.nodes.width, context.graph.num_nodes
+        n_rows, left = rows_left(context.device, context.graph.budget, self._reserve, n, width)
         if not n_rows:
             self.why = (
                 f"there is no room: of the device {format_size(left)} are left, {format_size(self._reserve)} in reserve"
@@ -122,10 +122,10 @@ class FilledLater(OnDevice):
             return
         cuda: Any = torch.cuda
         stream: Any = contextlib.nullcontext()
-        if setup.device.type == "cuda":  # not in the stream of computing
-            stream = cuda.stream(cuda.Stream(setup.device))
+        if context.device.type == "cuda":  # not in the stream of computing
+            stream = cuda.stream(cuda.Stream(context.device))
         with stream:
-            tier = make_tier(setup, self.policy, n_rows, lambda: not self._is_over)
+            tier = make_tier(context, self.policy, n_rows, lambda: not self._is_over)
         with self._lock:
             if tier is not None and not self._is_over:
                 self.tier, self.why = tier, ""
@@ -133,13 +133,13 @@ class FilledLater(OnDevice):
         if tier is not None:
             tier.close()
 
-    def expected_rows(self, setup: Setup, taken: int = 0) -> int:
+    def expected_rows(self, context: Context, taken: int = 0) -> int:
         """See :class:`OnDevice`: before a step, what is free of the device now, less the reserve."""
         if self.tier is not None:
             return len(self.tier)
-        reserve = self._reserve + (taken if setup.device.type == "cpu" else 0)
-        width = setup.nodes.width
-        return rows_left(setup.device, setup.graph.budget, reserve, setup.graph.num_nodes, width)[0]
+        reserve = self._reserve + (taken if context.device.type == "cpu" else 0)
+        width = context.nodes.width
+        return rows_left(context.device, context.graph.budget, reserve, context.graph.num_nodes, width)[0]
 
     def join(self) -> DeviceTier | None:
         """Wait until the tier is there, or it is known why there is none; return it."""

@@ -13,10 +13,10 @@ from featstore.errors import BudgetError, PerformanceWarning, PluginError
 from featstore.plan.choice import Choice
 from featstore.plan.cost import Estimate, Machine, Workload, cheapest, first_touch_s
 from featstore.strategies.base import Strategy
+from featstore.strategies.context import Context
 from featstore.strategies.length import Length, at_least
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
-from featstore.strategies.setup import Setup
 
 __all__ = ["choose", "estimate_all", "estimate_of", "foreseen_lengths", "made_with"]
 
@@ -26,7 +26,7 @@ def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
     return cls(**{name: each for name, each in options.items() if name in options_of(cls)})
 
 
-def foreseen_lengths(setup: Setup, options: Mapping[str, Any]) -> dict[str, Length]:
+def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> dict[str, Length]:
     """Return how long the superbatches of each strategy that estimates itself would be, by its name; not of one that has none.
 
     Those of a strategy that lacks memory say so: it cannot be taken. ``options``: a strategy gets those that it has.
@@ -38,10 +38,10 @@ def foreseen_lengths(setup: Setup, options: Mapping[str, Any]) -> dict[str, Leng
             if "estimate" not in vars(cls) or cls.foreseen is Strategy.foreseen:
                 continue
             try:
-                length = made_with(cls, options).foreseen(setup)
+                length = made_with(cls, options).foreseen(context)
             except BudgetError as error:
                 more = error.reason if error.needed is None else f"needs memory='{at_least(error.needed)}'"
-                length = Length(1, len(setup.batches), impossible=more)
+                length = Length(1, len(context.batches), impossible=more)
             if length is not None:
                 found[name] = length
     return found

@@ -8,32 +8,32 @@ from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
 from featstore.plan.choice import observe
 from featstore.strategies.caches import size_caches
+from featstore.strategies.context import Context
 from featstore.strategies.length import Planning
 from featstore.strategies.memory import Memory
 from featstore.strategies.profile import Profile, least_batches
-from featstore.strategies.setup import Setup
 
 __all__ = ["look_ahead", "rows_in_memory"]
 
 
-def rows_in_memory(setup: Setup, memory: Memory, size: int | float | str | None) -> int:
+def rows_in_memory(context: Context, memory: Memory, size: int | float | str | None) -> int:
     """Return how many rows of each feature a loader's cache of ``size`` would hold."""
-    sizes, _ = size_caches(setup, memory, size, get_policy("belady"))
-    return setup.nodes.capacity(sizes)
+    sizes, _ = size_caches(context, memory, size, get_policy("belady"))
+    return context.nodes.capacity(sizes)
 
 
-def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile | None, float, str]:
+def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Profile | None, float, str]:
     """Sample a few batches for the run to use; return them, and the share of their rows that a cache will lack, with a margin.
 
     Where the memory or the disk does not suffice: none, all of them, and which it was.
     """
-    if not len(setup.batches) or not setup.features or not capacity:
+    if not len(context.batches) or not context.features or not capacity:
         return None, 1.0, ""
     profile = None
     try:
-        profile = Profile(setup, planning.run_dir, planning.disk, least_batches(setup.batches.together))
-        trace, n_batches = profile.trace(), len(setup.batches)
-        seen = observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches)
+        profile = Profile(context, planning.run_dir, planning.disk, least_batches(context.batches.together))
+        trace, n_batches = profile.trace(), len(context.batches)
+        seen = observe(trace, row_bytes=1, capacity=capacity, budget=context.graph.budget, n_batches=n_batches)
         return profile, seen.miss_share, ""
     except BaseException as error:
         if profile is not None:

@@ -19,7 +19,7 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.strategies.batchsize import REUSE, BatchSize, larger, measure, most_of, pooled_bytes
-from featstore.strategies.setup import Setup
+from featstore.strategies.context import Context
 
 __all__ = [
     "AHEAD",
@@ -56,13 +56,13 @@ Needs: TypeAlias = "Mapping[str, tuple[int, int]]"
 
 
 def ask(
-    setup: Setup, needs: Callable[[BatchSize], Needs] | Needs | None = None, caches: int = 0, *, plans: bool = False
-) -> tuple[Setup, Memory]:
+    context: Context, needs: Callable[[BatchSize], Needs] | Needs | None = None, caches: int = 0, *, plans: bool = False
+) -> tuple[Context, Memory]:
     """Measure the loader's first batch, unless it was, and return what the loader needs.
 
     Parameters
     ----------
-    setup : Setup
+    context : Context
     needs : mapping of str to (int, int), or callable (batch) -> mapping, optional
         What an epoch holds where batches are like ``batch``: by holder the bytes without which it cannot run, and those beyond
         which more does nothing.
@@ -73,7 +73,7 @@ def ask(
 
     Returns
     -------
-    setup : Setup
+    context : Context
         Knows how large batches are; the one that was sampled for that need not be sampled again.
     memory : Memory
 
@@ -82,19 +82,19 @@ def ask(
     BudgetError
         There is no memory to sample a batch; names what suffices for two of the largest that there could be.
     """
-    lists = setup.batches.lists
+    lists = context.batches.lists
     if lists is not None:
         lists.use(0)  # what they had is divided anew
-    if setup.batch is not None:  # more was sampled since, by several threads
-        for idle in (setup.batches, setup.graph.pool):
+    if context.batch is not None:  # more was sampled since, by several threads
+        for idle in (context.batches, context.graph.pool):
             idle.trim()
-        return setup, Memory(setup, needs, caches, plans=plans)
+        return context, Memory(context, needs, caches, plans=plans)
     try:
-        setup = replace(setup, batch=measure(setup.graph, setup.batches))
+        context = replace(context, batch=measure(context.graph, context.batches))
     except BudgetError as error:
-        most = replace(setup, batch=most_of(setup.graph, setup.batches))
+        most = replace(context, batch=most_of(context.graph, context.batches))
         raise Memory(most, needs, caches, plans=plans).too_small(error) from None
-    return setup, Memory(setup, needs, caches, plans=plans)
+    return context, Memory(context, needs, caches, plans=plans)
 
 
 class Memory:
@@ -102,7 +102,7 @@ class Memory:
 
     Parameters
     ----------
-    setup : Setup
+    context : Context
     needs, caches, plans
         See :func:`ask`.
 
@@ -116,22 +116,22 @@ class Memory:
 
     def __init__(
         self,
-        setup: Setup,
+        context: Context,
         needs: Callable[[BatchSize], Needs] | Needs | None = None,
         caches: int = 0,
         *,
         plans: bool = False,
     ) -> None:
-        self._budget = setup.graph.budget
-        self._graph, self._sampling = setup.graph, setup.batches
-        self._row_bytes, self._edge_row_bytes = setup.nodes.row_bytes, setup.edges.row_bytes
-        self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
-        self._has_tier, self._device_on_host = setup.on_device is not None, setup.device.type == "cpu"
+        self._budget = context.graph.budget
+        self._graph, self._sampling = context.graph, context.batches
+        self._row_bytes, self._edge_row_bytes = context.nodes.row_bytes, context.edges.row_bytes
+        self._threads, self._ahead = context.threads, max(0, context.prefetch - 1)
+        self._has_tier, self._device_on_host = context.on_device is not None, context.device.type == "cpu"
         self._plans, self._caches = plans, caches
-        self.batch = setup.batch or BatchSize(0)
+        self.batch = context.batch or BatchSize(0)
         self.granted: dict[str, int] = {}
         self.needs = dict(needs(self.batch) if callable(needs) else needs or {})
-        if (ahead := setup.batches.ahead_bytes()) != (0, 0):  # a sampler that draws many batches at once
+        if (ahead := context.batches.ahead_bytes()) != (0, 0):  # a sampler that draws many batches at once
             self.needs = {SAMPLED_AHEAD: ahead, **self.needs}
         self.leasts = {holder: least for holder, (least, _) in self.needs.items()}
         self._fixed = self._fixed_now()  # from here on the loader's own parts come on top, as they are reserved

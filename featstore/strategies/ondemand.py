@@ -35,11 +35,11 @@ from featstore.strategies.caches import (
     online_edge_bytes,
     size_caches,
 )
+from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.setup import Setup
 
 __all__ = ["OnDemand", "stand_in"]
 
@@ -88,26 +88,26 @@ class OnDemand(Strategy):
         """See :class:`~featstore.Strategy`."""
         return _by_counts(workload, machine), _by_degree(workload, machine), _online(workload, machine)
 
-    def run(self, setup: Setup) -> Runner:
+    def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
         memory, cache = None, self.cache
-        of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
-        own = [name for name in setup.features if cache != "auto" or not _is_cached(setup.nodes.stores[name], self.policy)]
+        of_edges = online_edge_bytes(context, self.edge_cache, self.edge_policy)
+        own = [name for name in context.features if cache != "auto" or not _is_cached(context.nodes.stores[name], self.policy)]
         if cache == "auto" and not own:
             cache = None
         # These caches come in the place of those that are there.
         if cache is not None:
-            setup.nodes.of(own).drop_caches()
+            context.nodes.of(own).drop_caches()
         if of_edges:
-            setup.edges.drop_caches()
-        shares = cache is not None or bool(of_edges) or setup.divides is not None
-        shares = shares or setup.batches.lists is not None or setup.batches.ahead_bytes() != (0, 0)
-        if shares or is_tight(setup.graph, setup.batches, setup.nodes.width):
-            of_nodes = {} if cache == "auto" else setup.nodes.sizes(cache, get_policy(self.policy))
-            setup, memory = ask(setup, caches=sum(of_nodes.values()) + sum(of_edges.values()))
+            context.edges.drop_caches()
+        shares = cache is not None or bool(of_edges) or context.divides is not None
+        shares = shares or context.batches.lists is not None or context.batches.ahead_bytes() != (0, 0)
+        if shares or is_tight(context.graph, context.batches, context.nodes.width):
+            of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(self.policy))
+            context, memory = ask(context, caches=sum(of_nodes.values()) + sum(of_edges.values()))
             memory.divide()
-        make_online_edge_caches(setup, of_edges, self.edge_policy)
-        return OnDemandRunner(setup, memory, cache, self.policy, own)
+        make_online_edge_caches(context, of_edges, self.edge_policy)
+        return OnDemandRunner(context, memory, cache, self.policy, own)
 
 
 class OnDemandRunner(Runner):
@@ -115,39 +115,39 @@ class OnDemandRunner(Runner):
 
     def __init__(
         self,
-        setup: Setup,
+        context: Context,
         memory: Memory | None,
         cache: int | float | str | None,
         policy: str | Policy | type[Policy],
         own: Sequence[str],
     ) -> None:
-        super().__init__(setup, memory)
-        self._is_static, self._beside = False, setup.tier
+        super().__init__(context, memory)
+        self._is_static, self._beside = False, context.tier
         self._is_owed = False  # a cache that could not be made while another loader's plans had the feature's
         self._caches: dict[str, FeatureCache] = {}  # that were made, and their bytes then
         self._whole: dict[str, int] = {}
         self._ahead: EpochMemory | None = None  # where many batches are drawn at once
         if SAMPLED_AHEAD in self.memory.granted:
-            setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
-            self._ahead = EpochMemory(setup.graph.budget, self.memory.held, partial(setup.batches.keep_ahead, 0))
+            context.graph.reader.trim()  # queues of the threads that sampled to judge or to count
+            self._ahead = EpochMemory(context.graph.budget, self.memory.held, partial(context.batches.keep_ahead, 0))
         if cache is not None:
-            check_instances(policy, len(setup.features))
-        if setup.divides is not None:
-            setup.divides.divide(setup, self.memory, cache, get_policy(policy))
+            check_instances(policy, len(context.features))
+        if context.divides is not None:
+            context.divides.divide(context, self.memory, cache, get_policy(policy))
         if cache is None:
             return
-        sizes, self.prefetch = size_caches(replace(setup, nodes=setup.nodes.of(own)), self.memory, cache, get_policy(policy))
-        self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or setup.chosen.lends_caches)
+        sizes, self.prefetch = size_caches(replace(context, nodes=context.nodes.of(own)), self.memory, cache, get_policy(policy))
+        self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or context.chosen.lends_caches)
         self._remake()
         self._is_static = bool(sizes) and isinstance(get_policy(policy), StaticPolicy)
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
-        graph, tier = self.setup.graph, self.setup.tier
+        graph, tier = self.context.graph, self.context.tier
         self._beside, self._is_owed = tier, False
         beside = None if tier is None or not isinstance(get_policy(policy), StaticPolicy) else tier.map
-        with self.setup.watch.time("cache"), AccessCounts(self.setup) as counts:
+        with self.context.watch.time("cache"), AccessCounts(self.context) as counts:
             for name, n_bytes in sizes.items():
-                if self.setup.nodes.is_claimed(name):
+                if self.context.nodes.is_claimed(name):
                     self._is_owed = True
                     continue
                 try:
@@ -159,17 +159,17 @@ class OnDemandRunner(Runner):
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead, but by a sampler that draws many batches at once."""
         # A static one is of the rows that the device leaves: it has the best ones since.
-        if self._is_owed or (self._is_static and self._beside is not self.setup.tier) or self._may_grow_again():
+        if self._is_owed or (self._is_static and self._beside is not self.context.tier) or self._may_grow_again():
             self._remake()
-        order = self.setup.batches.epoch(epoch)
+        order = self.context.batches.epoch(epoch)
         if self._ahead is None or self._ahead.is_running:  # what is held is that epoch's
-            return _OnDemandEpoch(self.setup, order.in_turn(start))
+            return _OnDemandEpoch(self.context, order.in_turn(start))
         use = self._ahead.begin("batches drawn at once")
-        return _OnDemandEpoch(self.setup, order.in_turn(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
+        return _OnDemandEpoch(self.context, order.in_turn(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
 
     def _note(self, name: str) -> None:
         """Keep in mind which cache was made, and how large it is."""
-        cache = self.setup.nodes.stores[name].cache
+        cache = self.context.nodes.stores[name].cache
         if cache is not None:
             self._caches[name], self._whole[name] = cache, max(self._whole.get(name, 0), cache.nbytes)
 
@@ -177,7 +177,7 @@ class OnDemandRunner(Runner):
         """Whether caches have given back so much that reading their rows anew pays, and that memory is free again."""
         lost = 0
         for name, cache in self._caches.items():
-            if self.setup.nodes.stores[name].cache is cache and cache.is_cut:
+            if self.context.nodes.stores[name].cache is cache and cache.is_cut:
                 lost += self._whole[name] - cache.nbytes
         return lost > sum(self._whole.values()) // LOST_SHARE and lost <= self.memory.unused()
 
@@ -197,15 +197,15 @@ def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool
 
 
 class _OnDemandEpoch(EpochRun):
-    def __init__(self, setup: Setup, order: EpochBatches, ended: Callable[[], None] = lambda: None) -> None:
-        self._setup, self._order, self._ended = setup, order, ended
+    def __init__(self, context: Context, order: EpochBatches, ended: Callable[[], None] = lambda: None) -> None:
+        self._context, self._order, self._ended = context, order, ended
 
     @property
     def threads(self) -> int:
-        return self._setup.threads
+        return self._context.threads
 
     def batch(self, position: int) -> Batch:
-        with self._setup.watch.time("sample"):
+        with self._context.watch.time("sample"):
             return Batch(position, self._order.sample(position))
 
     def stop(self) -> None:
@@ -216,10 +216,10 @@ class _OnDemandEpoch(EpochRun):
         self._ended()
 
 
-def stand_in(setup: Setup, epoch: int, start: int) -> EpochRun:
+def stand_in(context: Context, epoch: int, start: int) -> EpochRun:
     """Return ``epoch`` from batch ``start`` on, read on demand: another one's plans have the features' caches."""
-    setup.counts.add_beside()
-    return _OnDemandEpoch(setup, setup.batches.epoch(epoch).in_turn(start))
+    context.counts.add_beside()
+    return _OnDemandEpoch(context, context.batches.epoch(epoch).in_turn(start))
 
 
 def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:

@@ -38,6 +38,7 @@ from featstore.strategies.caches import (
     online_edge_bytes,
     room_for_caches,
 )
+from featstore.strategies.context import Context, OnDevice
 from featstore.strategies.epochmemory import EpochMemory
 from featstore.strategies.length import Planning
 from featstore.strategies.memory import WINDOWS, Memory, ask
@@ -46,7 +47,6 @@ from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HEL
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.packedestimate import by_frequency, by_plan
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.setup import OnDevice, Setup
 from featstore.strategies.superbatch import plan_ahead
 
 __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pack"]
@@ -82,21 +82,21 @@ def batches_of(
     return found
 
 
-def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> int | float:
+def size_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0) -> int | float:
     """Return a feature cache's size, as a share of the rows or in bytes, for the layouts that a pack has, or for its first.
 
     ``beside``: bytes that other caches will take.
     """
-    n, n_device = setup.graph.num_nodes, setup.device_rows or 0
-    room, claimed = room_for_caches(setup)
-    spare, _ = memory.left_for_caches(room, setup.prefetch, claimed)
+    n, n_device = context.graph.num_nodes, context.device_rows or 0
+    room, claimed = room_for_caches(context)
+    spare, _ = memory.left_for_caches(room, context.prefetch, claimed)
     spare -= beside + sum(memory.leasts.values())
     there = [
         each.capacity
         for each in find_layouts(pack)
-        if sorted(each.features) == sorted(setup.features) and each.device_rows == n_device
+        if sorted(each.features) == sorted(context.features) and each.device_rows == n_device
     ]
-    least = {rows: sum(setup.nodes.bytes_of(rows).values()) for rows in {1, *there}}
+    least = {rows: sum(context.nodes.bytes_of(rows).values()) for rows in {1, *there}}
     fitting = [rows for rows in there if least[rows] <= max(0, spare)]
     if fitting:
         rows = max(fitting)
@@ -166,36 +166,36 @@ class Packed(Strategy):
             raise OptionError("pack", "needed: what sample_offline made (featstore pack on the command line)")
         return batches_of(pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
-    def run(self, setup: Setup) -> Runner:
+    def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
-        setup.drop_caches(edges=bool(of_edges))
+        of_edges = online_edge_bytes(context, self.edge_cache, self.edge_policy)
+        context.drop_caches(edges=bool(of_edges))
         try:
-            layouts = _Layouts(setup, plan_ahead(setup, self.policy, self.length, self.disk, None))
+            layouts = _Layouts(context, plan_ahead(context, self.policy, self.length, self.disk, None))
         except BudgetError as error:  # of telling its policy from others of its name, by its scores
-            raise Memory(setup, caches=MAKING_BYTES * setup.graph.num_nodes, plans=True).too_small(error) from None
-        if self.cache is None and not isinstance(setup.graph, PackedGraph) and not find_layouts(layouts.pack):
-            return replace(self, cache="auto").run(setup)
-        setup, memory, layout = self._ask(layouts, of_edges)
+            raise Memory(context, caches=MAKING_BYTES * context.graph.num_nodes, plans=True).too_small(error) from None
+        if self.cache is None and not isinstance(context.graph, PackedGraph) and not find_layouts(layouts.pack):
+            return replace(self, cache="auto").run(context)
+        context, memory, layout = self._ask(layouts, of_edges)
         made = False
-        with setup.watch.time("cache"):
+        with context.watch.time("cache"):
             if layout is not None and self.cache is None:
                 check_disk(layouts.pack.file(layout.name), layouts.planning.disk)
             elif layout is not None:
                 if self.cache == "auto":
-                    larger = layouts.wanted(size_for_pack(setup, memory, layouts.pack, sum(of_edges.values())))
+                    larger = layouts.wanted(size_for_pack(context, memory, layouts.pack, sum(of_edges.values())))
                     if larger in layouts.there or layout not in layouts.there:
                         layout = larger
                 try:
                     made = layouts.make(layout)
                 except BudgetError as error:
                     raise memory.too_small(error) from None
-        make_online_edge_caches(setup, of_edges, self.edge_policy)
+        make_online_edge_caches(context, of_edges, self.edge_policy)
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
-        is_lent = (self.cache == "auto" or setup.chosen.lends_caches) and not isinstance(setup.graph, PackedGraph)
-        return PackedRunner(setup, memory, layouts, layout, made=made, is_lent=is_lent)
+        is_lent = (self.cache == "auto" or context.chosen.lends_caches) and not isinstance(context.graph, PackedGraph)
+        return PackedRunner(context, memory, layouts, layout, made=made, is_lent=is_lent)
 
-    def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Setup, Memory, LayoutOptions | None]:
+    def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Context, Memory, LayoutOptions | None]:
         """Add up what the first layout takes that fits, of those that would do, and return it, too.
 
         Raises
@@ -203,24 +203,24 @@ class Packed(Strategy):
         BudgetError
             None fits; names what suffices for one of them.
         """
-        setup = layouts.setup
-        if setup.device.type == "meta" and self.cache != "auto":
-            setup = replace(setup, batch=BatchSize(0))  # it is made for another machine: no batch runs here
+        context = layouts.context
+        if context.device.type == "meta" and self.cache != "auto":
+            context = replace(context, batch=BatchSize(0))  # it is made for another machine: no batch runs here
         refused: list[BudgetError] = []
         for layout in layouts.of_size(self.cache):
-            asked, caches = setup, sum(of_edges.values())
-            n = 0 if layout is None else len(setup.features)
+            asked, caches = context, sum(of_edges.values())
+            n = 0 if layout is None else len(context.features)
             needs = {WINDOWS: (n * least_window(), n * MOST_WINDOW_BYTES)}
             if layout is not None:
-                on_host = layout.device_rows * setup.nodes.width if setup.device.type == "cpu" else 0
-                caches += sum(setup.nodes.bytes_of(layout.capacity).values()) + _tables_bytes(layout) + on_host
-                asked = replace(setup, on_device=OnDevice() if layout.device_rows else None)  # filled from the layout
+                on_host = layout.device_rows * context.nodes.width if context.device.type == "cpu" else 0
+                caches += sum(context.nodes.bytes_of(layout.capacity).values()) + _tables_bytes(layout) + on_host
+                asked = replace(context, on_device=OnDevice() if layout.device_rows else None)  # filled from the layout
             try:
                 asked, memory = ask(asked, needs, caches, plans=True)
                 memory.divide()
             except BudgetError as error:
                 is_there = layout is None or os.path.exists(layouts.pack.file(layout.name))
-                making = 0 if is_there else setup.graph.budget.used + MAKING_BYTES * setup.graph.num_nodes
+                making = 0 if is_there else context.graph.budget.used + MAKING_BYTES * context.graph.num_nodes
                 refused.append(BudgetError(error.reason, max(error.needed or 0, making)))
             else:
                 return asked, memory, layout
@@ -237,7 +237,7 @@ class _Layouts:
 
     Attributes
     ----------
-    setup : Setup
+    context : Context
         The loader's.
     planning : Planning
     pack : Pack
@@ -245,14 +245,14 @@ class _Layouts:
     sources : dict of str to PackedFeature
     """
 
-    def __init__(self, setup: Setup, planning: Planning) -> None:
-        pack = setup.pack
+    def __init__(self, context: Context, planning: Planning) -> None:
+        pack = context.pack
         if pack is None:
             raise ValueError("strategy 'packed' runs the samples of a pack")
-        graph, features = setup.graph, sorted(setup.features)
+        graph, features = context.graph, sorted(context.features)
         pack.check(graph)
         self.pack, self._policy, self.planning = pack, planning.policy, planning
-        stores = setup.nodes.stores
+        stores = context.nodes.stores
         dtypes = {name: str(store.dtype).removeprefix("torch.") for name, store in stores.items()}
         self.sources = {name: PackedFeature(store.pages, dtypes[name], tuple(store.shape)) for name, store in stores.items()}
         self.there = [
@@ -261,7 +261,7 @@ class _Layouts:
         self._superbatch = 0
         if isinstance(self._policy, PlannedPolicy):
             self._superbatch = packed_length(planning.superbatch, pack.n_batches)
-        self.setup, self._digest = setup, None  # of the policy, as long as it is not known
+        self.context, self._digest = context, None  # of the policy, as long as it is not known
         try:
             if features:
                 with graph.budget.reserve("packing", digest_bytes(self._policy, pack.num_nodes)):
@@ -274,25 +274,25 @@ class _Layouts:
 
     def of_size(self, size: int | float | str | None) -> Sequence[LayoutOptions | None]:
         """Return the layouts that do for a cache of ``size``, each of which is tried; None where nothing is to be gathered."""
-        setup = self.setup
-        if not setup.features or (size is not None and not setup.graph.num_nodes):
+        context = self.context
+        if not context.features or (size is not None and not context.graph.num_nodes):
             return [None]
         if size is None:
             return [self._only()]
-        kind = (self._superbatch, setup.device_rows or 0)
+        kind = (self._superbatch, context.device_rows or 0)
         there = [each for each in self.there if size == "auto" and (each.superbatch, each.device_rows) == kind]
         there = [each for each in there if fitting(self.pack, [each], self.planning.disk)]
         return [*sorted(there, key=lambda each: each.capacity)[:1], self.wanted(size)]
 
     def _only(self) -> LayoutOptions:
         """Return the one layout that the pack has."""
-        setup, asked = self.setup, self.planning.superbatch
+        context, asked = self.context, self.planning.superbatch
         lengths = [each.superbatch for each in self.there] if isinstance(asked, str) else [self._superbatch]
-        found = [each for each in self.there if setup.device_rows in (None, each.device_rows) and each.superbatch in lengths]
+        found = [each for each in self.there if context.device_rows in (None, each.device_rows) and each.superbatch in lengths]
         n_found = len({replace(each, disk=0).name for each in found})
         if n_found != 1:
             raise ValueError(
-                f"{self.pack.path} has {n_found} layouts of {list(setup.features)} with policy {self._policy.name!r}"
+                f"{self.pack.path} has {n_found} layouts of {list(context.features)} with policy {self._policy.name!r}"
                 f"{' that decides as this one' if self._digest else ''}; cache says which to take, or to make, "
                 "as in Packed(pack, cache='10%')"
             )
@@ -300,11 +300,11 @@ class _Layouts:
 
     def wanted(self, size: int | float | str) -> LayoutOptions:
         """Return the layout for a cache of ``size``, by default of no rows: the one that is there, or one that is to be made."""
-        setup, capacity = self.setup, 0
+        context, capacity = self.context, 0
         if size != "auto":  # a cache that follows plans, in any case
-            capacity = setup.nodes.capacity(setup.nodes.sizes(size, get_policy("belady")))
+            capacity = context.nodes.capacity(context.nodes.sizes(size, get_policy("belady")))
         options = LayoutOptions(
-            setup.features, self._policy.name, capacity, self._superbatch, setup.device_rows or 0, self._digest or ""
+            context.features, self._policy.name, capacity, self._superbatch, context.device_rows or 0, self._digest or ""
         )
         there = [each for each in self.there if replace(each, digest=options.digest, disk=0).name == options.name]
         if len({each.digest for each in there}) != 1:
@@ -316,10 +316,10 @@ class _Layouts:
 
     def make(self, options: LayoutOptions) -> bool:
         """Make a layout where the pack has it not; return whether this call did."""
-        setup, graph = self.setup, self.setup.graph
+        context, graph = self.context, self.context.graph
         made_of = graph.fingerprint()
-        data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in setup.labels]
-        with setup.watch.time("pack"):
+        data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in context.labels]
+        with context.watch.time("pack"):
             return make_layout(
                 self.pack,
                 options,
@@ -334,7 +334,7 @@ class _Layouts:
 
     def _scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
         row_bytes = sum(source.file.row_bytes for source in self.sources.values())
-        with self.setup.graph.policy_inputs(row_bytes, counts=self.pack.counts) as inputs:
+        with self.context.graph.policy_inputs(row_bytes, counts=self.pack.counts) as inputs:
             scores: npt.NDArray[Any] = inputs.scores(policy)
         return scores
 
@@ -343,16 +343,16 @@ class PackedRunner(Runner):
     """Run a pack's batches from a layout that is there; without one, where nothing is to be gathered."""
 
     def __init__(
-        self, setup: Setup, memory: Memory, layouts: _Layouts, options: LayoutOptions | None, *, made: bool, is_lent: bool
+        self, context: Context, memory: Memory, layouts: _Layouts, options: LayoutOptions | None, *, made: bool, is_lent: bool
     ) -> None:
-        super().__init__(setup, memory)
+        super().__init__(context, memory)
         self._pack, self._made = layouts.pack, made
         self._layout: Layout | None = None
-        self._caches = LeasedCaches(setup.nodes)
+        self._caches = LeasedCaches(context.nodes)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._tiers: list[DeviceTier] = []  # one, where the device holds rows
-        self._memory = EpochMemory(setup.graph.budget, memory.held, _nothing)
-        self._tables = setup.graph.budget.reserve(TABLES, 0)
+        self._memory = EpochMemory(context.graph.budget, memory.held, _nothing)
+        self._tables = context.graph.budget.reserve(TABLES, 0)
         self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers, self._tables)]
         try:
             if options is not None:
@@ -366,38 +366,38 @@ class PackedRunner(Runner):
         return {} if self._layout is None else {"layout": {"name": self._layout.options.name, "made": self._made}}
 
     def _open(self, options: LayoutOptions, sources: Mapping[str, PackedFeature], *, is_lent: bool) -> None:
-        layout = self._layout = Layout(self._pack, options, self.setup.graph.reader)
-        assert isinstance(self.setup.batches, PackBatches)
-        self.setup = replace(self.setup, batches=self.setup.batches.grouped(layout.group))
+        layout = self._layout = Layout(self._pack, options, self.context.graph.reader)
+        assert isinstance(self.context.batches, PackBatches)
+        self.context = replace(self.context, batches=self.context.batches.grouped(layout.group))
         self._on_death.append(weakref.finalize(self, layout.close))
         layout.check(sources)
         self._tables.resize(layout.tables.nbytes)
         room = self._cache_room if is_lent else None
-        self._caches.make(dict.fromkeys(self.setup.features, options.capacity), room)
+        self._caches.make(dict.fromkeys(self.context.features, options.capacity), room)
         rows = layout.tables.device_rows
         if len(rows):
             self._fill_device(layout, rows)
 
     def _fill_device(self, layout: Layout, rows: Int64s) -> None:
         """Bring the layout's rows to the device."""
-        graph, setup = self.setup.graph, self.setup
-        stores = setup.nodes.stores
+        graph, context = self.context.graph, self.context
+        stores = context.nodes.stores
         shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-        tier = DeviceTier(rows, shapes, setup.device, graph.pool, n_threads=setup.copy_threads)
+        tier = DeviceTier(rows, shapes, context.device, graph.pool, n_threads=context.copy_threads)
         self._tiers.append(tier)
         for name, store in stores.items():
             source = layout.fill(name, Tier.DEVICE, self._memory[WINDOWS].n_bytes // len(stores))
             try:
-                tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, setup, source))
+                tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, context, source))
             finally:
                 source.close()
-        self.setup = replace(setup, on_device=OnDevice(tier))
+        self.context = replace(context, on_device=OnDevice(tier))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
-        graph = self.setup.graph
+        graph = self.context.graph
         graph.pool.trim()
-        return self.memory.left_for_caches(graph.budget.available, self.setup.prefetch)[0]
+        return self.memory.left_for_caches(graph.budget.available, self.context.prefetch)[0]
 
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
@@ -423,9 +423,9 @@ class PackedRunner(Runner):
         try:
             return self._begin(epoch, start)
         except BusyError:
-            if isinstance(self.setup.graph, PackedGraph):
+            if isinstance(self.context.graph, PackedGraph):
                 raise
-            return stand_in(self.setup, epoch, start)
+            return stand_in(self.context, epoch, start)
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         self._caches.check_free()  # before memory is taken for an epoch of plans
@@ -436,7 +436,7 @@ class PackedRunner(Runner):
             undo.callback(self._caches.release)
             window = self._memory.get(WINDOWS)
             run = PackedEpoch(
-                self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._memory, use
+                self.context, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._memory, use
             )
             undo.pop_all()
         return run

@@ -19,17 +19,17 @@ from featstore.pack.offline import Pack
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import CacheLease, LeasedCaches
+from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory, Use
-from featstore.strategies.setup import Setup
 
 __all__ = ["PackedEpoch", "fill_from_extents"]
 
 Int64s = npt.NDArray[np.int64]
 
 
-def fill_from_extents(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
+def fill_from_extents(context: Context, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
     """Read what a tier starts with, and count it."""
-    setup.nodes.reads.add(source.gather(rows, out, None))
+    context.nodes.reads.add(source.gather(rows, out, None))
 
 
 class PackedEpoch(EpochRun):
@@ -37,7 +37,7 @@ class PackedEpoch(EpochRun):
 
     def __init__(
         self,
-        setup: Setup,
+        context: Context,
         pack: Pack,
         layout: Layout | None,
         epoch: int,
@@ -49,21 +49,21 @@ class PackedEpoch(EpochRun):
         memory: EpochMemory,
         use: Use,
     ) -> None:
-        self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
+        self._context, self._pack, self._layout, self._filled = context, pack, layout, filled
         self._caches, self._window, self._memory, self._use = caches, window, memory, use
         self._lease = lease  # for as long as this epoch lives
         self._group = 1 if layout is None else layout.group
-        assert isinstance(setup.batches, PackBatches)
-        self._order, self._base = setup.batches.numbers(epoch)
+        assert isinstance(context.batches, PackBatches)
+        self._order, self._base = context.batches.numbers(epoch)
         # Plans change a cache that others of the group filled: a run that begins within a group begins with the group.
         self._start = start
         self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
-        self._behind = dict.fromkeys(setup.features, self._first)
+        self._behind = dict.fromkeys(context.features, self._first)
         self._sources: dict[str, ExtentSource] = {}
         self._tiers: dict[str, dict[Tier, RowSource]] = {}
         try:
-            for name in setup.features:
-                self._ready(name, 0 if window is None else window.n_bytes // len(setup.features))
+            for name in context.features:
+                self._ready(name, 0 if window is None else window.n_bytes // len(context.features))
         except BaseException:
             self.close()
             raise
@@ -76,18 +76,18 @@ class PackedEpoch(EpochRun):
 
     def _ready(self, name: str, window_bytes: int) -> None:
         """Put what the layout starts with into the cache, and begin to read the first batches' extents."""
-        layout, store = self._layout, self._setup.nodes.stores[name]
+        layout, store = self._layout, self._context.nodes.stores[name]
         assert layout is not None
         cache, rows = store.cache, layout.tables.fill_rows
         assert cache is not None
         if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
             if cache.is_lent:  # it may have fewer rows than the layout, whose extents are read whole
-                cache.preload(rows, partial(self._setup.nodes.read, name))
+                cache.preload(rows, partial(self._context.nodes.read, name))
             else:
                 source = layout.fill(name, Tier.HOST, window_bytes)
                 try:
-                    cache.preload(rows, partial(fill_from_extents, self._setup, source))
+                    cache.preload(rows, partial(fill_from_extents, self._context, source))
                 finally:
                     source.close()
             self._filled[name] = cache
@@ -99,19 +99,19 @@ class PackedEpoch(EpochRun):
 
     @property
     def threads(self) -> int:
-        return self._setup.threads  # samples and plans are read in any order
+        return self._context.threads  # samples and plans are read in any order
 
     def batch(self, position: int) -> Batch:
         index = int(self._order[position])
-        with self._setup.watch.time("load"):
-            sampled = self._pack.batch(self._base + index, self._setup.graph.pool)
+        with self._context.watch.time("load"):
+            sampled = self._pack.batch(self._base + index, self._context.graph.pool)
             if self._layout is None:
                 return Batch(position, sampled, {})
-            plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)
-            return Batch(position, sampled, dict.fromkeys(self._setup.features, plan))
+            plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._context.graph.pool.array)
+            return Batch(position, sampled, dict.fromkeys(self._context.features, plan))
 
     def plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
-        store = self._setup.nodes.stores[name]
+        store = self._context.nodes.stores[name]
         for position in range(self._behind.get(name, self._start), self._start):
             # The batches of the group before the one that is asked for, so that the cache is as their plans leave it.
             earlier = self.batch(position)
@@ -123,7 +123,7 @@ class PackedEpoch(EpochRun):
         assert batch.plans is not None
         layout = self._layout
         if layout is not None and layout.options.superbatch and self._order[batch.position] % self._group == 0:
-            self._setup.nodes.clear_cache(name)
+            self._context.nodes.clear_cache(name)
         return batch.plans[name], self._tiers[name]
 
     def spare(self) -> bool:
@@ -131,13 +131,13 @@ class PackedEpoch(EpochRun):
         if self._window is None or self._window.n_bytes <= least:
             return False
         for source in self._sources.values():
-            self._setup.nodes.reads.add(source.narrow(least_window()))
+            self._context.nodes.reads.add(source.narrow(least_window()))
         self._window.resize(least)
         return True
 
     def close(self) -> None:
         if self._memory.is_of(self._use):
             for source in self._sources.values():
-                self._setup.nodes.reads.add(source.close())
+                self._context.nodes.reads.add(source.close())
             self._caches.release()
             self._memory.end(self._use)

@@ -14,7 +14,7 @@ from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Memo
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.setup import Setup
+from featstore.strategies.context import Context
 
 __all__ = ["DISK_SHARE", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
@@ -43,7 +43,7 @@ class Profile(Memo):
 
     Parameters
     ----------
-    setup : Setup
+    context : Context
     run_dir : str
     disk : int, optional
         Most bytes of all run files; an eighth of them is used at most.
@@ -73,9 +73,9 @@ class Profile(Memo):
     A batch may be asked for again. Thread-safe but for :meth:`close`.
     """
 
-    def __init__(self, setup: Setup, run_dir: str, disk: int | None, most: int | None = None) -> None:
-        batches = setup.batches
-        self._pool, self._n_nodes = setup.graph.pool, setup.graph.num_nodes
+    def __init__(self, context: Context, run_dir: str, disk: int | None, most: int | None = None) -> None:
+        batches = context.batches
+        self._pool, self._n_nodes = context.graph.pool, context.graph.num_nodes
         order = batches.epoch(0)
         self._runs = RunDirectory(run_dir)
         # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
@@ -91,7 +91,7 @@ class Profile(Memo):
                 contextlib.closing(order.in_turn(0, stop=most)) as turns,
                 SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer,
             ):
-                ordered, needed, count = in_order(turns.sample, most, setup.threads, self._pool), TAIL_BYTES, 0
+                ordered, needed, count = in_order(turns.sample, most, context.threads, self._pool), TAIL_BYTES, 0
                 for sampled in ordered:  # counted by hand: enumerate() would keep one while the next is made
                     needed += sample_bytes(sampled, self._n_nodes)
                     if count and accounts.total is not None and needed > accounts.total:

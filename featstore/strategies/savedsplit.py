@@ -31,8 +31,8 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.historical import SeedsOf
 from featstore.sampling.hops import HopSampler
+from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
-from featstore.strategies.setup import Setup
 
 __all__ = ["HOLDER", "HistorySplit", "Keeps", "measured_beta", "profile"]
 
@@ -82,7 +82,7 @@ class HistorySplit:
         self.is_done = False
 
     def divide(
-        self, setup: Setup, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
+        self, context: Context, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
     ) -> None:
         """Sample an epoch, choose the nodes, and take their memory; does nothing the second time.
 
@@ -90,7 +90,7 @@ class HistorySplit:
 
         Parameters
         ----------
-        setup : Setup
+        context : Context
         memory : Memory
             Divided; the strategy holds what it was granted.
         cache : int, float, "auto" or None
@@ -103,24 +103,24 @@ class HistorySplit:
         if self.is_done:
             return
         self.is_done = True
-        graph = setup.graph
+        graph = context.graph
         assert isinstance(graph, OutOfCoreGraph)  # it has a sampler
-        with setup.watch.time("split"):
+        with context.watch.time("split"):
             try:
-                nodes, found = self._choose(setup, memory, cache, policy, in_turn=in_turn)
+                nodes, found = self._choose(context, memory, cache, policy, in_turn=in_turn)
                 graph.pool.trim()
-                self._history.keep(nodes, graph, setup.device, found.to_dict())
+                self._history.keep(nodes, graph, context.device, found.to_dict())
             except BudgetError as error:
                 graph.pool.trim()
                 why = f"no memory to judge: {error}"
-                self._history.keep(EMPTY, graph, setup.device, {"alpha": 0.0, "nodes": 0, "why": why})
+                self._history.keep(EMPTY, graph, context.device, {"alpha": 0.0, "nodes": 0, "why": why})
 
     def _choose(
-        self, setup: Setup, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool
+        self, context: Context, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool
     ) -> tuple[Int64s, Split]:
-        graph, n = setup.graph, setup.graph.num_nodes
+        graph, n = context.graph, context.graph.num_nodes
         assert isinstance(graph, OutOfCoreGraph)
-        is_auto = cache == "auto" and bool(setup.features)
+        is_auto = cache == "auto" and bool(context.features)
         policy = policy.static if isinstance(policy, FixedRows) else policy
         n_accesses = memory.batch.n_rows * len(self._drawn)
         halvings = max(0, math.ceil(math.log2(max(1, n_accesses) / REPLAYED)))
@@ -128,21 +128,21 @@ class HistorySplit:
         replayed = 0 if part is None else 2 * 8 * min(n_accesses, 2 * REPLAYED)
         with graph.budget.reserve(HOLDER, (SavedIO.BYTES + SORTING_BYTES) * n + replayed) as held:
             counted, seconds, trace = profile(self._drawn, graph, self._history.staleness, part)
-            gathered_s, n_gathered = _gathered(setup, self._drawn) if setup.features else (0.0, 0)
+            gathered_s, n_gathered = _gathered(context, self._drawn) if context.features else (0.0, 0)
             beta = measured_beta(seconds, counted.n_edges, gathered_s, n_gathered)
             for idle in (self._drawn, graph.pool):
                 idle.trim()
             # What counting holds is there again when memory is divided.
             room = graph.budget.available + held.n_bytes
-            room = memory.left_for_caches(room, setup.prefetch, held.n_bytes)[0]
-            if cache is not None and cache != "auto" and setup.features:
-                given = cache_bytes(cache, n, setup.nodes.row_bytes, policy, setup.graph.budget, 1 << 62)
+            room = memory.left_for_caches(room, context.prefetch, held.n_bytes)[0]
+            if cache is not None and cache != "auto" and context.features:
+                given = cache_bytes(cache, n, context.nodes.row_bytes, policy, context.graph.budget, 1 << 62)
                 room = max(0, room - sum(given.values()))
-            if not setup.features:
+            if not context.features:
                 counted.rows[:] = 0  # there are none to read
-            features = _nothing if not is_auto else _saved_by_rows(setup, counted, trace, policy, room)
+            features = _nothing if not is_auto else _saved_by_rows(context, counted, trace, policy, room)
             # Lists have the caches' memory in turn only where there are caches, and no neighbour cache of the graph's own.
-            has_lists = in_turn and cache is not None and bool(setup.features) and graph.neighbor_cache is None
+            has_lists = in_turn and cache is not None and bool(context.features) and graph.neighbor_cache is None
             more = _more_while_sampling(memory, room, held.n_bytes)
             lists = _saved_by_lists(graph, counted, beta, more, alone=not is_auto) if has_lists else _nothing
             scores = counted.embeddings(beta)
@@ -200,19 +200,19 @@ def _outside(graph: OutOfCoreGraph, ids: Int64s, lists: NearbyLists | None) -> n
     return found
 
 
-def _gathered(setup: Setup, drawn: Drawn) -> tuple[float, int]:
+def _gathered(context: Context, drawn: Drawn) -> tuple[float, int]:
     """Read the rows of a few batches, spread over the epoch, without a cache; return the seconds, and how many rows."""
-    graph, order, seconds, n_rows = setup.graph, drawn.whole(0), 0.0, 0
-    step = max(1, PIECE_BYTES // max(1, max(setup.nodes.row_bytes.values())))
+    graph, order, seconds, n_rows = context.graph, drawn.whole(0), 0.0, 0
+    step = max(1, PIECE_BYTES // max(1, max(context.nodes.row_bytes.values())))
     for position in range(0, len(order), max(1, len(order) // GATHERED)):
         ids = order.sample(position).input_ids.numpy().copy()
         graph.pool.trim()
         for first in range(0, len(ids), step):
             rows = ids[first : first + step]
-            for name, width in setup.nodes.row_bytes.items():
+            for name, width in context.nodes.row_bytes.items():
                 out = graph.pool.tensor((len(rows), width), torch.uint8)
                 begin = time.perf_counter()
-                setup.nodes.stores[name].source.gather(rows, out.numpy())
+                context.nodes.stores[name].source.gather(rows, out.numpy())
                 seconds += time.perf_counter() - begin
                 del out
         n_rows += len(ids)
@@ -230,23 +230,23 @@ def _nothing(n_bytes: int) -> float:
     return 0.0
 
 
-def _saved_by_rows(setup: Setup, counted: SavedIO, trace: Trace | None, policy: Policy, room: int) -> Callable[[int], float]:
+def _saved_by_rows(context: Context, counted: SavedIO, trace: Trace | None, policy: Policy, room: int) -> Callable[[int], float]:
     """Return what says how many reads the features' cache saves in so many bytes: sums by score, or what replaying loads."""
-    n, widths = int(setup.graph.num_nodes), list(setup.nodes.row_bytes.values())
+    n, widths = int(context.graph.num_nodes), list(context.nodes.row_bytes.values())
 
     def rows_of(n_bytes: int) -> int:
         return rows_within(n_bytes, n, widths, policy)
 
     if isinstance(policy, StaticPolicy):
         accesses = counted.accesses
-        with setup.graph.policy_inputs(setup.nodes.width, accesses) as inputs:
+        with context.graph.policy_inputs(context.nodes.width, accesses) as inputs:
             scores = inputs.scores(policy)
             order = np.argsort(-scores.astype(np.float64), kind="stable")
         sums = prefix_sums(accesses, order)
         return lambda n_bytes: float(sums[rows_of(n_bytes)])
     assert trace is not None
     assert isinstance(policy, (PlannedPolicy, OnlinePolicy))
-    budget, most = setup.graph.budget, rows_of(room)
+    budget, most = context.graph.budget, rows_of(room)
     sizes = np.unique(np.linspace(0, most, SIZES + 1).astype(np.int64))
     saved, share = np.zeros(len(sizes)), trace.n_accesses / max(1, counted.n_rows)
     needed = planning_bytes(trace.n, trace.n_accesses, longest=trace.longest) + ONLINE_BYTES * trace.longest

@@ -38,12 +38,12 @@ from featstore.storage.reuse import FileReuse
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
 from featstore.strategies.batchsize import BatchSize, larger
+from featstore.strategies.context import Context
 from featstore.strategies.length import SEVERAL, Passes, Planning, at_least, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.setup import Setup
 from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, run_planned
 from featstore.strategies.superbatchsizes import SuperbatchSizes
 
@@ -103,20 +103,20 @@ class Streamed(Superbatch):
         moved = int(scan * m.drive.bandwidth) + 2 * extents
         return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, moved, parts, impossible, hides_first_touch=True)
 
-    def run(self, setup: Setup) -> Runner:
+    def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        planning, profile, why = self.planning(setup), None, ""
-        if self.length == "auto" and not setup.chosen.profile_bytes:
-            setup.drop_caches(edges=bool(planning.edge_capacity))
-            needs = self.sizes(setup, planning).needs
-            setup, memory = ask(setup, needs, self.cache_bytes(setup, planning), plans=True)
+        planning, profile, why = self.planning(context), None, ""
+        if self.length == "auto" and not context.chosen.profile_bytes:
+            context.drop_caches(edges=bool(planning.edge_capacity))
+            needs = self.sizes(context, planning).needs
+            context, memory = ask(context, needs, self.cache_bytes(context, planning), plans=True)
             if memory.suffices:  # else it is refused
-                profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
+                profile, miss_share, why = look_ahead(context, planning, rows_in_memory(context, memory, self.cache))
             if profile is not None:
                 left = None if planning.disk is None else planning.disk - profile.n_bytes
                 planning = replace(planning, disk=left, miss_share=miss_share)
         try:
-            runner = run_planned(self, setup, planning)
+            runner = run_planned(self, context, planning)
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -125,9 +125,9 @@ class Streamed(Superbatch):
         runner.profile, runner.not_looked = profile, why
         return runner
 
-    def sizes(self, setup: Setup, planning: Planning) -> StreamedSizes:
+    def sizes(self, context: Context, planning: Planning) -> StreamedSizes:
         """See :class:`~featstore.Superbatch`."""
-        return StreamedSizes(setup, planning)
+        return StreamedSizes(context, planning)
 
     def runner(self) -> type[StreamedRunner]:
         """See :class:`~featstore.Superbatch`."""
@@ -139,7 +139,7 @@ class StreamedSizes(SuperbatchSizes):
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """See :class:`SuperbatchSizes`; and what one batch is packed in, and each feature's extents are read into."""
-        n, longest, widths = batch.n_rows, self.length(batch), self.setup.nodes.row_bytes.values()
+        n, longest, widths = batch.n_rows, self.length(batch), self.context.nodes.row_bytes.values()
         most = max((most_memory(width, n, longest) for width in widths), default=0)
         needs = super().needs(batch)
         needs.pop(AHEAD, None)  # nothing is read of the features' own files while batches run
@@ -159,17 +159,17 @@ class StreamedSizes(SuperbatchSizes):
 
     def packed_bytes(self, n_accesses: int) -> int:
         """See :class:`SuperbatchSizes`: extents of two superbatches lie on disk at once, samples of four."""
-        return int(n_accesses * self.setup.nodes.width * self.planning.miss_share) // 2
+        return int(n_accesses * self.context.nodes.width * self.planning.miss_share) // 2
 
     def passes(self, n_accesses: int) -> Passes | None:
         """See :class:`SuperbatchSizes`."""
-        nodes = self.setup.nodes
+        nodes = self.context.nodes
         return passes_over(nodes.n * nodes.width, nodes.width, self._n_batches, n_accesses, self.planning.miss_share)
 
     def _packing_bytes(self, n_rows: int, size: int) -> int:
         """Return the bytes in which superbatches of ``size`` batches of ``n_rows`` rows can be packed, a batch at a time."""
         longest, most = larger(n_rows), 0
-        for width in self.setup.nodes.row_bytes.values():
+        for width in self.context.nodes.row_bytes.values():
             most = max(most, least_memory(width, longest) + _sums_bytes(width, longest, size) + 8 * size)
         return most
 
@@ -179,15 +179,15 @@ class StreamedRunner(SuperbatchRunner):
 
     name: ClassVar[str] = "streamed"
 
-    def __init__(self, setup: Setup, memory: Memory, sizes: SuperbatchSizes) -> None:
+    def __init__(self, context: Context, memory: Memory, sizes: SuperbatchSizes) -> None:
         self.profile: Profile | None = None  # closed with this
         self.not_looked = ""  # why all rows were taken to be missed
         self._counts = PackCounts()
-        super().__init__(setup, memory, sizes)
-        self._bases: Mapping[str, PagedRows] = {name: store.pages for name, store in setup.nodes.stores.items()}
+        super().__init__(context, memory, sizes)
+        self._bases: Mapping[str, PagedRows] = {name: store.pages for name, store in context.nodes.stores.items()}
         self._reuse = FileReuse(sizes.planning.run_dir)
         self._on_death.append(finalize_here(self, self._reuse.close))
-        self._arenas = PackArenas(Arenas(0), {name: Arenas(0) for name in setup.features})
+        self._arenas = PackArenas(Arenas(0), {name: Arenas(0) for name in context.features})
         self._drops.append(self._arenas.drop)
 
     def stats(self) -> dict[str, Any]:
@@ -204,12 +204,12 @@ class StreamedRunner(SuperbatchRunner):
 
     def _judge_packing(self) -> None:
         """Warn where superbatches are packed in several passes, or not at all."""
-        counts, setup, batch = self._counts, self.setup, self.memory.batch
-        size, n = int(self._planning.superbatch), len(setup.batches)
+        counts, context, batch = self._counts, self.context, self.memory.batch
+        size, n = int(self._planning.superbatch), len(context.batches)
         if counts.unpacked:
             held = 0 if self.profile is None else self.profile.n_bytes
             more = at_least(
-                counts.disk_bytes * longest_auto(self._planning, n) // max(1, size) * 9 // 8 + held + setup.chosen.profile_bytes
+                counts.disk_bytes * longest_auto(self._planning, n) // max(1, size) * 9 // 8 + held + context.chosen.profile_bytes
             )
             what = "the disk has no room for the extents of a superbatch, whose rows are read at random"
             self._warn("disk", f"{what}; disk='{more}' would have")
@@ -218,7 +218,7 @@ class StreamedRunner(SuperbatchRunner):
             return
         if passes.moved(n_superbatches * counts.most_passes) > SEVERAL * passes.moved(n_superbatches):
             left = self._memory[PACKING].n_bytes
-            more = at_least(setup.graph.budget.total + int(max(0, counts.memory_bytes - left) / FRACTIONS[PACKING]))
+            more = at_least(context.graph.budget.total + int(max(0, counts.memory_bytes - left) / FRACTIONS[PACKING]))
             what = f"a superbatch is packed in {counts.most_passes} passes over the features, as {format_size(left)} are left"
             self._warn("memory", f"{what} for packing; memory='{more}' would make it one")
 
@@ -237,25 +237,25 @@ class StreamedRunner(SuperbatchRunner):
         self._arenas.keep(self._memory[PACKING].n_bytes // 4 * 3, self._memory[WINDOWS].n_bytes)
         pack = RunPacker(
             self._bases,
-            self.setup.graph.reader,
+            self.context.graph.reader,
             runs,
             disk,
             self._memory[PACKING],
-            self._memory[WINDOWS].n_bytes // max(1, len(self.setup.features)),
+            self._memory[WINDOWS].n_bytes // max(1, len(self.context.features)),
             self._reuse,
             self._arenas,
-            self.setup.nodes.reads.add,
+            self.context.nodes.reads.add,
             may_skip=may_skip,
         )
         self._counts = pack.counts
-        return _PreparingPack(pack, self.setup, larger(self.memory.batch.n_rows), self._judge_packing)
+        return _PreparingPack(pack, self.context, larger(self.memory.batch.n_rows), self._judge_packing)
 
 
 class _PreparingPack:
     """Take the pages that the first gathers will write to while the device is busy with the first superbatch's extents."""
 
-    def __init__(self, pack: RunPacker, setup: Setup, n_rows: int, say: Callable[[], None]) -> None:
-        self._pack, self._setup, self._n_rows, self._say = pack, setup, n_rows, say
+    def __init__(self, pack: RunPacker, context: Context, n_rows: int, say: Callable[[], None]) -> None:
+        self._pack, self._context, self._n_rows, self._say = pack, context, n_rows, say
 
     @property
     def most_held(self) -> int:
@@ -287,14 +287,14 @@ class _PreparingPack:
             thread.join()
 
     def _prepare(self, go_on: Callable[[], bool]) -> None:
-        graph = self._setup.graph
-        for store in self._setup.nodes.stores.values():
+        graph = self._context.graph
+        for store in self._context.nodes.stores.values():
             cache: FeatureCache | None = store.cache
             if cache is not None:
                 take_pages(cache.array.reshape(-1), partial(_is_whole, cache, go_on))
             # The loop's batch, one in the making, and those made ahead.
-            with graph.pool.copied_to(self._setup.device):
-                graph.pool.prepare(self._n_rows * store.row_bytes, self._setup.prefetch + 2, go_on)
+            with graph.pool.copied_to(self._context.device):
+                graph.pool.prepare(self._n_rows * store.row_bytes, self._context.prefetch + 2, go_on)
 
 
 def _is_whole(cache: FeatureCache, go_on: Callable[[], bool]) -> bool:

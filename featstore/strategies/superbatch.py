@@ -38,13 +38,13 @@ from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here, ru
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import LeasedCaches, size_caches
+from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory
 from featstore.strategies.length import Length, Planning
 from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.setup import Setup
 from featstore.strategies.superbatchepoch import SuperbatchEpoch
 from featstore.strategies.superbatchsizes import SuperbatchSizes
 from featstore.strategies.switch import CacheSwitch
@@ -128,52 +128,52 @@ class Superbatch(Strategy):
         moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)[1])
         return Estimate("superbatch", PLANNED, pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, moved, parts)
 
-    def run(self, setup: Setup) -> Runner:
+    def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        return run_planned(self, setup, self.planning(setup))
+        return run_planned(self, context, self.planning(context))
 
     def runner(self) -> type[SuperbatchRunner]:
         """Return what is made for each loader."""
         return SuperbatchRunner
 
-    def sizes(self, setup: Setup, planning: Planning) -> SuperbatchSizes:
+    def sizes(self, context: Context, planning: Planning) -> SuperbatchSizes:
         """Return what says what superbatches hold."""
-        return SuperbatchSizes(setup, planning)
+        return SuperbatchSizes(context, planning)
 
-    def asked(self, setup: Setup, planning: Planning) -> tuple[Setup, Memory, SuperbatchSizes]:
+    def asked(self, context: Context, planning: Planning) -> tuple[Context, Memory, SuperbatchSizes]:
         """Measure a batch, and divide the memory that batches leave."""
-        sizes = self.sizes(setup, planning)
-        setup, memory = ask(setup, sizes.needs, self.cache_bytes(setup, planning), plans=True)
+        sizes = self.sizes(context, planning)
+        context, memory = ask(context, sizes.needs, self.cache_bytes(context, planning), plans=True)
         sizes.divide(memory)
-        return setup, memory, sizes
+        return context, memory, sizes
 
-    def cache_bytes(self, setup: Setup, planning: Planning) -> int:
+    def cache_bytes(self, context: Context, planning: Planning) -> int:
         """Return the bytes of the caches whose size was given, those of edge features included."""
-        of_nodes = {} if self.cache == "auto" else setup.nodes.sizes(self.cache, planning.policy)
-        return sum(of_nodes.values()) + sum(setup.edges.bytes_of(planning.edge_capacity).values())
+        of_nodes = {} if self.cache == "auto" else context.nodes.sizes(self.cache, planning.policy)
+        return sum(of_nodes.values()) + sum(context.edges.bytes_of(planning.edge_capacity).values())
 
-    def foreseen(self, setup: Setup) -> Length:
+    def foreseen(self, context: Context) -> Length:
         """See :class:`~featstore.Strategy`."""
-        _, memory, sizes = self.asked(setup, self.planning(setup))
+        _, memory, sizes = self.asked(context, self.planning(context))
         return sizes.foreseen(memory)
 
-    def planning(self, setup: Setup) -> Planning:
+    def planning(self, context: Context) -> Planning:
         """Return what the runner may use."""
         policy = get_policy(self.policy)
         planned = FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
-        planning = plan_ahead(setup, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
+        planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
         if self.cache != "auto":
-            planning = replace(planning, capacity=setup.nodes.capacity(setup.nodes.sizes(self.cache, planned), planned))
-        sizes = setup.edges.sizes(self.edge_cache, None)
+            planning = replace(planning, capacity=context.nodes.capacity(context.nodes.sizes(self.cache, planned), planned))
+        sizes = context.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning
         of_edges = get_policy(self.policy)
         assert isinstance(of_edges, PlannedPolicy)
-        return replace(planning, edge_policy=of_edges, edge_capacity=setup.edges.capacity(sizes))
+        return replace(planning, edge_policy=of_edges, edge_capacity=context.edges.capacity(sizes))
 
 
 def plan_ahead(
-    setup: Setup,
+    context: Context,
     policy: str | Policy | type[Policy],
     length: int | str,
     disk: int | str | None,
@@ -182,16 +182,16 @@ def plan_ahead(
     overlap: bool = True,
 ) -> Planning:
     """Return what a strategy that looks ahead may use; arguments as of :class:`Superbatch`."""
-    graph = setup.graph
-    n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * setup.nodes.width)
-    left = None if n_bytes is None else n_bytes - setup.chosen.profile_bytes
-    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, setup.chosen.miss_share)
+    graph = context.graph
+    n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * context.nodes.width)
+    left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
+    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, context.chosen.miss_share)
 
 
-def run_planned(strategy: Superbatch, setup: Setup, planning: Planning) -> SuperbatchRunner:
+def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:
     """Make a runner and its caches, in the place of the caches that the features have."""
-    setup.drop_caches(edges=bool(planning.edge_capacity))
-    runner = strategy.runner()(*strategy.asked(setup, planning))
+    context.drop_caches(edges=bool(planning.edge_capacity))
+    runner = strategy.runner()(*strategy.asked(context, planning))
     try:
         runner.make_edge_caches()  # before the others, which may take what is left
         runner.make_caches(strategy.cache)
@@ -211,8 +211,8 @@ class SuperbatchRunner(Runner):
 
     name: ClassVar[str] = "superbatch"
 
-    def __init__(self, setup: Setup, memory: Memory, sizes: SuperbatchSizes) -> None:
-        super().__init__(setup, memory)
+    def __init__(self, context: Context, memory: Memory, sizes: SuperbatchSizes) -> None:
+        super().__init__(context, memory)
         policy = sizes.planning.policy
         assert isinstance(policy, PlannedPolicy)
         self._on_death: list[weakref.finalize[..., Any]] = []
@@ -220,15 +220,15 @@ class SuperbatchRunner(Runner):
         self._sizes = sizes
         size, least = sizes.granted_length(memory)
         self._planning = replace(sizes.planning, superbatch=size)
-        self._drops: list[Callable[[], None]] = [partial(setup.batches.keep_ahead, 0), partial(_drop_plans, policy)]
+        self._drops: list[Callable[[], None]] = [partial(context.batches.keep_ahead, 0), partial(_drop_plans, policy)]
         held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
-        self._memory = EpochMemory(setup.graph.budget, held, partial(_drop, self._drops))
+        self._memory = EpochMemory(context.graph.budget, held, partial(_drop, self._drops))
         self._switch: CacheSwitch | None = None
-        self._caches = LeasedCaches(setup.nodes)
+        self._caches = LeasedCaches(context.nodes)
         # Of none, unless they are planned: others read edges through the caches that there are.
-        self._edge_caches = LeasedCaches(setup.edges.of(()))
+        self._edge_caches = LeasedCaches(context.edges.of(()))
         self._fixed: Int64s | None = None  # rows that stay, the best first
-        self._n_fixed, self._beside = 0, setup.tier
+        self._n_fixed, self._beside = 0, context.tier
         self._filled: dict[str, FeatureCache] = {}  # caches that have them
 
     def judge_length(self) -> None:
@@ -250,24 +250,24 @@ class SuperbatchRunner(Runner):
 
     def make_edge_caches(self) -> None:
         """Make the caches of edge features that are planned, empty."""
-        edges, capacity = self.setup.edges, self._planning.edge_capacity
+        edges, capacity = self.context.edges, self._planning.edge_capacity
         if capacity:
             self._edge_caches = LeasedCaches(edges)
-            with self.setup.watch.time("cache"):
+            with self.context.watch.time("cache"):
                 self._edge_caches.make(dict.fromkeys(edges.stores, capacity))
 
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
-        setup = self.setup
-        if setup.divides is not None:
-            setup.divides.divide(setup, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
-        sizes, self.prefetch = size_caches(setup, self.memory, size, self._planning.policy)
+        context = self.context
+        if context.divides is not None:
+            context.divides.divide(context, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
+        sizes, self.prefetch = size_caches(context, self.memory, size, self._planning.policy)
         if sizes:
-            with setup.watch.time("cache"):
-                self._make_caches(sizes, on_loan=size == "auto" or setup.chosen.lends_caches)
+            with context.watch.time("cache"):
+                self._make_caches(sizes, on_loan=size == "auto" or context.chosen.lends_caches)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
-        graph, nodes = self.setup.graph, self.setup.nodes
+        graph, nodes = self.context.graph, self.context.nodes
         capacities = {name: nodes.capacity({name: n_bytes}) for name, n_bytes in sizes.items()}
         if isinstance(self._planning.policy, FixedRows):
             self._n_fixed = min(capacities.values())
@@ -284,16 +284,16 @@ class SuperbatchRunner(Runner):
 
     def _choose(self, policy: FixedRows, capacity: int) -> None:
         """Choose the rows that stay, before the caches take the memory that this needs."""
-        graph, width = self.setup.graph, self.setup.nodes.width
-        with AccessCounts(self.setup) as counts, graph.policy_inputs(width, counts) as inputs:
-            tier = self._beside = self.setup.tier
+        graph, width = self.context.graph, self.context.nodes.width
+        with AccessCounts(self.context) as counts, graph.policy_inputs(width, counts) as inputs:
+            tier = self._beside = self.context.tier
             self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
-        setup = self.setup
-        setup.graph.pool.trim()
-        return self.memory.left_for_caches(setup.graph.budget.available, setup.prefetch)[0]
+        context = self.context
+        context.graph.pool.trim()
+        return self.memory.left_for_caches(context.graph.budget.available, context.prefetch)[0]
 
     def close(self, failed: bool = False) -> None:
         """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""
@@ -305,7 +305,7 @@ class SuperbatchRunner(Runner):
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``: its ``batches``, of how many an epoch has."""
-        return {"superbatch": {"batches": int(self._planning.superbatch), "of": len(self.setup.batches)}}
+        return {"superbatch": {"batches": int(self._planning.superbatch), "of": len(self.context.batches)}}
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
@@ -322,11 +322,11 @@ class SuperbatchRunner(Runner):
             self._edge_caches.check_free()
             return self._begin(epoch, start)
         except BusyError:
-            return stand_in(self.setup, epoch, start)
+            return stand_in(self.context, epoch, start)
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         policy = self._planning.policy
-        if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self.setup.tier:
+        if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self.context.tier:
             self._choose(policy, self._n_fixed)  # of the rows that the device leaves: it has the best ones since
             self._filled.clear()
         caches = self._caches if self._switch is None else self._switch
@@ -337,10 +337,10 @@ class SuperbatchRunner(Runner):
             undo.callback(caches.release)
             edge_lease = self._edge_caches.lease()
             undo.callback(self._edge_caches.release)
-            order = self.setup.batches.epoch(epoch).in_turn(start, self._memory.get(SAMPLED_AHEAD))
+            order = self.context.batches.epoch(epoch).in_turn(start, self._memory.get(SAMPLED_AHEAD))
             undo.callback(order.close)
             run = SuperbatchEpoch(
-                self.setup,
+                self.context,
                 self._planning,
                 order,
                 start,

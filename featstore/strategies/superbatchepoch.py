@@ -23,10 +23,10 @@ from featstore.sampling.drawn import EpochBatches
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import CacheLease, LeasedCaches
+from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory, Use
 from featstore.strategies.length import Planning
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
-from featstore.strategies.setup import Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
 __all__ = ["SuperbatchEpoch", "ahead_bytes", "most_ahead"]
@@ -41,12 +41,12 @@ def most_ahead(n_bytes: int) -> int:
     return min(n_bytes // 4, MOST_AHEAD_BYTES) // 4096 * 4096
 
 
-def ahead_bytes(setup: Setup) -> int:
+def ahead_bytes(context: Context) -> int:
     """Return the memory that misses can be read ahead into.
 
     No more than a quarter of the features, beyond which every other page is wanted anyhow.
     """
-    return most_ahead(sum(int(store.nbytes) for store in setup.nodes.stores.values()))
+    return most_ahead(sum(int(store.nbytes) for store in context.nodes.stores.values()))
 
 
 class SuperbatchEpoch(EpochRun):
@@ -54,7 +54,7 @@ class SuperbatchEpoch(EpochRun):
 
     def __init__(
         self,
-        setup: Setup,
+        context: Context,
         planning: Planning,
         order: EpochBatches,
         start: int,
@@ -71,13 +71,13 @@ class SuperbatchEpoch(EpochRun):
         edge_caches: LeasedCaches,
         edge_lease: CacheLease,
     ) -> None:
-        graph = setup.graph
+        graph = context.graph
         assert isinstance(planning.policy, PlannedPolicy)
-        self._setup, self._order = setup, order
+        self._context, self._order = context, order
         self._caches, self._edge_caches = caches, edge_caches
         self._leases = lease, edge_lease  # for as long as this epoch lives
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
-        stores = list(setup.nodes.stores.values())
+        stores = list(context.nodes.stores.values())
         if switch is None:
             capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
         else:
@@ -114,24 +114,24 @@ class SuperbatchEpoch(EpochRun):
                     pool=graph.pool,
                 ),
                 threads=threads,
-                time=setup.watch.time,
+                time=context.watch.time,
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
                 pack=pack,
                 residents=residents,
-                tier=lambda: setup.tier,
+                tier=lambda: context.tier,
                 edges=self._edge_planner(planning, disk, room),
             )
-            if setup.features and pack is None:
-                widths = setup.nodes.row_bytes
-                read = {name: store.source.gather for name, store in zip(setup.features, stores, strict=True)}
+            if context.features and pack is None:
+                widths = context.nodes.row_bytes
+                read = {name: store.source.gather for name, store in zip(context.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
                 n_bytes = planner.n_bytes - CheckedPolicy(planning.policy).nbytes
                 if planning.overlap:
                     n_bytes = memory[AHEAD].n_bytes
-                n_bytes = max(0, min(n_bytes, ahead_bytes(setup)))
+                n_bytes = max(0, min(n_bytes, ahead_bytes(context)))
                 if n_bytes:
-                    said = setup.nodes.reads.add
+                    said = context.nodes.reads.add
                     self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, said)
         except BaseException:
             if self._runs is not None:
@@ -140,11 +140,11 @@ class SuperbatchEpoch(EpochRun):
 
     def _edge_planner(self, planning: Planning, disk: DiskBudget, room: Callable[[], int]) -> EdgePlanner | None:
         """Return what plans the caches of edge features, empty now; None where there are none."""
-        policy, graph = planning.edge_policy, self._setup.graph
+        policy, graph = planning.edge_policy, self._context.graph
         if policy is None or not planning.edge_capacity or self._runs is None:
             return None
-        for name in self._setup.edges.stores:
-            self._setup.edges.clear_cache(name)
+        for name in self._context.edges.stores:
+            self._context.edges.clear_cache(name)
         return EdgePlanner(
             CachePlanner(
                 policy,
@@ -161,17 +161,17 @@ class SuperbatchEpoch(EpochRun):
 
     def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> None:
         """Let caches begin with the rows that stay, which they may have already, or with none."""
-        for name, store in self._setup.nodes.stores.items():
+        for name, store in self._context.nodes.stores.items():
             cache = store.cache
             if cache is not None and (residents is None or filled.get(name) is not cache):
                 cache.clear()
                 if residents is not None:
-                    cache.preload(residents, partial(self._setup.nodes.read, name))
+                    cache.preload(residents, partial(self._context.nodes.read, name))
                     filled[name] = cache
 
     @property
     def threads(self) -> int:
-        return self._setup.threads  # a read of samples or plans waits behind those of features
+        return self._context.threads  # a read of samples or plans waits behind those of features
 
     def _begin(self) -> None:
         """Start the threads, with the first batch asked for: whoever asks then closes this epoch, whatever Ctrl-C interrupts."""
@@ -185,7 +185,7 @@ class SuperbatchEpoch(EpochRun):
     def batch(self, position: int) -> Batch:
         self._begin()
         sampled, plan = self._inspector.batch(position)
-        return Batch(position, sampled, dict.fromkeys(self._setup.features, plan), self._inspector.edges(position))
+        return Batch(position, sampled, dict.fromkeys(self._context.features, plan), self._inspector.edges(position))
 
     def may_begin(self, position: int) -> bool:
         return self._inspector.may_begin(position)
@@ -195,7 +195,7 @@ class SuperbatchEpoch(EpochRun):
         plan, position = batch.plans[name], batch.position
         rows = None if self._ahead is None else self._ahead.take(position, name)
         if rows is not None:
-            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.copy_threads)}
+            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._context.copy_threads)}
         packed = self._inspector.source(position, name)
         return plan, {} if packed is None else {Tier.PACKED: packed}
 

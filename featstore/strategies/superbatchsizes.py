@@ -10,9 +10,9 @@ from featstore.cache.devicetier import REST_BYTES
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.strategies.batchsize import BatchSize
+from featstore.strategies.context import Context
 from featstore.strategies.length import Length, Passes, Planning, choose_size, judge_length, least_size, planner_bytes
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER, Memory
-from featstore.strategies.setup import Setup
 from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["SuperbatchSizes"]
@@ -25,13 +25,13 @@ class SuperbatchSizes:
 
     Parameters
     ----------
-    setup : Setup
+    context : Context
     planning : Planning
     """
 
-    def __init__(self, setup: Setup, planning: Planning) -> None:
-        self.setup, self.planning = setup, planning
-        self._graph, self._n_batches = setup.graph, len(setup.batches)
+    def __init__(self, context: Context, planning: Planning) -> None:
+        self.context, self.planning = context, planning
+        self._graph, self._n_batches = context.graph, len(context.batches)
         self._shortest = least_size(planning, self._n_batches)
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
@@ -40,7 +40,7 @@ class SuperbatchSizes:
         by_size = partial(self._planner_bytes, batch.n_rows)
         needs = {PLANNER: (by_size(self._shortest, spilled=True, least=True), self._whole_or_spilled(by_size, length))}
         if planning.overlap:
-            needs[AHEAD] = 0, ahead_bytes(self.setup)
+            needs[AHEAD] = 0, ahead_bytes(self.context)
         if planning.edge_capacity:
             of_edges = self._edge_planner(batch)
             needs[EDGE_PLANNER] = of_edges(self._shortest, spilled=True), self._whole_or_spilled(of_edges, length)
@@ -107,13 +107,13 @@ class SuperbatchSizes:
 
         Where caches have what others leave: at the least for none of them, else for as many rows as there could be.
         """
-        graph, planning, nodes = self._graph, self.planning, self.setup.nodes
+        graph, planning, nodes = self._graph, self.planning, self.context.nodes
         capacity = planning.capacity
         if capacity is None:
             most = graph.budget.total // max(1, nodes.width)
             capacity = 0 if least or not nodes.stores else min(nodes.n, most)
         needed = planner_bytes(planning, nodes.n, self._n_batches, n_accesses, size, spilled=spilled, capacity=capacity)
-        if self.setup.on_device is not None:
+        if self.context.on_device is not None:
             needed += REST_BYTES * n_accesses
         return needed if planning.overlap else max(needed, graph.choosing_bytes())
 

@@ -6,19 +6,19 @@ import warnings
 from typing import Any
 
 from featstore.errors import PerformanceWarning
+from featstore.strategies.context import Context
 from featstore.strategies.length import at_least
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
-from featstore.strategies.setup import Setup
 
 __all__ = ["describe_windows"]
 
 MANY = 4  # windows of an epoch: each passes over the neighbour lists in every hop
 
 
-def describe_windows(setup: Setup, memory: Memory) -> dict[str, Any]:
+def describe_windows(context: Context, memory: Memory) -> dict[str, Any]:
     """Return ``windows`` for the loader's statistics, empty where none are chosen; warn where an epoch has many."""
     granted, batch = memory.granted.get(SAMPLED_AHEAD), memory.batch
-    found = None if granted is None else setup.batches.windows(granted, (batch.n_rows, batch.n_edges))
+    found = None if granted is None else context.batches.windows(granted, (batch.n_rows, batch.n_edges))
     if granted is None or found is None:
         return {}
     advice = None
@@ -26,7 +26,7 @@ def describe_windows(setup: Setup, memory: Memory) -> dict[str, Any]:
         more = []
         if found.memory is not None:
             short = int((found.memory - granted) / FRACTIONS[SAMPLED_AHEAD])
-            more.append(f"memory='{at_least(setup.budget.total + short * 9 // 8)}'")
+            more.append(f"memory='{at_least(context.budget.total + short * 9 // 8)}'")
         if found.disk is not None:
             more.append(f"EpochSampler(disk='{at_least(found.disk)}')")
         advice = (
@@ -34,4 +34,4 @@ def describe_windows(setup: Setup, memory: Memory) -> dict[str, Any]:
             f"{' and '.join(more)} would make it one"
         )
         warnings.warn(f"window='auto': {advice}", PerformanceWarning, stacklevel=2)
-    return {"windows": {"batches": found.size, "of": len(setup.batches), "passes": found.n, "advice": advice}}
+    return {"windows": {"batches": found.size, "of": len(context.batches), "passes": found.n, "advice": advice}}

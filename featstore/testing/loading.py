@@ -429,9 +429,9 @@ class StrategyContract(ABC):
         strategy = self.strategy()
         cls, run = type(strategy), type(strategy).run
 
-        def foreseeing(self: featstore.Strategy, setup: featstore.Setup) -> featstore.Runner:
-            told.append(self.foreseen(setup))
-            return run(self, setup)
+        def foreseeing(self: featstore.Strategy, context: featstore.Context) -> featstore.Runner:
+            told.append(self.foreseen(context))
+            return run(self, context)
 
         with mock.patch.object(cls, "run", foreseeing), self._loader(strategy) as loader:
             n = len(loader)

@@ -38,13 +38,13 @@ class SharedRows(featstore.OnDemand):
     policy: Any = options.option("lru", options.policy_of(featstore.OnlinePolicy), "which rows stay in memory")
     length: int = options.option(8, options.number_of("batches"), "batches that are ordered together")
 
-    def run(self, setup: featstore.Setup) -> featstore.Runner:
+    def run(self, context: featstore.Context) -> featstore.Runner:
         """See :class:`featstore.Strategy`."""
-        ids = setup.graph.budget.reserve(IDS, 0)
+        ids = context.graph.budget.reserve(IDS, 0)
         try:
             order = partial(SharedRowsOrder, length=self.length, ids=ids, lock=threading.Lock())
-            batches = setup.batches.reordered(order, f"by shared rows of {self.length}")
-            return ReorderedRunner(super().run(replace(setup, batches=batches)), ids)
+            batches = context.batches.reordered(order, f"by shared rows of {self.length}")
+            return ReorderedRunner(super().run(replace(context, batches=batches)), ids)
         except BaseException:
             ids.release()
             raise
@@ -54,7 +54,7 @@ class ReorderedRunner(featstore.Runner):
     """The runner of batches on demand, and the memory of a window's ids."""
 
     def __init__(self, ondemand: featstore.Runner, ids: Any) -> None:
-        super().__init__(ondemand.setup, ondemand.memory)
+        super().__init__(ondemand.context, ondemand.memory)
         self.prefetch, self._ondemand = ondemand.prefetch, ondemand
         self._release = weakref.finalize(self, ids.release)
 

@@ -18,14 +18,14 @@ from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, Stopwatch
 from featstore.strategies.domain import Domain
 
-__all__ = ["Chosen", "Divides", "OnDevice", "Setup"]
+__all__ = ["Chosen", "Context", "Divides", "OnDevice"]
 
 
 class Divides(Protocol):
     """What shares the memory of the caches."""
 
     def divide(
-        self, setup: Setup, memory: Any, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
+        self, context: Context, memory: Any, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
     ) -> None:
         """See :class:`~featstore.strategies.savedsplit.HistorySplit`."""
         ...
@@ -44,10 +44,10 @@ class OnDevice:
         self.tier = tier
         self.why = ""  # there is none
 
-    def step_done(self, setup: Setup) -> None:
+    def step_done(self, context: Context) -> None:
         """Note, in the loop's thread, that a step is done: what is sized by it is sized then."""
 
-    def expected_rows(self, setup: Setup, taken: int = 0) -> int:
+    def expected_rows(self, context: Context, taken: int = 0) -> int:
         """Return how many rows there are; of a size that is not known yet, how many there would be now.
 
         ``taken``: bytes of host memory that caches will have.
@@ -82,7 +82,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Setup:
+class Context:
     """What a strategy may use.
 
     Parameters
