@@ -24,25 +24,13 @@ REST_BYTES = 13  # a row of a batch, of what rest() makes
 
 
 class DeviceTier:
-    """Rows of several features on one device. They do not change once they are filled.
+    """Rows of several features on one device, which do not change once they are filled: ``rows[i]`` is in slot ``i``.
 
-    After BudgetError, or RuntimeError where torch has no memory on the device (``torch.cuda.OutOfMemoryError``), nothing is
-    held.
-
-    Parameters
-    ----------
-    rows : int64 array, shape (k,)
-        Distinct; ``rows[i]`` is in slot ``i`` of every feature.
-    features : mapping of str to (tuple of int, torch.dtype)
-        Shape of a row, and its type.
-    device : torch.device
-    pool : BufferPool
-        Batches in host memory are put together in it. Its budget pays for what lies there: map and row numbers, and on the CPU
-        the rows.
-    n : int, optional
-        Rows of each feature: a map of 4 bytes each says where a row is, for :meth:`split`. None: plans made ahead say it.
-    n_threads : int
-        Threads that copy, where the host does.
+    ``features`` has the shape of a row, and its type, by name. ``pool`` has the memory in which batches are put together on the
+    host; its budget pays for what lies there: map and row numbers, and on the CPU the rows. For ``n`` rows of each feature a
+    map of 4 bytes each says where a row is, for :meth:`split`; with None plans made ahead say it. ``n_threads`` copy, where the
+    host does. After BudgetError, or RuntimeError where torch has no memory on the device (``torch.cuda.OutOfMemoryError``),
+    nothing is held.
 
     References
     ----------

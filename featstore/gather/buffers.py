@@ -132,18 +132,11 @@ class BufferPool:
 
     @contextmanager
     def copied_to(self, device: torch.device) -> Iterator[None]:
-        """Let what this thread takes meanwhile be page-locked where it is to be copied to a CUDA device; a context manager.
+        """Lock the pages of what this thread takes meanwhile where it is to be copied to a CUDA ``device``, one with a number.
 
-        Parameters
-        ----------
-        device : torch.device
-            Where the memory's contents go; one with a number, if it is CUDA.
-
-        Notes
-        -----
         Copies from such memory run beside computing, and may still read it when the call that began them has returned: whoever
-        takes it keeps it until they are complete, since its block may then be another tensor's. All other memory is ordinary.
-        A block is locked once, and stays so while it is pooled; bytes are counted in the budget as those of any block.
+        takes it keeps it until they are complete, since its block may then be another tensor's. All other memory is ordinary. A
+        block is locked once, and stays so while it is pooled; bytes are counted in the budget as those of any block.
         """
         before = getattr(self._copied, "to", None)
         self._copied.to = device if device.type == "cuda" else None

@@ -107,18 +107,9 @@ def one_pass(device: torch.device) -> Place | None:
 class DeviceArray:
     """Rows of one feature on the training device. They do not change once they are filled; batches are put together there.
 
-    Parameters
-    ----------
-    n_rows : int
-    row_shape : tuple of int
-    dtype : torch.dtype
-    device : torch.device
-        Any that torch has; ``cpu`` stands in for one in tests.
-    pool : BufferPool
-        Where batches are put together in host memory. Its budget pays for what lies there: nothing, where the device has memory
-        of its own.
-    n_threads : int
-        Threads that copy, where that is done by the host.
+    ``device`` is any that torch has; ``cpu`` stands in for one in tests. ``pool`` has the memory in which batches are put
+    together on the host; its budget pays for what lies there: nothing, where the device has memory of its own. ``n_threads``
+    copy, where that is done by the host.
     """
 
     def __init__(

@@ -91,14 +91,8 @@ NO_CHANGES = Changeset(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32), _NO_ROWS)
 class DeviceRows:
     """The rows of a batch that the training device holds, and where those that the host assembles go beside them.
 
-    Parameters
-    ----------
-    slots : integer array, shape (d,)
-        Slot of each in the tier ``DEVICE``.
-    positions : int64 array, shape (d,)
-        Row of the batch that each fills.
-    others : int64 array, shape (k,)
-        Row of the batch that each row assembled by the host fills; with ``positions`` a permutation of ``range(d + k)``.
+    ``slots`` are those in the tier ``DEVICE``, ``positions`` (int64) the rows of the batch that they fill. ``others``, int64,
+    are the rows of the batch that the host's fill, in order: with ``positions`` a permutation of all.
     """
 
     slots: Int32s
@@ -119,11 +113,10 @@ class BatchPlan:
     device: DeviceRows | None = None
 
     def count(self, tier: Tier) -> int:
-        """Return how many rows a tier holds."""
         return sum(len(part.addresses) for part in self.parts if part.tier == tier)
 
     def within(self, capacity: int, rows: Callable[[], Int64s]) -> BatchPlan:
-        """Return the plan of a batch of ``rows()`` where the cache has the first ``capacity`` slots left: other hits miss."""
+        """Turn hits beyond the first ``capacity`` slots into misses, of a batch of ``rows()``."""
         parts: list[Part] = []
         for part in self.parts:
             slots = np.asarray(part.addresses)
@@ -148,14 +141,8 @@ class BatchPlan:
 class EdgePlan:
     """By which plan the rows of a batch's edges are gathered, each row once.
 
-    Parameters
-    ----------
-    ids : int64 array, shape (n,)
-        Distinct numbers of edges.
-    places : int32 array, shape (k,)
-        Index in ``ids`` of each edge of the blocks, one block after the other; empty where ``ids`` are these already.
-    plan : BatchPlan
-        Of ``ids``.
+    ``ids``, int64, are distinct numbers of edges, of which ``plan`` is. ``places``, int32, are the index in ``ids`` of each
+    edge of the blocks, one block after the other; empty where ``ids`` are these already.
     """
 
     ids: Int64s

@@ -155,21 +155,10 @@ class AbsentRows:
 
 
 class ExtentSource:
-    """The tier ``PACKED`` of a run of batches: each gather takes the next extent, whole, in the order given.
+    """The tier ``PACKED`` of a run of batches: each gather takes the next non-empty extent of ``order``, whole.
 
-    A :class:`RowSource` that is read in order; one thread at a time. Reads run ahead of the gathers, across extents.
-
-    Parameters
-    ----------
-    file : RowFile
-        The file of extents.
-    extents : ExtentMap
-    order : integer array
-        Extents in the order in which they are asked for; empty ones are passed over.
-    window_bytes : int
-        See :class:`PageStream`.
-    arenas : Arenas, optional
-        Keeps the window's memory for another source.
+    A :class:`RowSource` that is read in order; one thread at a time. Reads run ahead of the gathers, across extents, through a
+    window as of :class:`PageStream`, whose memory ``arenas`` keep for another source.
     """
 
     in_order = True

@@ -55,23 +55,10 @@ def chunk_header(
 class Directory:
     """What each chunk holds; all that stays in memory of a chunked topology. About 56 bytes a chunk.
 
-    Parameters
-    ----------
-    rows : int64 array, shape (n_chunks + 1, 3)
-        Of each chunk: the first node whose list begins in it or later, its first edge, and the edge with which that node's list
-        begins. The last row is ``(num_nodes, num_edges, num_edges)``. CorruptionError unless they describe such chunks.
-    num_nodes, num_edges, id_bytes, chunk_bytes : int
-    n_words : int
-        Words of ``id_bytes`` of the file of chunks.
-    path : str
-        Of the directory's file; named in errors.
-
-    Attributes
-    ----------
-    first_node, first_edge, first_start : int64 array, shape (n_chunks + 1,)
-        The columns of ``rows``.
-    ids_at : int64 array, shape (n_chunks,)
-        The word of the file with which each chunk's ids begin.
+    ``rows``, int64 ``[n_chunks + 1, 3]``, name of each chunk the first node whose list begins in it or later, its first edge,
+    and the edge with which that node's list begins: ``first_node``, ``first_edge`` and ``first_start``. The last row is
+    ``(num_nodes, num_edges, num_edges)``. ``n_words`` are the words of ``id_bytes`` of the file of chunks; ``ids_at`` those
+    with which each chunk's ids begin. CorruptionError, which names ``path``, unless the rows describe such chunks.
     """
 
     def __init__(

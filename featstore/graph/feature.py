@@ -282,29 +282,12 @@ class FeatureStore(Dataset[torch.Tensor]):
         tally: Tally | None = None,
         threads: int | None = None,
     ) -> torch.Tensor:
-        """Return the rows of a batch; loaders call this.
+        """Gather the rows of a batch; loaders call this. After a BudgetError the same call may be repeated.
 
-        Parameters
-        ----------
-        ids : int64 tensor, shape (n,)
-        plan : BatchPlan, optional
-            Where the rows are, see :meth:`~featstore.cache.gather.Gather.planned`; without, that is looked up now. Of the rows
-            that it leaves to a device nothing is returned.
-        tiers : mapping of Tier to RowSource, optional
-            Those that the plan names beside the cache and the feature's own rows.
-        tally : Tally, optional
-            Gets what this call came to, whoever else uses the store meanwhile.
-        threads : int, optional
-            That copy cached rows; by default the graph's.
-
-        Returns
-        -------
-        Tensor of self.dtype, shape (n, *row_shape)
-
-        Raises
-        ------
-        IndexError, CorruptionError, OSError, BudgetError, ClosedError
-            As :meth:`take`. After a BudgetError the same call may be repeated.
+        ``plan`` says where the rows are, see :meth:`~featstore.cache.gather.Gather.planned`; without, that is looked up now. Of
+        the rows that it leaves to a device nothing is returned. ``tiers`` are those that it names beside the cache and the
+        feature's own rows. ``tally`` gets what this call came to, whoever else uses the store meanwhile. ``threads`` copy
+        cached rows; by default the graph's.
         """
         if plan is None:
             return self._read(*resolve_rows(ids, self.shape, self.first_row), tally=tally, threads=threads)
@@ -413,15 +396,7 @@ class FeatureStore(Dataset[torch.Tensor]):
 
 @uncompiled
 def torch_function(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """Do what ``func`` does to a tensor for a feature store among its arguments.
-
-    Raises
-    ------
-    TypeError
-        It is not defined for a store: neither ``index_select`` nor ``embedding``; or for such arguments.
-    IndexError, CorruptionError, OSError, BudgetError, ClosedError
-        As :meth:`~featstore.FeatureStore.take`.
-    """
+    """Do what ``func`` does to a tensor for a feature store; TypeError where it is not defined for one."""
     if getattr(func, "__name__", None) == "index_select":  # by name: PyG puts a function of its own in the place of torch's
         return _index_select(*args, **kwargs)
     if func is torch.nn.functional.embedding:

@@ -17,15 +17,9 @@ Int64s = npt.NDArray[np.int64]
 class ListBlock:
     """Consecutive edges, and whose they are.
 
-    Parameters
-    ----------
-    first_node : int
-    offsets : int64 array, shape (k + 1,)
-        ``offsets[i] … offsets[i + 1]`` are the edges of node ``first_node + i``: numbers within the graph, which may reach beyond
-        this block on both sides. Every node whose list is not empty and overlaps the block is among the nodes.
-    first_edge : int
-    ids : int32 or int64 array, shape (n,)
-        The edges ``first_edge …``: neighbour ids, checked to be nodes.
+    ``offsets[i] … offsets[i + 1]`` are the edges of node ``first_node + i``: numbers within the graph, which may reach beyond
+    this block on both sides. Every node whose list is not empty and overlaps the block is among the nodes. ``ids`` are the
+    edges ``first_edge …``: neighbour ids, checked to be nodes.
     """
 
     first_node: int
@@ -38,15 +32,9 @@ class ListBlock:
 class NodeLists:
     """Lists of some of the nodes that were asked for.
 
-    Parameters
-    ----------
-    where : int64 array, shape (k,)
-        Which ones, by their positions in what was asked for, ascending.
-    at, degree : int64 array, shape (k,)
-        Where in ``ids`` each list begins, and its length. A list may reach beyond ``ids`` on both sides: what comes before or
-        after is in other pieces.
-    ids : int32 or int64 array
-        Neighbour ids, checked to be nodes; also of lists that nobody asked for.
+    ``where``, int64 ``[k]``, are their positions in what was asked for, ascending. ``at`` and ``degree`` say where in ``ids``
+    each list begins, and its length. A list may reach beyond ``ids`` on both sides: what comes before or after is in other
+    pieces. ``ids`` are checked to be nodes; also those of lists that nobody asked for are there.
     """
 
     where: Int64s
@@ -55,7 +43,7 @@ class NodeLists:
     ids: npt.NDArray[Any]
 
     def spread(self, positions: Int64s | None = None) -> tuple[int, Int64s, Int64s]:
-        """Return a first position, and ``at`` and ``degree`` of all from there on; in between are lists of no edge.
+        """Take a first position, and ``at`` and ``degree`` of all from there on; in between are lists of no edge.
 
         ``positions``, ascending, are those that ``where`` stands for; by default the same.
         """

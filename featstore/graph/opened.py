@@ -160,18 +160,8 @@ class Opened(ABC):
     ) -> None:
         """Give a feature an empty cache that follows batch plans, in place of any earlier; loaders call this.
 
-        Parameters
-        ----------
-        store : FeatureStore
-            One of this graph, of nodes or of edges.
-        capacity : int
-            Rows.
-        budget : Budget, optional
-            Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
-        on_loan : bool
-            The budget may take its memory back.
-        policy : OnlinePolicy, optional
-            It decides what is cached, in place of plans.
+        ``budget`` counts the cache, a share of the graph's that the caller holds; by default the graph's own. ``on_loan``: it
+        may take the memory back. ``policy`` decides what is cached, in place of plans.
         """
         is_of_edges = self._edge_stores.get(store.name) is store
         holder = f"cache of {'edge feature ' * is_of_edges}{store.name!r}"

@@ -144,21 +144,13 @@ def save_parts(
     recipe: Mapping[str, Any],
     adopt: Callable[[Catalog, str, list[str]], None],
 ) -> None:
-    """Keep parts in the dataset, in one commit, in place of those that had the name.
+    """Keep parts in the dataset, in one commit, in place of those that had the name; BusyError if it was replaced.
 
-    Parameters
-    ----------
-    snapshot : Snapshot
-        The dataset, as it was opened; BusyError if it was replaced since.
-    name : str
-    arrays : mapping of str to array
-        ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see :func:`~featstore.graph.crossedges.count_cross_edges`; where
-        training nodes were given, ``train_nodes``, int64, by part; where lists are kept in part order, what
-        :class:`~featstore.graph.partorder.PartOrder` makes.
-    recipe : mapping
-        ``method``, ``n_parts``, ``options``.
-    adopt : callable (catalog, key, files)
-        Called after the commit, before anybody else can change the dataset.
+    ``arrays`` are ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see
+    :func:`~featstore.graph.crossedges.count_cross_edges`; where training nodes were given, ``train_nodes``, int64, by part;
+    where lists are kept in part order, what :class:`~featstore.graph.partorder.PartOrder` makes. ``recipe`` has ``method``,
+    ``n_parts`` and ``options``. ``adopt(catalog, key, files)`` is called after the commit, before anybody else can change the
+    dataset.
     """
     key = _KEY + name
     with Update(snapshot.root) as update:

@@ -124,17 +124,9 @@ class PageStream:
     """Pages of a file, in large reads that go on while the consumer works; a context manager, for one consumer.
 
     Leaving it waits for reads under way. Pages are verified as the file's own reads verify them, and counted by the file, which
-    stays open, when the stream is closed.
-
-    Parameters
-    ----------
-    file : PageFile
-    runs : int64 array, shape (n, 2)
-        First page and pages of each run, in the order in which they are wanted; page 0 is the file's header.
-    window_bytes : int
-        Bytes to read ahead into, at least :func:`least_window`; the caller has reserved them.
-    arena : Arena, optional
-        Memory for them, of :func:`arena_bytes`.
+    stays open, when the stream is closed. ``runs``, int64 ``[n, 2]``, are the first page and the pages of each run, in the
+    order in which they are wanted; page 0 is the file's header. ``window_bytes``, at least :func:`least_window`, are read ahead
+    into; the caller has reserved them, and may give an ``arena`` of :func:`arena_bytes`.
     """
 
     def __init__(self, file: PageFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:

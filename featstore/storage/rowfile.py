@@ -32,16 +32,10 @@ SCAN_BYTES = 4 << 20  # of one read where all pages are checked
 
 @dataclass
 class ReadStats:
-    """What was asked of a file and what it cost.
+    """What was asked of a file and what it cost: rows, read operations, and the bytes of both (checksum pages included).
 
-    Parameters
-    ----------
-    rows, reads : int
-        Rows delivered, and read operations. A stream of pages delivers no rows, and is counted once it is closed.
-    bytes_requested, bytes_read : int
-        Bytes of those rows, and bytes that the operations moved (checksum pages included).
-    waited_s : float
-        Seconds that a gather waited for what is read ahead of it.
+    A stream of pages delivers no rows, and is counted once it is closed. ``waited_s`` are seconds that a gather waited for what
+    is read ahead of it.
     """
 
     rows: int = 0

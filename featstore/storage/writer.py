@@ -141,18 +141,9 @@ class FileRecord:
 class WriterState:
     """What of an unfinished row file is on the drive, and what a writer needs to go on with it.
 
-    Parameters
-    ----------
-    file_id : bytes
-    generation, n_rows : int
-    offset : int
-        Bytes of whole pages.
-    tail : uint8 array
-        The page behind them, as far as there are rows for it.
-    first_sums, sums : uint64 array
-        Sums of the first page of sums, and those behind them that are not in the side file.
-    n_sums_pages : int
-        Pages of the side file, the first one included.
+    ``offset`` are the bytes of whole pages; ``tail`` is the page behind them, as far as there are rows for it. ``first_sums``
+    are of the first page of sums, ``sums`` those behind it that are not in the side file, which has ``n_sums_pages``, the first
+    one included.
     """
 
     file_id: bytes
