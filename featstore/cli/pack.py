@@ -150,15 +150,7 @@ def _pack_dataset(
         _say(estimate, show)
         estimate.check()
         pack = sample_offline(
-            g,
-            sampler,
-            batches,
-            None,
-            options.epochs,
-            target,
-            overwrite=options.overwrite,
-            disk=disk,
-            progress=show,
+            g, sampler, batches, None, options.epochs, target, overwrite=options.overwrite, disk=disk, progress=show
         )
     sampled_s = time.perf_counter() - begin
     with pack:

@@ -257,10 +257,7 @@ def _redundancy(options: argparse.Namespace) -> int:
     check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
-        samplers = {
-            "neighbor": NeighborSampler(graph, options.fanouts, seed=options.seed),
-            "labor": make_labor(graph, options),
-        }
+        samplers = {"neighbor": NeighborSampler(graph, options.fanouts, seed=options.seed), "labor": make_labor(graph, options)}
         cache_neighbors(graph, options, samplers["neighbor"])
         bar: tqdm[int] | None = None
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
@@ -45,7 +43,7 @@ class PackedGraph(Opened):
     features : mapping of str to FeatureStore
         Those that a layout holds. Reading a row by its number raises FileNotFoundError: the pack has batches, not rows.
     node_data : mapping of str to Tensor
-        The labels of the loaders that made its layouts: read whole, checked and counted in the budget when first asked for.
+        The labels of the loaders that made its layouts: read whole, checked and counted when first asked for.
 
     Raises
     ------
@@ -104,14 +102,10 @@ class PackedGraph(Opened):
         self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
     ) -> PolicyInputs:
         """See :meth:`featstore.OutOfCoreGraph.policy_inputs`; degrees are not there."""
-
-        def absent() -> npt.NDArray[np.int64]:
-            raise FileNotFoundError(errno.ENOENT, "degrees are not in the pack, and the dataset is not open", self.path)
-
-        budget = self.budget if budget is None else budget
+        budget, absent = self.budget if budget is None else budget, self.short_degrees
         return PolicyInputs(self.num_nodes, row_bytes, budget, absent, absent, counts, parts, seed)
 
-    def short_degrees(self) -> npt.NDArray[np.uint16]:
+    def short_degrees(self) -> NoReturn:
         """See :meth:`featstore.OutOfCoreGraph.short_degrees`; degrees are not there."""
         raise FileNotFoundError(errno.ENOENT, "degrees are not in the pack, and the dataset is not open", self.path)
 

@@ -23,14 +23,7 @@ from featstore.graph.progress import Progress
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.registry import Registry, read_only
 
-__all__ = [
-    "GraphStream",
-    "Partitioner",
-    "available_partitioners",
-    "get_partitioner",
-    "options_of",
-    "register_partitioner",
-]
+__all__ = ["GraphStream", "Partitioner", "available_partitioners", "get_partitioner", "options_of", "register_partitioner"]
 
 HOLDER = "partitioning"  # in the budget's report
 _PIECE_NODES = 1 << 16
@@ -40,16 +33,6 @@ class GraphStream:
     """A graph as a partitioner sees it: degrees in memory, neighbour ids block by block from the file.
 
     None of its arrays can be written to.
-
-    Parameters
-    ----------
-    topology : Topology
-    n_parts : int
-    is_train : uint8 array, shape (num_nodes,), optional
-    seed : int
-    budget : Budget
-    bar : Progress
-        Hears of every block's bytes.
 
     Attributes
     ----------

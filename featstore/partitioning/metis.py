@@ -21,13 +21,9 @@ _EDGE_BYTES = 3 * _LIST_BYTES + 2 * _LIST_BYTES  # sorting them; and what METIS 
 class Metis(Partitioner):
     """Minimise the edges between parts, in both directions, with METIS; training nodes and the seed do not count.
 
-    Notes
-    -----
-    Not out of core: needs about 80 bytes an edge, which the budget counts, and can give no bound for what METIS takes itself.
-
-    References
-    ----------
-    Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, SIAM J. Sci. Comput. 20(1), 1998.
+    Not out of core: needs about 80 bytes an edge, which are counted, and can give no bound for what METIS takes itself. See
+    Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, SIAM J. Sci. Comput. 20(1),
+    1998.
     """
 
     def check(self, n_parts: int) -> None:

@@ -54,7 +54,7 @@ ROW_TABLE_BYTES, LOAD_TABLE_BYTES, ADMIT_TABLE_BYTES = 4, 4, 12  # on disk, of a
 
 @dataclass(frozen=True)
 class Machine:
-    """What the drive and the memory were measured to do.
+    """Measured rates of the drive and of the memory.
 
     Parameters
     ----------
@@ -62,10 +62,9 @@ class Machine:
         Random reads a second; bytes a second read and written in sequence.
     copy_bandwidth : float
         Bytes of rows a second that are copied from memory to memory.
-    batch_bandwidth : float
-        Where a batch's plan says from where and to where, beside threads that read and check; 0, not measured: the same.
-    fresh_bandwidth : float
-        Into memory that was never touched; 0, not measured: the same.
+    batch_bandwidth, fresh_bandwidth : float
+        Where a batch's plan says from where and to where, beside threads that read and check; into memory that was never
+        touched. 0, not measured: the same.
     static_table_s, planned_table_s, missed_table_s : float
         Seconds of making a pack's tables, writing apart: a row of a batch where rows in memory stay, counting included; where a
         plan changes them, beyond ``Workload.plan_s``; and what a row that is missed adds; 0, not measured: none.

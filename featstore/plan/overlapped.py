@@ -137,7 +137,7 @@ class OverlappedPacking:
         self._settle(MOST_PENDING)
         self._pending.append(self._worker.submit(self._sort, batch, positions))
         if self._n_foreseen == len(self._n_missed) and self._may_begin(self._n_missed):
-            self._packing = self._worker.submit(self._run)
+            self._packing = self._worker.submit(self._pack, self._n_missed, self._rows, self._go_on)
 
     def planned(self, batch: int, rows: Ids) -> None:
         """Note what a planned batch misses, ascending; batch after batch. PluginError: the policy foresaw something else."""
@@ -155,7 +155,7 @@ class OverlappedPacking:
         """Say that all is planned; return the extents, None where there was no room for them."""
         self._is_planned.set()
         if self._packing is None:
-            self._packing = self._worker.submit(self._run)
+            self._packing = self._worker.submit(self._pack, self._n_missed, self._rows, self._go_on)
         return self._packing.result()
 
     def __enter__(self) -> OverlappedPacking:
@@ -178,9 +178,6 @@ class OverlappedPacking:
 
     def _sort(self, batch: int, positions: Int32s) -> None:
         self._rows.add(np.sort(self._ids(batch).take(positions)))
-
-    def _run(self) -> SuperbatchExtents | None:
-        return self._pack(self._n_missed, self._rows, self._go_on)
 
     def _go_on(self) -> None:
         self._check()

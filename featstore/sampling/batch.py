@@ -13,10 +13,7 @@ __all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "CheckedSampler", "HistoryR
 
 # What a block may have an entry an edge of, beside its edges, by the field's name, and of which dtypes. All who pass blocks on go
 # by this table. In files, position ``i`` is bit ``i``: new ones come last.
-EDGE_ARRAYS: dict[str, tuple[torch.dtype, ...]] = {
-    "edge_pos": (torch.int64,),
-    "weight": (torch.float32, torch.float64),
-}
+EDGE_ARRAYS: dict[str, tuple[torch.dtype, ...]] = {"edge_pos": (torch.int64,), "weight": (torch.float32, torch.float64)}
 
 # What a batch may have beside its blocks, see :class:`HistoryRows`. Files hold these arrays in this order, behind the blocks.
 HISTORY_ARRAYS = ("pull", "pull_slots", "push", "push_slots")

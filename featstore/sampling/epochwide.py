@@ -187,13 +187,7 @@ class EpochSampler(CheckedSampler):
         return Coming(seeds_of)
 
     def in_turn(
-        self,
-        seeds: Seeds,
-        epoch: int,
-        start: int,
-        stop: int,
-        memory: Reservation | None = None,
-        coming: Coming | None = None,
+        self, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None = None, coming: Coming | None = None
     ) -> Turns:
         """Return the batches ``start … stop - 1`` of an epoch, for whoever takes them about in order.
 

@@ -93,12 +93,7 @@ class HopSampler(CheckedSampler):
         return bool(held)
 
     def sample(
-        self,
-        seeds: torch.Tensor,
-        epoch: int = 0,
-        index: int = 0,
-        lists: NearbyLists | None = None,
-        prune: Prune | None = None,
+        self, seeds: torch.Tensor, epoch: int = 0, index: int = 0, lists: NearbyLists | None = None, prune: Prune | None = None
     ) -> SampledBatch:
         """Sample one batch.
 

@@ -149,13 +149,7 @@ class LaborSampler(FanoutSampler):
         return Block(src, dst, hops.n_nodes, n_dst, edge_pos)
 
     def _weigh(
-        self,
-        scratch: Scratch,
-        layer: _core.Layer,
-        fanout: int,
-        listed: npt.NDArray[Any],
-        counts: Int64s,
-        edge_pos: Int64s | None,
+        self, scratch: Scratch, layer: _core.Layer, fanout: int, listed: npt.NDArray[Any], counts: Int64s, edge_pos: Int64s | None
     ) -> None:
         """Keep of whole lists what is taken with importance probabilities, in place; ``scratch`` numbers their sources."""
         scratch.hops.begin(EMPTY)

@@ -202,14 +202,7 @@ class Turns:
     """The batches of an epoch, drawn in windows as they are taken. Thread-safe; made by :meth:`EpochSampler.in_turn`."""
 
     def __init__(
-        self,
-        sampler: Drawer,
-        seeds: Seeds,
-        epoch: int,
-        start: int,
-        stop: int,
-        memory: Reservation | None,
-        coming: Coming | None,
+        self, sampler: Drawer, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None, coming: Coming | None
     ) -> None:
         self._sampler, self._seeds, self._epoch, self._stop = sampler, seeds, epoch, stop
         self._changed = threading.Condition(threading.RLock())

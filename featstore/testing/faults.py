@@ -168,11 +168,8 @@ def sweep(
 ) -> Iterator[Fault]:
     """Yield faults at call 1, 1 + step, …, until one does not fire; each must be entered by the loop's body.
 
-    Raises
-    ------
-    AssertionError
-        Not even the first fault fired (the operation never happened: the sweep shows nothing), or none was entered, or ``limit``
-        calls were not enough.
+    AssertionError: not even the first fault fired (the operation never happened: the sweep shows nothing), or none was entered,
+    or ``limit`` calls were not enough.
     """
     for k in range(1, limit, step):
         fault = Fault(directory, operations, action, k, times)

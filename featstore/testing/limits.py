@@ -47,10 +47,7 @@ class MemoryGroup:
 def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
     """Make a memory control group for the context's duration.
 
-    Raises
-    ------
-    OSError
-        Control groups cannot be made here (PermissionError without root, FileNotFoundError where none are mounted).
+    OSError: control groups cannot be made here (PermissionError without root, FileNotFoundError where none are mounted).
     """
     group = MemoryGroup(limit_bytes)
     try:
