@@ -130,6 +130,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Let torch take deterministic algorithms alone."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(
     params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"))]
 )

@@ -128,29 +128,6 @@ def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> No
         run(dataset, pack, policy=Short, feature_cache=0.2)
 
 
-def test_resume_and_state(dataset: Path, pack: Path) -> None:
-    for policy in ("belady", "frequency"):
-        options: dict[str, Any] = {"strategy": "packed", "pack": pack, "policy": policy, "feature_cache": 0.1}
-        if policy == "belady":
-            options["superbatch"] = 7
-        with featstore.open(dataset, memory="64MB") as g:
-            with make_loader(g, features=["x"], **options) as loader:
-                whole = [(batch.index, batch.x.clone()) for batch in loader]
-                loader.set_epoch(0)
-                for position, _ in enumerate(loader):
-                    if position == 9:
-                        break
-                state = loader.state_dict()
-            with make_loader(g, features=["x"], **options) as loader:
-                loader.load_state_dict(state)
-                rest = list(loader)
-            assert [batch.index for batch in rest] == [index for index, _ in whole[10:]]
-            assert all(torch.equal(batch.x, x) for batch, (_, x) in zip(rest, whole[10:], strict=True))
-            with make_loader(g, features=["x"], **{**options, "shuffle": False}) as loader:
-                with pytest.raises(ValueError, match="other seeds"):
-                    loader.load_state_dict(state)
-
-
 def any_graph(data: st.DataObject, path: Path, most_seeds: int) -> tuple[torch.Tensor, np.ndarray, int]:
     """Draw a dataset whose feature ``x`` has any width and dtype; return the bytes of its rows, seeds, and a batch's size."""
     n = data.draw(st.integers(5, 400))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,8 @@ from featstore.cli.sage import GraphSAGE
 from tests.loaders import make_loader, row_policies
 from tests.planted import CLASSES, make_planted
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 EPOCHS = 2
 BATCH = 50
 FANOUTS = [5, 5]
@@ -26,13 +27,6 @@ ACCURACY = 0.8  # of the test nodes; reached is 0.85, without edges 0.49, by gue
 def planted(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """The dataset."""
     return make_planted(tmp_path_factory.mktemp("planted") / "g")
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def losses_of(epochs: Any, n_words: int) -> tuple[list[float], GraphSAGE]:

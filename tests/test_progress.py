@@ -7,23 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tqdm import tqdm
 
 from featstore.cli.main import main
 from featstore.graph import progress
 from featstore.graph.progress import Progress, is_seen, make_bar, note
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KERNEL, SHELL = {"IPKernelApp": {}}, {"TerminalIPythonApp": {}}
-
-
-@pytest.fixture(autouse=True)
-def _restore_torch():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
 
 
 def use_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None) -> None:

@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 N_LOSSES = 50
 
-pytestmark = pytest.mark.skipif(not (DATA / "linux414-calls.npz").is_file(), reason=f"no linux414-calls in {DATA}")
+pytestmark = [
+    pytest.mark.skipif(not (DATA / "linux414-calls.npz").is_file(), reason=f"no linux414-calls in {DATA}"),
+    pytest.mark.usefixtures("deterministic"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +37,6 @@ def real_graph() -> ModuleType:
     finally:
         sys.path.pop(0)
     return real_graph
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def losses_in_memory(g: featstore.OutOfCoreGraph, x: torch.Tensor) -> list[float]:

@@ -312,31 +312,6 @@ def test_a_failing_switch_is_the_loops_error(g: featstore.OutOfCoreGraph, monkey
         assert all(torch.equal(batch.x, x) for batch, x in zip(loader, plain, strict=True))
 
 
-def test_a_loader_made_while_another_has_the_cache(g: featstore.OutOfCoreGraph) -> None:
-    """It takes no part of the memory that the other has, and has a share of its own once that epoch is over."""
-    with serial(g) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(featstore.BusyError):
-            g.cache("x", "1MB", "lru")
-        held = g.memory_report()["superbatch caches (features)"]
-        with serial(g) as other:
-            assert g.memory_report()["superbatch caches (features)"] == held
-            assert len(list(other)) == 20
-            assert other.stats()["epochs_beside"] == 1
-            assert len(list(iterator)) == 19
-            assert loader.stats()["epochs_beside"] == 0
-            loader.close()
-            assert len(list(other)) == 20
-            assert other.stats()["epochs_beside"] == 1
-            assert g.memory_report()["superbatch caches (features)"] == held
-
-
-def test_no_features_and_no_cache(g: featstore.OutOfCoreGraph) -> None:
-    with serial(g, features=[], feature_cache=None, labels=None) as loader:
-        assert [batch.index for batch in loader] == list(range(20))
-
-
 def test_leaving_while_the_next_superbatch_is_waited_for(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
     join = threading.Thread.join

@@ -30,28 +30,14 @@ __all__ = ["dataset", "ondemand"]  # fixtures
 @pytest.mark.parametrize("size", [1, 7, 40, "auto"])
 @pytest.mark.parametrize("cache", [0, 0.0004, 0.1, 1.0])
 def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: float) -> None:
-    found, stats = batches(dataset, strategy="streamed", superbatch=size, feature_cache=cache)
+    backend = "pread" if size == 7 else "auto"
+    found, stats = batches(dataset, backend=backend, strategy="streamed", superbatch=size, feature_cache=cache)
     assert same(found, ondemand)
     assert not os.path.exists(f"{dataset}.runs")
     assert stats["hits"]["base"] == 0
     assert stats["hits"]["packed"] + stats["hits"]["host"] == stats["rows"]
     assert stats["rows_loaded"] == stats["hits"]["packed"]
     assert {"sample", "plan", "pack", "load", "read", "gather"} <= stats["seconds"].keys()
-
-
-def test_without_a_cache_with_the_other_backend_and_little_prefetch(dataset: Path, ondemand: list[Any]) -> None:
-    for prefetch, threads in ((0, 1), (1, 3)):
-        options = {"prefetch": prefetch, "threads": threads, "superbatch": 9, "feature_cache": 0.05}
-        assert same(batches(dataset, backend="pread", strategy="streamed", **options)[0], ondemand)
-    with featstore.open(dataset, memory="64MB") as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        for features in (["x"], []):
-            options: dict[str, Any] = {"batch_size": 40, "features": features, "seed": 3, "strategy": "streamed", "superbatch": 9}
-            with make_loader(g, sampler, g.node_data["train_idx"], feature_cache=1_000_000, **options) as loader:
-                for batch, expected in zip(loader, ondemand, strict=False):
-                    assert torch.equal(batch.input_ids, expected[1][0])
-                    if features:
-                        assert torch.equal(batch.x, expected[1][3])
 
 
 def test_loads_are_the_superbatchs(dataset: Path) -> None:
@@ -105,7 +91,7 @@ def test_a_look_ahead_that_failed_is_said(dataset: Path, disk: str) -> None:
             assert said.startswith("no disk: ") == (disk == "8KB")
 
 
-def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> None:
+def test_disk_budget(dataset: Path, tmp_path: Path) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         make = lambda **options: make_loader(  # noqa: E731
@@ -121,18 +107,7 @@ def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> No
             for _ in loader:
                 largest = max(largest, bytes_at_one_moment(tmp_path / "runs"))
             assert 0 < largest <= 5_000_000
-        with make(superbatch=3, feature_cache=0.001) as loader:
-            for _ in range(3):
-                for batch in loader:
-                    if batch.index == 4:
-                        break
-                del batch
         assert not os.path.exists(tmp_path / "runs")
-        for name in g.features:
-            g.cache(name, 0)
-        g.pool.trim()
-        left = {"planner", "loader order", "batches", "batch buffers", "packing", "extents read ahead"}
-        assert not left & g.memory_report().keys()
 
 
 def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path) -> None:

@@ -79,17 +79,10 @@ def ondemand(dataset: Path) -> list[Any]:
 @pytest.mark.parametrize("cache", [0, 0.0004, 0.1, 1.0])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: int | float, overlap: bool) -> None:
-    found, _ = batches(dataset, strategy="superbatch", superbatch=size, feature_cache=cache, overlap=overlap)
-    assert same(found, ondemand)
+    backend = "pread" if size == 3 else "auto"
+    options = {"backend": backend, "strategy": "superbatch", "superbatch": size, "overlap": overlap}
+    assert same(batches(dataset, feature_cache=cache, **options)[0], ondemand)
     assert not os.path.exists(f"{dataset}.runs")
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_the_same_batches_with_the_other_backend_and_little_prefetch(dataset: Path, ondemand: list[Any], overlap: bool) -> None:
-    for prefetch, threads in ((0, 1), (1, 3)):
-        options = {"prefetch": prefetch, "threads": threads, "superbatch": 7, "feature_cache": 0.05, "overlap": overlap}
-        found, _ = batches(dataset, backend="pread", strategy="superbatch", **options)
-        assert same(found, ondemand)
 
 
 def test_loads_are_beladys(dataset: Path) -> None:
@@ -161,51 +154,6 @@ def test_the_next_superbatch_is_planned_while_one_runs(dataset: Path, strategy: 
                     next(iterator)
             next(iterator)
             assert next(iterator, None) is None
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_resume_in_the_middle(dataset: Path, ondemand: list[Any], overlap: bool) -> None:
-    with featstore.open(dataset, memory="64MB") as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 40, "features": ["x", "z"], "seed": 3, "strategy": "superbatch", "superbatch": 4}
-        options["overlap"] = overlap
-        with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
-            for batch in loader:
-                if batch.index == 9:
-                    break
-            state = loader.state_dict()
-        with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
-            loader.load_state_dict(state)
-            rest = list(loader)
-        assert [batch.index for batch in rest] == list(range(10, 25))
-        assert all(torch.equal(batch.x, expected[1][3]) for batch, expected in zip(rest, ondemand[10:25], strict=True))
-
-
-def test_an_early_break_leaves_nothing(dataset: Path, tmp_path: Path) -> None:
-    with featstore.open(dataset, memory="64MB") as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        with make_loader(
-            g, sampler, g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=3, run_dir=tmp_path / "runs"
-        ) as loader:
-            for _ in range(3):
-                for batch in loader:
-                    assert os.listdir(tmp_path / "runs")
-                    if batch.index == 4:
-                        break
-                del batch
-            iterator = iter(loader)
-            next(iterator)
-            next(iter(loader))
-            with pytest.raises(featstore.BusyError, match="middle of an epoch"):
-                g.cache("x", "1MB", "lru")
-            assert len(list((tmp_path / "runs").glob("[!.]*"))) == 1  # the second epoch had none
-            del iterator
-            next(iter(loader))
-        assert not os.path.exists(tmp_path / "runs")
-        for name in g.features:
-            g.cache(name, 0)
-        g.pool.trim()
-        assert not {"planner", "loader order", "batches", "batch buffers"} & g.memory_report().keys()
 
 
 def test_disk_budget_and_errors(dataset: Path, tmp_path: Path) -> None:

@@ -21,17 +21,9 @@ from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
 from tests.loaders import flat, make_loader, row_policies
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 N, CLASSES, DIM = 800, 4, 16
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # operations this small only wait for threads, above all on a busy machine
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")
@@ -209,36 +201,6 @@ def test_unsuitable_datasets(tmp_path):
 # -- the loader on disk --------------------------------------------------------------------------------------------------------
 
 
-def epoch_of(g, sampler, small, **options) -> list[tuple]:
-    loader = make_loader(g, sampler, small.train_idx, 40, features=["x", "h"], **options)
-    batches = []
-    for batch in loader:
-        ids = batch.input_ids.numpy()
-        assert batch.x.numpy().tobytes() == small.x[ids].tobytes()
-        assert batch.features["h"].numpy().tobytes() == small.h[ids].tobytes()
-        assert np.array_equal(batch.y.numpy(), small.y[batch.seeds.numpy()])
-        edges = [(block.src.tolist(), block.dst.tolist()) for block in batch.blocks]
-        batches.append((batch.index, ids.tolist(), edges))
-        stats = loader.stats()
-    loader.close()
-    assert stats["hits"]["host"] + stats["hits"]["base"] == stats["rows"]
-    return batches
-
-
-@pytest.mark.parametrize("backend", ["io_uring", "pread"])
-def test_the_same_batches_whatever_the_cache(small, backend):
-    with featstore.open(small.path, memory="64MiB", backend=backend) as g:
-        sampler = featstore.NeighborSampler(g, [5, 5])
-        want = epoch_of(g, sampler, small, prefetch=0)
-        for policy in row_policies():
-            for size in (0.02, 0.3, 1.0, "auto", 30_000):
-                assert epoch_of(g, sampler, small, **with_policy(policy), feature_cache=size) == want
-        g.cache("x", 0)
-        g.cache("h", 0)
-        g.cache_neighbors("1MiB")
-        assert epoch_of(g, sampler, small) == want
-
-
 def test_frequency_counts_the_first_epoch(small):
     with featstore.open(small.path, memory="64MiB") as g:
         sampler = featstore.NeighborSampler(g, [5, 5])
@@ -321,21 +283,6 @@ def test_an_unfinished_iterator_does_not_keep_the_interpreter(small):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=500, check=True)
     assert done.stdout == "reached the end\n"
     assert done.stderr == ""
-
-
-def test_a_loader_in_a_forked_child(small):
-    with featstore.open(small.path, memory="64MiB") as g:
-        sampler = featstore.NeighborSampler(g, [5])
-        want = [batch.input_ids.tolist() for batch in featstore.Loader(g, sampler, small.train_idx, 40)]
-        iterator = iter(featstore.Loader(g, sampler, small.train_idx, 40))
-        next(iterator)
-        pid = os.fork()
-        if pid == 0:
-            got = [batch.input_ids.tolist() for batch in featstore.Loader(g, sampler, small.train_idx, 40)]
-            os._exit(0 if got == want else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert next(iterator).input_ids.tolist() == want[1]
-        del iterator
 
 
 def test_a_damaged_page_reaches_the_loop(small, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,10 @@ from featstore.cli.model import load_model
 from featstore.cli.sage import GraphSAGE, SageLayer
 from featstore.sampling.batch import Block
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 N, E = 400, 4000
 OPTIONS = ["--fanouts", "6,4", "--batch-size", "60", "--hidden", "8", "--epochs", "2", "--lr", "0.02", "--memory", "64MiB"]
-
-
-@pytest.fixture(autouse=True)
-def _restore_torch() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")

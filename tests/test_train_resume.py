@@ -23,6 +23,8 @@ from featstore.storage.sections import SectionWriter
 from featstore.testing.faults import Fault, flipped, forked, run_in_child, sweep
 from tests.conftest import skewed_dataset
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EPOCHS = 3
 SMALL = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--json"]
 SHORT = ["--max-batches", "2"]
@@ -36,15 +38,6 @@ WAYS = {
     "at once": ["--sampler", "epoch", "--window", "2"],
     "planned": ["--strategy", "superbatch", "--length", "3", "--cache", "10%"],
 }
-
-
-@pytest.fixture(autouse=True)
-def _restore_torch():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")
