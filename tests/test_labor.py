@@ -26,6 +26,7 @@ from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.topology import huge_bytes
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
 from tests.reference_sampling import Blocks, check_batch, grown
+from tests.refusing import refuses
 from tests.test_draws import chi_square_limit
 from tests.test_labor_numbers import chain, number_of, numbers, oracle_number
 from tests.test_sampler import FANOUTS, WORDS, same
@@ -309,19 +310,13 @@ def test_empty_seeds_and_tiny_graphs() -> None:
 def test_wrong_options_are_named() -> None:
     g = graph_of([[0]])
     for fanouts in ([], [-2], [2**31]):
-        with pytest.raises(ValueError, match="fan"):
-            LaborSampler(g, fanouts)
+        refuses(ValueError, "fan", lambda: LaborSampler(g, fanouts))
     for dependency in (0, -1, 2**32 + 1):
-        with pytest.raises(ValueError, match="batch_dependency"):
-            LaborSampler(g, [1], dependency)
-    with pytest.raises(TypeError, match="batch_dependency"):
-        LaborSampler(g, [1], 1.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="layer_dependency"):
-        LaborSampler(g, [1], layer_dependency=2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="seed"):
-        LaborSampler(g, [1], seed=-1)
-    with pytest.raises(IndexError, match="seed 7 at position 0"):
-        LaborSampler(g, [1]).sample(torch.tensor([7]))
+        refuses(ValueError, "batch_dependency", lambda: LaborSampler(g, [1], dependency))
+    refuses(TypeError, "batch_dependency", lambda: LaborSampler(g, [1], 1.5))
+    refuses(TypeError, "layer_dependency", lambda: LaborSampler(g, [1], layer_dependency=2))
+    refuses(ValueError, "seed", lambda: LaborSampler(g, [1], seed=-1))
+    refuses(IndexError, "seed 7 at position 0", lambda: LaborSampler(g, [1]).sample(torch.tensor([7])))
 
 
 def test_repr_pickle_and_stats() -> None:
@@ -347,8 +342,7 @@ def test_repr_pickle_and_stats() -> None:
 def test_an_id_in_the_file_that_is_no_node() -> None:
     g = graph_of([[0, 1], [2, 1], [0, 3]])  # node 3 of 3
     sampler = LaborSampler(g, [-1, 1])
-    with pytest.raises(CorruptionError, match="edge 5 leads to node 3 of 3"):
-        sampler.sample(torch.tensor([1]))
+    refuses(CorruptionError, "edge 5 leads to node 3 of 3", lambda: sampler.sample(torch.tensor([1])))
     assert LaborSampler(g, [-1]).sample(torch.tensor([1])).input_ids.tolist() == [1, 2]
 
 
@@ -376,8 +370,7 @@ def test_scratch_is_counted() -> None:
     sampler.sample(torch.arange(0, 30_000, 30))
     used = g.budget.report()["sampler scratch"]
     g.budget.total = g.budget.used - used // 2
-    with pytest.raises(BudgetError, match="sampler scratch"):
-        LaborSampler(g, [10, 10]).sample(torch.arange(0, 30_000, 30))
+    refuses(BudgetError, "sampler scratch", lambda: LaborSampler(g, [10, 10]).sample(torch.arange(0, 30_000, 30)))
 
 
 @pytest.mark.parametrize("backend", ["io_uring", "pread"])
@@ -421,45 +414,31 @@ def test_the_core_refuses_arrays_that_are_too_short() -> None:
     assert hops.begin(np.arange(2)) == (-1, -1)
     records, none, two, six = np.zeros(3, np.int32), np.zeros(0, np.int64), np.zeros(2, np.int64), np.zeros(6, np.int64)
     keys = (1, 1, 0, 0)
-    with pytest.raises(ValueError, match="more destinations"):
-        core.Layer(hops, 3, 1, *keys, records, 4)
-    with pytest.raises(ValueError, match="4 or 8"):
-        core.Layer(hops, 2, 1, *keys, records, 2)
-    with pytest.raises(ValueError, match="4 bytes expected"):
-        core.Layer(hops, 2, 1, *keys, records.astype(np.int64), 4)
+    refuses(ValueError, "more destinations", lambda: core.Layer(hops, 3, 1, *keys, records, 4))
+    refuses(ValueError, "4 or 8", lambda: core.Layer(hops, 2, 1, *keys, records, 2))
+    refuses(ValueError, "4 bytes expected", lambda: core.Layer(hops, 2, 1, *keys, records.astype(np.int64), 4))
     degree[:2] = 3
-    with pytest.raises(ValueError, match="no records"):
-        core.Layer(hops, 2, 1, *keys, None, 4)
+    refuses(ValueError, "no records", lambda: core.Layer(hops, 2, 1, *keys, None, 4))
     place[:2] = -1
     layer = core.Layer(hops, 2, -1, *keys, None, 4)
     assert (layer.n_expected, layer.n_ids, layer.n_missing) == (6, 6, 6)
-    with pytest.raises(ValueError, match="no room"):
-        layer.turn(none)
+    refuses(ValueError, "no room", lambda: layer.turn(none))
     assert layer.turn(six[:5]) == 5
     found, chosen = np.arange(5, dtype=np.int32), np.zeros(40, np.int32)
-    with pytest.raises(ValueError, match="counts has 1"):
-        layer.choose(found, chosen, two[:1])
-    with pytest.raises(ValueError, match="5 ids expected, not 4"):
-        layer.choose(found[:4], chosen, two)
-    with pytest.raises(ValueError, match="4 bytes expected"):
-        layer.choose(found, chosen.astype(np.int64), two)
+    refuses(ValueError, "counts has 1", lambda: layer.choose(found, chosen, two[:1]))
+    refuses(ValueError, "5 ids expected, not 4", lambda: layer.choose(found[:4], chosen, two))
+    refuses(ValueError, "4 bytes expected", lambda: layer.choose(found, chosen.astype(np.int64), two))
     assert not layer.choose(found, chosen[:2], two)
     assert layer.choose(found, chosen, two)
     assert not layer.done
-    with pytest.raises(ValueError, match="left to go through"):
-        layer.number(chosen, two, six, six)
+    refuses(ValueError, "left to go through", lambda: layer.number(chosen, two, six, six))
     assert layer.turn(six[:5]) == 1
-    with pytest.raises(ValueError, match="room for 2, not for 5"):
-        layer.choose(found[:1], chosen[:2], two)
+    refuses(ValueError, "room for 2, not for 5", lambda: layer.choose(found[:1], chosen[:2], two))
     assert layer.choose(found[:1], chosen, two)
-    with pytest.raises(ValueError, match="6 edges"):
-        layer.number(chosen, two, six[:5], six)
-    with pytest.raises(ValueError, match="counts are not"):
-        layer.number(chosen, np.array([3, 4]), six, six.copy())
-    with pytest.raises(ValueError, match="6 chosen ids"):
-        layer.number(chosen[:5], two, six, six.copy())
+    refuses(ValueError, "6 edges", lambda: layer.number(chosen, two, six[:5], six))
+    refuses(ValueError, "counts are not", lambda: layer.number(chosen, np.array([3, 4]), six, six.copy()))
+    refuses(ValueError, "6 chosen ids", lambda: layer.number(chosen[:5], two, six, six.copy()))
     assert layer.number(chosen, two, six, six.copy())
     layer = core.Layer(hops, 2, -1, *keys, None, 4)
     assert hops.begin(np.arange(1)) == (-1, -1)
-    with pytest.raises(ValueError, match="another batch"):
-        layer.turn(six)
+    refuses(ValueError, "another batch", lambda: layer.turn(six))

@@ -18,6 +18,7 @@ from featstore import LayerSampler
 from featstore.errors import BudgetError, CorruptionError
 from featstore.sampling.rng import absorb, batch_key
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
+from tests.refusing import refuses
 from tests.test_draws import chi_square_limit
 from tests.test_sampler import WORDS, same
 
@@ -146,9 +147,7 @@ OPTIONS = {"skip": st.booleans(), "replace": st.booleans(), "op": st.sampled_fro
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), g=graphs(), sizes=SIZES, keys=st.tuples(WORDS, WORDS, WORDS), options=st.fixed_dictionaries(OPTIONS))
-def test_small_graphs_equal_the_oracle_whatever_is_cached(
-    data: st.DataObject, g: ArrayGraph, sizes: list[int], keys: tuple[int, int, int], options: dict[str, Any]
-) -> None:
+def test_small_graphs_equal_the_oracle_whatever_is_cached(data, g, sizes, keys, options) -> None:
     seeds = data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True))
     n_ids = data.draw(st.integers(0, len(g.indices) + g.num_nodes))
     for variant in (g, g.cached(), g.cached(n_ids)):
@@ -157,9 +156,7 @@ def test_small_graphs_equal_the_oracle_whatever_is_cached(
 
 @pytest.mark.parametrize("id_bytes", [4, 8])
 @pytest.mark.parametrize("options", [{}, {"skip": True}, {"replace": True, "op": "mean"}, {"op": "mean", "skip": True}])
-def test_a_larger_graph_in_pieces_equals_the_oracle(
-    id_bytes: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_larger_graph_in_pieces_equals_the_oracle(id_bytes, options, monkeypatch) -> None:
     """Scratch grows in the middle of a layer; pieces and turns end within lists."""
     g = random_graph(6_000, 8, id_bytes=id_bytes)
     seeds = list(range(0, 3_000, 3))
@@ -265,21 +262,15 @@ def test_what_is_refused() -> None:
         ([2.5], TypeError, "integer"),
         (["3"], TypeError, "integer"),
     ):
-        with pytest.raises(error, match=match):
-            LayerSampler(g, sizes)  # type: ignore[arg-type]
+        refuses(error, match, lambda: LayerSampler(g, sizes))
     for options in ({"op": "max"}, {"seed": -1}, {"seed": 2**64}):
-        with pytest.raises(ValueError, match=r"op is one of|seed must be"):
-            LayerSampler(g, [2], **options)  # type: ignore[arg-type]
+        refuses(ValueError, r"op is one of|seed must be", lambda: LayerSampler(g, [2], **options))
     for name in ("skip", "replace"):
-        with pytest.raises(TypeError, match=name):
-            LayerSampler(g, [2], **{name: "yes"})  # type: ignore[arg-type]
+        refuses(TypeError, name, lambda: LayerSampler(g, [2], **{name: "yes"}))
     sampler = LayerSampler(g, [2])
-    with pytest.raises(IndexError, match="seed 20 at position 1"):
-        sampler.sample([3, 20])
-    with pytest.raises(ValueError, match="distinct"):
-        sampler.sample([3, 4, 3])
-    with pytest.raises(TypeError, match="integers"):
-        sampler.sample(torch.rand(3))
+    refuses(IndexError, "seed 20 at position 1", lambda: sampler.sample([3, 20]))
+    refuses(ValueError, "distinct", lambda: sampler.sample([3, 4, 3]))
+    refuses(TypeError, "integers", lambda: sampler.sample(torch.rand(3)))
 
 
 def test_a_damaged_list_is_found_and_the_sampler_goes_on() -> None:
@@ -288,8 +279,7 @@ def test_a_damaged_list_is_found_and_the_sampler_goes_on() -> None:
     expected = sampler.sample(seeds)
     at = int(g.indptr[7])
     right, g.indices[at] = int(g.indices[at]), 200
-    with pytest.raises(CorruptionError):
-        sampler.sample(seeds)
+    refuses(CorruptionError, "", lambda: sampler.sample(seeds))
     g.indices[at] = right
     assert same_weighted(sampler.sample(seeds), expected)
 

@@ -184,9 +184,7 @@ def test_validation_in_the_middle_of_training(graph: Graph, alone: dict[str, lis
 
 @pytest.mark.parametrize("second", TOGETHER)
 @pytest.mark.parametrize("first", TOGETHER)
-def test_a_loader_made_in_the_middle_of_training(
-    graph: Graph, alone: dict[str, list[list[bytes]]], first: str, second: str
-) -> None:
+def test_a_loader_made_in_the_middle_of_training(graph, alone, first, second) -> None:
     """As Lightning makes them with ``reload_dataloaders_every_n_epochs``; what outlives the epoch has a cache from then on."""
     training, kept = Training(graph, alone), []
 

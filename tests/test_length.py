@@ -42,9 +42,7 @@ def needed(n: int, n_batches: int, size: int, *, spilled: bool, overlap: bool = 
     overlap=st.booleans(),
     pass_bytes=st.none() | st.integers(1, 10**12),
 )
-def test_the_length_is_the_largest_that_its_share_holds(
-    n: int, total: int, n_batches: int, overlap: bool, pass_bytes: int | None
-) -> None:
+def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, overlap, pass_bytes) -> None:
     """By brute force over every length."""
     passes = None if pass_bytes is None else Passes(pass_bytes, 10**9)
     found = choose_size(planning(overlap=overlap), graph(n, total), n_batches, BATCH, 1, passes)

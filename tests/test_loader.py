@@ -18,6 +18,7 @@ import featstore
 from featstore.errors import BudgetError, ClosedError
 from featstore.load.minibatch import MiniBatch
 from tests.fake_graph import N, Sampler, graph, loader
+from tests.refusing import refuses
 
 
 def content(batch: MiniBatch) -> tuple:
@@ -74,8 +75,7 @@ def test_a_device_takes_batches_off_the_host_of_any_epoch():
     kept = list(loader(g, device="meta", prefetch=4))
     assert len(kept) == 13
     assert g.budget.peak <= 12_000
-    with pytest.raises(BudgetError):
-        list(loader(graph(12_000), prefetch=4))
+    refuses(BudgetError, "", lambda: list(loader(graph(12_000), prefetch=4)))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory on the device"), KeyboardInterrupt(), StopIteration()])
@@ -101,8 +101,7 @@ def test_errors_of_a_transfer(error, prefetch, monkeypatch):
     assert threads() == 0
     error.__traceback__ = caught.value.__traceback__ = None
     del caught
-    with pytest.raises(StopIteration):
-        next(iterator)
+    refuses(StopIteration, "", lambda: next(iterator))
     failing.clear()
     assert [batch.index for batch in batches] == list(range(13))
     assert g.budget.used == resting
@@ -203,10 +202,8 @@ def test_state_of_another_loader():
     g = graph()
     state = loader(g).state_dict()
     for options in ({"batch_size": 21}, {"seed": 1}, {"shuffle": False}, {"seeds": torch.arange(3)}, {"drop_last": True}):
-        with pytest.raises(ValueError, match="other seeds"):
-            loader(g, **options).load_state_dict(state)
-    with pytest.raises(ValueError, match="not a loader's state"):
-        loader(g).load_state_dict({})
+        refuses(ValueError, "other seeds", lambda: loader(g, **options).load_state_dict(state))
+    refuses(ValueError, "not a loader's state", lambda: loader(g).load_state_dict({}))
     loader(g, threads=1, prefetch=0).load_state_dict(state)
 
 
@@ -222,8 +219,7 @@ def test_errors_of_the_sampler(error, prefetch):
     with pytest.raises(type(error)) as caught:
         next(iterator)
     assert caught.value is error
-    with pytest.raises(StopIteration):
-        next(iterator)
+    refuses(StopIteration, "", lambda: next(iterator))
     sampler.fail = None
     assert [batch.index for batch in batches] == list(range(13))
 
@@ -231,8 +227,7 @@ def test_errors_of_the_sampler(error, prefetch):
 def test_errors_of_the_gather():
     g = graph()
     g.features["x"].rows = g.features["x"].rows[:100]
-    with pytest.raises(IndexError):
-        list(loader(g))
+    refuses(IndexError, "", lambda: list(loader(g)))
 
 
 @pytest.fixture(autouse=True)
@@ -272,8 +267,7 @@ def test_leaving_early_leaves_nothing(device):
         for batch in batches:
             raise ZeroDivisionError(batch.index)
 
-    with pytest.raises(ZeroDivisionError):
-        body()
+    refuses(ZeroDivisionError, "", body)
     assert threads() == 0
 
 
@@ -294,10 +288,8 @@ def test_close():
         iterator = iter(batches)
         next(iterator)
     assert threads() == 0
-    with pytest.raises(ClosedError):
-        next(iterator)
-    with pytest.raises(ClosedError):
-        iter(batches)
+    refuses(ClosedError, "", lambda: next(iterator))
+    refuses(ClosedError, "", lambda: iter(batches))
     batches.close()
     assert g.budget.used == 0
 
@@ -329,8 +321,7 @@ def test_ctrl_c_while_waiting():
     iterator = iter(batches)
     killer = threading.Thread(target=interrupt)
     killer.start()
-    with pytest.raises(KeyboardInterrupt):
-        list(iterator)
+    refuses(KeyboardInterrupt, "", lambda: list(iterator))
     killer.join()
     assert threads() == 0
     assert [batch.index for batch in batches] == list(range(13))
@@ -404,8 +395,7 @@ def test_no_thread_keeps_memory_from_another():
 )
 def test_bad_arguments(options, error, message):
     g = graph()
-    with pytest.raises(error, match=message):
-        loader(g, **options)
+    refuses(error, message, lambda: loader(g, **options))
     gc.collect()
     assert g.budget.used == 0
 
@@ -464,10 +454,8 @@ def test_labels_by_default():
     assert list(next(iter(loader(g, seeds=[1, 2]))).labels) == ["y"]
     del g.node_data["y"]
     assert next(iter(loader(g, seeds=[1, 2]))).labels == {}
-    with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
-        loader(g, seeds=[1, 2], labels="y")
-    with pytest.raises(ValueError, match="labels: 'few' has 3 entries"):
-        loader(g, seeds=[1, 2], labels=["few"])
+    refuses(ValueError, "labels: the graph has no 'y'", lambda: loader(g, seeds=[1, 2], labels="y"))
+    refuses(ValueError, "labels: 'few' has 3 entries", lambda: loader(g, seeds=[1, 2], labels=["few"]))
 
 
 @pytest.mark.parametrize("seeds", [torch.arange(19), np.arange(500) < 19])

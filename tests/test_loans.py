@@ -22,6 +22,7 @@ from featstore.errors import BudgetError, PluginError
 from featstore.gather.plan import Tier
 from tests import taking
 from tests.loaders import make_loader
+from tests.refusing import refuses
 
 ONLINE = ["lru", "clock", "sieve", "s3fifo"]
 
@@ -67,8 +68,7 @@ def test_nothing_is_refused_while_a_loan_is_out(total: int, holders: list[tuple[
         if fits:
             taken.append(budget.reserve("asked", n_bytes))
         else:
-            with pytest.raises(BudgetError):
-                budget.reserve("asked", n_bytes)
+            refuses(BudgetError, "", lambda: budget.reserve("asked", n_bytes))
             assert not budget.on_loan  # all of it was tried
         assert budget.used <= total
         assert budget.on_loan == sum(holder.lent() for holder in living)
@@ -85,13 +85,11 @@ def test_a_loan_that_ended_or_whose_holder_died_is_left_alone() -> None:
     one, other = Holder(budget, 0, 40, 0, 1), Holder(budget, 0, 40, 1, 1)
     one.loan.end()
     one.loan.end()
-    with pytest.raises(BudgetError):
-        budget.reserve("more", 61)
+    refuses(BudgetError, "", lambda: budget.reserve("more", 61))
     assert (one.calls, other.calls) == (0, 1)
     del other
     assert budget.on_loan == 0
-    with pytest.raises(BudgetError):
-        budget.reserve("more", 61)
+    refuses(BudgetError, "", lambda: budget.reserve("more", 61))
 
 
 def test_what_is_optional_takes_no_loan_back() -> None:
@@ -106,8 +104,7 @@ def test_a_holder_that_reserves_while_it_gives_back_is_refused() -> None:
 
     class Greedy(Holder):
         def give_back(self, n_bytes: int) -> int:
-            with pytest.raises(BudgetError):
-                budget.reserve("for giving back", 50)
+            refuses(BudgetError, "", lambda: budget.reserve("for giving back", 50))
             return super().give_back(n_bytes)
 
     holder = Greedy(budget, 0, 90, 0, 1)
@@ -250,8 +247,7 @@ def test_a_policy_that_fails_while_its_cache_shrinks_is_named_and_harms_no_row()
     run_batch(cache, data, np.arange(40))
     budget.reserve("others", budget.available + 400)
     assert cache.is_cut
-    with pytest.raises(PluginError, match="stubborn"):
-        run_batch(cache, data, np.arange(30))
+    refuses(PluginError, "stubborn", lambda: run_batch(cache, data, np.arange(30)))
     run_batch(cache, data, np.arange(30))
     cache._check()
 
@@ -420,8 +416,7 @@ def test_a_buffer_in_use_is_not_lent(wide: str) -> None:
     with featstore.open(wide, memory="5MiB") as g:
         rows = g.features["x"][:]
         assert g.budget.on_loan == 0
-        with pytest.raises(BudgetError, match="node data needs"):
-            g.node_data["y"]
+        refuses(BudgetError, "node data needs", lambda: g.node_data["y"])
         assert torch.equal(rows, torch.ones_like(rows))
         del rows
         assert g.node_data["y"].sum() == N_IDLE * 100

@@ -256,17 +256,13 @@ def compare_commands(
 
 
 @pytest.mark.parametrize("name", one_in(2, [*STRATEGIES]))
-def test_the_command_trains_at_some_budgets(
-    graph: Path, pack: Path, name: str, tries: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_at_some_budgets(graph, pack, name, tries, capsys) -> None:
     compare_commands(graph, pack, name, [0.3], tries, capsys)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_command_trains_at_twenty_budgets(
-    graph: Path, pack: Path, name: str, tries: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_at_twenty_budgets(graph, pack, name, tries, capsys) -> None:
     compare_commands(graph, pack, name, np.linspace(0.05, 0.6, 20), tries, capsys)
 
 
@@ -356,9 +352,7 @@ def test_auto_takes_no_strategy_that_lacks_memory(graph: Path, favourite: str, m
 @pytest.mark.parametrize(
     ("policy", "cache", "device"), covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05], [None, 0.03])
 )
-def test_packed_names_at_once_what_its_layout_and_its_batches_need(
-    graph: Path, pack: Path, tmp_path: Path, cache: str | float, policy: str, device: float | None
-) -> None:
+def test_packed_names_at_once_what_its_layout_and_its_batches_need(graph, pack, tmp_path, cache, policy, device) -> None:
     path = tmp_path / "pack"
     shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
     strategy = featstore.Packed(pack=path, cache=cache, policy=policy)
@@ -410,9 +404,7 @@ def test_several_batches_that_are_held_are_said(graph: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [2_400_000, 2_800_000])
-def test_a_pack_with_a_cache_of_a_given_size_says_at_once_that_batches_do_not_fit(
-    graph: Path, pack: Path, tmp_path: Path, memory: int
-) -> None:
+def test_a_pack_with_a_cache_of_a_given_size_says_at_once_that_batches_do_not_fit(graph, pack, tmp_path, memory) -> None:
     """Before a layout is made: the cache fits, but not two batches beside it."""
     path = tmp_path / "pack"
     shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))

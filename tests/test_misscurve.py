@@ -24,6 +24,7 @@ from featstore.plan.misscurve import Step, miss_curve, parse_sizes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from tests.loaders import row_policies
+from tests.refusing import refuses
 
 
 def random_trace(n: int, n_batches: int, size: int, seed: int) -> list[np.ndarray]:
@@ -110,8 +111,7 @@ def test_from_disk_within_a_budget(tmp_path: Path) -> None:
     assert caught.value.needed is not None
     assert caught.value.needed > 10_000
     on_disk.close()
-    with pytest.raises(featstore.ClosedError):  # no fault of a policy's
-        miss_curve(on_disk, [10])
+    refuses(featstore.ClosedError, "", lambda: miss_curve(on_disk, [10]))
 
 
 def test_steps() -> None:
@@ -144,8 +144,7 @@ def test_policies_that_cannot_be_simulated(failing: None) -> None:
     assert "not simulated: wrong: policy" in table
     assert "scores must be 50 real numbers" in table
     for name, error in (("needs-parts", ValueError), ("wrong", featstore.PluginError), ("late", featstore.PluginError)):
-        with pytest.raises(error):
-            miss_curve(trace, [2, 10], [name])
+        refuses(error, "", lambda: miss_curve(trace, [2, 10], [name]))
     assert set(miss_curve(trace, [2]).skipped) == {"needs-parts", "wrong", "degree", "in_out_ratio"}  # without degrees
 
 
@@ -161,8 +160,7 @@ def test_policies_that_cannot_be_simulated(failing: None) -> None:
     ],
 )
 def test_what_cannot_be(batches: Any, sizes: list[int], policies: list[str] | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        miss_curve(Trace(batches), sizes, policies)
+    refuses(ValueError, message, lambda: miss_curve(Trace(batches), sizes, policies))
 
 
 def test_sizes() -> None:
@@ -182,8 +180,7 @@ def test_sizes() -> None:
         ("x%", "'x%'"),
         ("1KB", "takes 4072 bytes"),
     ]:
-        with pytest.raises(ValueError, match=f"sizes: .*{message}"):
-            parse_sizes(text, 1000, 64)
+        refuses(ValueError, f"sizes: .*{message}", lambda: parse_sizes(text, 1000, 64))
 
 
 def test_the_memory_that_it_names_suffices(small: Any) -> None:
@@ -212,13 +209,10 @@ def test_the_picture(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_plot(tmp_path / "curve.png")
-    with pytest.raises(ValueError, match=r"must end in one of .*\.png"):
-        check_plot(tmp_path / "curve.doc")
-    with pytest.raises(FileNotFoundError):
-        check_plot(tmp_path / "nowhere" / "curve.png")
+    refuses(ValueError, r"must end in one of .*\.png", lambda: check_plot(tmp_path / "curve.doc"))
+    refuses(FileNotFoundError, "", lambda: check_plot(tmp_path / "nowhere" / "curve.png"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"pip install matplotlib"):
-        check_plot(tmp_path / "curve.png")
+    refuses(MissingExtraError, r"pip install matplotlib", lambda: check_plot(tmp_path / "curve.png"))
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------------
@@ -346,8 +340,7 @@ def test_bars(small: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     ],
 )
 def test_what_is_no_trace(batches: list[Any], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        featstore.simulate(batches, 2)
+    refuses(error, match, lambda: featstore.simulate(batches, 2))
 
 
 @pytest.mark.parametrize(
@@ -355,5 +348,4 @@ def test_what_is_no_trace(batches: list[Any], error: type[Exception], match: str
 )
 @pytest.mark.parametrize("policy", ["belady", "lru", "random"])
 def test_what_is_no_capacity(capacity: Any, error: type[Exception], policy: str) -> None:
-    with pytest.raises(error, match="capacity must be"):
-        featstore.simulate([[0, 1], [1, 2]], capacity, policy)
+    refuses(error, "capacity must be", lambda: featstore.simulate([[0, 1], [1, 2]], capacity, policy))

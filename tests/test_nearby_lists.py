@@ -19,6 +19,7 @@ from featstore.graph.topology import huge_bytes
 from featstore.pack.batches import PackBatches
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import HOLDER, macro_lists
+from tests.refusing import refuses
 from tests.test_partition_batches import COMMUNITIES, N, planted
 
 SIZE = 100
@@ -184,8 +185,7 @@ def test_memory_is_on_loan_and_comes_back(path: Path) -> None:
             assert (len(lists._slots), lists._n_slots) == (1, 1)
             with lists.of(0, order, len(order) - 1) as more:
                 assert more is None  # the only memory is in use
-            with pytest.raises(BudgetError):
-                g.budget.reserve("more", g.budget.available + 1)
+            refuses(BudgetError, "", lambda: g.budget.reserve("more", g.budget.available + 1))
         other.resize(other.n_bytes + useful // 2)
         assert HOLDER not in g.memory_report()
         with lists.of(0, order, 3) as nearby:
@@ -266,8 +266,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
                 drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
                 assert drawn.lists is not None
                 drawn.lists.use(drawn.lists.useful_bytes)
-                with pytest.raises(CorruptionError):
-                    drawn.epoch(0).sample(0)
+                refuses(CorruptionError, "", lambda: drawn.epoch(0).sample(0))
         file.write_bytes(whole)
 
 
@@ -301,26 +300,18 @@ def test_lists_at_hand_by_brute_force(data: Any, dtype: Any) -> None:
 
 def test_kernels_refuse_what_does_not_fit() -> None:
     nodes, starts, table = np.array([3, 4]), np.array([1, 1]), np.empty(4, np.int32)
-    with pytest.raises(ValueError, match="node 3 occurs twice"):
-        nearby.enter_lists(np.array([3, 3]), starts.copy(), table)
+    refuses(ValueError, "node 3 occurs twice", lambda: nearby.enter_lists(np.array([3, 3]), starts.copy(), table))
     for size in (2, 3, 5):
-        with pytest.raises(ValueError, match="a power of two"):
-            nearby.enter_lists(nodes, starts.copy(), np.empty(size, np.int32))
-    with pytest.raises(ValueError, match="have one length"):
-        nearby.enter_lists(nodes, starts[:1], table)
+        refuses(ValueError, "a power of two", lambda: nearby.enter_lists(nodes, starts.copy(), np.empty(size, np.int32)))
+    refuses(ValueError, "have one length", lambda: nearby.enter_lists(nodes, starts[:1], table))
     nearby.enter_lists(nodes, starts, table)
-    with pytest.raises(ValueError, match="one length"):
-        nearby.find_lists(nodes, starts, table, 9, nodes, starts[:1].copy())
+    refuses(ValueError, "one length", lambda: nearby.find_lists(nodes, starts, table, 9, nodes, starts[:1].copy()))
     positions, ids, out = np.array([8, 9, 10]), np.zeros(2, np.int32), np.zeros(3, np.int32)
-    with pytest.raises(IndexError, match="beyond the 1 ids"):
-        nearby.count_far(positions, 9, 1)
+    refuses(IndexError, "beyond the 1 ids", lambda: nearby.count_far(positions, 9, 1))
     for bad in ((positions, 9, ids, 4, out[:2], np.empty(1, np.int64)), (positions, 9, ids, 4, out, np.empty(0, np.int64))):
-        with pytest.raises(ValueError, match="an id a position"):
-            nearby.take_near(*bad)
-    with pytest.raises(ValueError, match="4 or 8 bytes"):
-        nearby.take_near(positions, 9, ids, 8, out, np.empty(1, np.int64))
-    with pytest.raises(ValueError, match="an id a position"):
-        nearby.put_far(positions, 9, ids, 4, out)
+        refuses(ValueError, "an id a position", lambda: nearby.take_near(*bad))
+    refuses(ValueError, "4 or 8 bytes", lambda: nearby.take_near(positions, 9, ids, 8, out, np.empty(1, np.int64)))
+    refuses(ValueError, "an id a position", lambda: nearby.put_far(positions, 9, ids, 4, out))
 
 
 def test_batches_know_their_macro_batch() -> None:

@@ -131,9 +131,7 @@ def test_an_option_is_taken_or_refused_by_name(g: featstore.OutOfCoreGraph, tmp_
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("option", sorted(COMMAND))
-def test_the_command_line_refuses_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, strategy: str
-) -> None:
+def test_the_command_line_refuses_the_same(tmp_path, capsys, option, strategy) -> None:
     """Before the dataset is opened: there is none."""
     pack = ["--pack", "some.pack"] if strategy == "packed" else []
     value = ["--policy", "lru", "--cache", "10%"] if (option, strategy) == ("policy", "ondemand") else COMMAND[option]

@@ -26,6 +26,7 @@ from featstore.plan.trace import Trace
 from featstore.testing.faults import forked, random_flips, run_in_child, sweep
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.refusing import refuses
 from tests.test_superbatch import N, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
@@ -124,8 +125,7 @@ def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> No
         def scores(self, context: featstore.PolicyContext) -> Any:
             return np.zeros(3)
 
-    with pytest.raises(featstore.PluginError, match="real numbers"):
-        run(dataset, pack, policy=Short, feature_cache=0.2)
+    refuses(featstore.PluginError, "real numbers", lambda: run(dataset, pack, policy=Short, feature_cache=0.2))
 
 
 def any_graph(data: st.DataObject, path: Path, most_seeds: int) -> tuple[torch.Tensor, np.ndarray, int]:
@@ -204,8 +204,7 @@ def test_a_pack_is_copied_reused_and_named_when_stale(dataset: Path, pack: Path,
     rng = np.random.default_rng(0)
     labels = {"y": rng.integers(0, 5, N), "train_idx": np.arange(9)}
     featstore.OutOfCoreGraph.create(other, *make_graph(N, 8.0), arrays, labels, progress=False).close()
-    with pytest.raises(featstore.StaleError, match="another graph"):
-        run(other, there)
+    refuses(featstore.StaleError, "another graph", lambda: run(other, there))
 
 
 def test_arguments(dataset: Path, pack: Path) -> None:
@@ -222,12 +221,9 @@ def test_arguments(dataset: Path, pack: Path) -> None:
             ),
         ]
         for options, words in wrong:
-            with pytest.raises(ValueError, match=words):
-                make_loader(g, **options)
-        with pytest.raises(FileNotFoundError):
-            make_loader(g, strategy="packed", pack=pack.parent / "none")
-        with pytest.raises(featstore.FormatError, match="is not a pack"):
-            make_loader(g, strategy="packed", pack=dataset)
+            refuses(ValueError, words, lambda: make_loader(g, **options))
+        refuses(FileNotFoundError, "", lambda: make_loader(g, strategy="packed", pack=pack.parent / "none"))
+        refuses(featstore.FormatError, "is not a pack", lambda: make_loader(g, strategy="packed", pack=dataset))
 
 
 def test_damage_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
@@ -291,9 +287,7 @@ def test_a_failing_disk_leaves_nothing(dataset: Path, pack: Path, tmp_path: Path
 
 @pytest.mark.stress
 @SHARING
-def test_a_disk_that_fails_at_any_write_leaves_nothing(
-    dataset: Path, pack: Path, tmp_path: Path, policy: str, disk: str | None
-) -> None:
+def test_a_disk_that_fails_at_any_write_leaves_nothing(dataset, pack, tmp_path, policy, disk) -> None:
     mine = copied(pack, tmp_path)
     (mine / "writer.lock").touch()
     run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, 1, faults=True)
@@ -343,9 +337,7 @@ def _killed(pack: str, folder: str, steps: list[int], dataset: str, policy: str,
 
 
 @SHARING
-def test_killed_at_every_durable_moment(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, disk: str | None
-) -> None:
+def test_killed_at_every_durable_moment(dataset, pack, tmp_path, ondemand, policy, disk) -> None:
     """A killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
     resumed = 0
     for mine in killed(_killed, pack, tmp_path, range(1, 60, 7), str(dataset), policy, disk):
@@ -364,8 +356,7 @@ def test_killed_at_every_durable_moment(
 def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
     """Copied to where nothing else is: the same batches, from files of the pack alone."""
     mine = copied(pack, tmp_path)
-    with pytest.raises(featstore.FormatError, match="no layout"):
-        featstore.PackedGraph(mine)
+    refuses(featstore.FormatError, "no layout", lambda: featstore.PackedGraph(mine))
     for policy in ("belady", "frequency"):
         run(dataset, mine, feature_cache=0.1, epochs=0, policy=policy)
     there = tmp_path / "elsewhere"
@@ -376,8 +367,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
             assert sorted(g.features) == ["x", "z"]
             assert list(g.node_data) == ["y"]
             assert g.features["x"].shape == (N, 33)
-            with pytest.raises(FileNotFoundError, match="not in the pack"):
-                g.features["x"][[1]]
+            refuses(FileNotFoundError, "not in the pack", lambda: g.features["x"][[1]])
             with pytest.raises(AttributeError, match="topology"):
                 _ = g.topology
             for policy in ("belady", "frequency"):
@@ -391,8 +381,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
                     assert torch.equal(batch.y, tensors[2])
                     assert all(torch.equal(b.src, other[0]) for b, other in zip(batch.blocks, blocks, strict=True))
                 del found, batch
-            with pytest.raises(OSError, match="not in the pack"):
-                make_loader(g, features=["x"], strategy="packed", feature_cache=0.2)
+            refuses(OSError, "not in the pack", lambda: make_loader(g, features=["x"], strategy="packed", feature_cache=0.2))
         assert g.budget.used == 0
     assert len(list(there.glob("layout-*"))) == 2
 

@@ -70,9 +70,7 @@ def summed(g: featstore.OutOfCoreGraph, name: str, op: str, memory: int, n_threa
     spare=st.sampled_from([0, 500, 5_000, 10**6]),
     seed=st.integers(0, 5),
 )
-def test_all_memories_and_threads_give_the_bits_of_a_product(
-    tmp_path_factory: pytest.TempPathFactory, n: int, mean: int, hub: int, width: int, spare: int, seed: int
-) -> None:
+def test_all_memories_and_threads_give_the_bits_of_a_product(tmp_path_factory, n, mean, hub, width, spare, seed) -> None:
     """Every dtype and op, both forms of the adjacency; little memory cuts nodes into blocks, and a long list into stretches."""
     indptr, indices = skewed_graph(n, mean, [n // 2] if hub else [], hub, seed)
     features = features_of(n, width, seed)

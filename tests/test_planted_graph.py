@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,9 +101,7 @@ def test_every_kind_of_policy_is_among_the_cases() -> None:
 @pytest.mark.parametrize(
     ("strategy", "options"), cases(), ids=lambda each: each if isinstance(each, str) else "-".join(map(str, each.values()))
 )
-def test_losses_are_those_of_tensors_in_memory(
-    planted: SimpleNamespace, want: list[float], tmp_path: Path, strategy: str, options: dict[str, Any], backend: str
-) -> None:
+def test_losses_are_those_of_tensors_in_memory(planted, want, tmp_path, strategy, options, backend) -> None:
     options = {"strategy": strategy, "features": "x", "labels": "y", "seed": 2, **options}
     with featstore.open(planted.path, memory="64MiB", backend=backend) as g:
         assert g.features["x"].stats()["backend"] == backend

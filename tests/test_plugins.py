@@ -26,6 +26,7 @@ from featstore.cache.lru import LRU
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.partitioning import base as partitioners
 from featstore.strategies import registry as strategies
+from tests.refusing import refuses
 
 PARTITIONERS, STRATEGIES = partitioners.PARTITIONERS, strategies.STRATEGIES
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,8 +73,7 @@ def test_names_classes_and_instances() -> None:
     assert get_policy("rows").name == "rows"
     assert type("Sub", (Rows,), {})().name == "Sub"  # a subclass does not inherit the name
     for wrong in (7, None, object, np.zeros(3), OnlinePolicy.hit):
-        with pytest.raises(TypeError, match="a policy is a name"):
-            get_policy(wrong)  # type: ignore[arg-type]
+        refuses(TypeError, "a policy is a name", lambda: get_policy(wrong))
 
 
 def test_an_unknown_name_lists_all() -> None:
@@ -85,14 +85,11 @@ def test_an_unknown_name_lists_all() -> None:
 
 def test_a_name_is_taken_once() -> None:
     register_policy("mine")(new_class())
-    with pytest.raises(ValueError, match=r"'mine' is registered already: somewhere\.New"):
-        register_policy("mine")(new_class())
-    with pytest.raises(ValueError, match=r"'lru' is registered already: featstore\.cache\.lru\.LRU"):
-        register_policy("lru")(new_class())
+    refuses(ValueError, r"'mine' is registered already: somewhere\.New", lambda: register_policy("mine")(new_class()))
+    refuses(ValueError, r"'lru' is registered already: featstore\.cache\.lru\.LRU", lambda: register_policy("lru")(new_class()))
     twice = new_class()
     register_policy("twice")(twice)
-    with pytest.raises(ValueError, match="already"):
-        register_policy("twice")(twice)
+    refuses(ValueError, "already", lambda: register_policy("twice")(twice))
 
 
 def test_a_notebook_cell_may_run_again() -> None:
@@ -101,18 +98,14 @@ def test_a_notebook_cell_may_run_again() -> None:
     register_policy("cell")(second)
     assert type(get_policy("cell")) is second
     other = type("Other", (Rows,), {"__module__": "__main__"})
-    with pytest.raises(ValueError, match="already"):
-        register_policy("cell")(other)
+    refuses(ValueError, "already", lambda: register_policy("cell")(other))
 
 
 def test_what_is_no_policy_is_not_registered() -> None:
     for wrong in (dict, 3, Rows().scores):
-        with pytest.raises(TypeError, match="not a subclass"):
-            register_policy("wrong")(wrong)  # type: ignore[type-var, arg-type]
-    with pytest.raises(TypeError, match="name is a string"):
-        register_policy(Rows)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="empty"):
-        register_policy("")
+        refuses(TypeError, "not a subclass", lambda: register_policy("wrong")(wrong))
+    refuses(TypeError, "name is a string", lambda: register_policy(Rows))
+    refuses(ValueError, "empty", lambda: register_policy(""))
     assert "wrong" not in available_policies()
 
 
@@ -129,14 +122,12 @@ def test_a_policy_that_cannot_be_made() -> None:
         def __init__(self, what: int) -> None: ...
 
     register_policy("needs")(Needs)
-    with pytest.raises(PluginError, match=r"policy 'needs' .*Needs\) cannot be made: .*'what'"):
-        get_policy("needs")
+    refuses(PluginError, r"policy 'needs' .*Needs\) cannot be made: .*'what'", lambda: get_policy("needs"))
     assert type(get_policy(Needs(3))) is Needs
 
     class Abstract(OnlinePolicy): ...
 
-    with pytest.raises(PluginError, match="Abstract"):
-        get_policy(Abstract)
+    refuses(PluginError, "Abstract", lambda: get_policy(Abstract))
 
 
 def test_a_name_is_text() -> None:
@@ -150,8 +141,7 @@ def test_a_name_is_text() -> None:
 
     for wrong, message in ((Nameless, "Nameless: name must be text, not NoneType"), (Fails, "Fails: name raised LookupError")):
         for given in (wrong, wrong()):
-            with pytest.raises(PluginError, match=message):
-                get_policy(given)
+            refuses(PluginError, message, lambda: get_policy(given))
 
 
 def test_many_threads_look_up_at_once() -> None:
@@ -220,8 +210,7 @@ def test_entry_points_are_loaded_when_asked_for(tmp_path: Path, monkeypatch: pyt
         "text": r"text = plug_a:text of plug.a 1\.0 is not a subclass .* 'no class'",
         "raises": r"policy 'raises' \(plug_a\.Raises\) cannot be made: no licence",
     }.items():
-        with pytest.raises(PluginError, match=message):
-            get_policy(name)
+        refuses(PluginError, message, lambda: get_policy(name))
     get_policy("lowest")  # the others' faults are theirs
 
 
@@ -239,16 +228,14 @@ def test_an_entry_point_whose_module_registers_itself(tmp_path: Path, monkeypatc
     assert get_policy("own").name == "own"
     del base.POLICIES.known["own"], base.POLICIES.known["clash"]
     sys.modules.pop("plug_d")
-    with pytest.raises(PluginError, match="registers another class"):
-        get_policy("clash")
+    refuses(PluginError, "registers another class", lambda: get_policy("clash"))
 
 
 def test_entry_points_that_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distribute(tmp_path, "plug_e", "same = plug_e:Lowest\nlru = plug_e:Lowest\n", MODULE)
     distribute(tmp_path, "plug_f", "same = plug_f:Lowest\n", MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginError, match=r"several installed packages .*plug_e:Lowest.*plug_f:Lowest"):
-        get_policy("same")
+    refuses(PluginError, r"several installed packages .*plug_e:Lowest.*plug_f:Lowest", lambda: get_policy("same"))
     # A plug-in does not replace what is built in, and that is said, once.
     message = (
         r"the policy 'lru' is featstore\.cache\.lru\.LRU, and entry point .*lru = plug_e:Lowest of plug.e 1\.0, .* is not used"

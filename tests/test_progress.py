@@ -25,9 +25,7 @@ def use_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None) 
 
 
 @pytest.mark.parametrize(("config", "is_notebook"), [(KERNEL, True), (SHELL, False), (None, False)])
-def test_a_notebook_shows_text_bars(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: dict[str, Any] | None, is_notebook: bool
-) -> None:
+def test_a_notebook_shows_text_bars(monkeypatch, capsys, config, is_notebook) -> None:
     monkeypatch.setattr(progress, "find_spec", lambda name: None)  # ipywidgets is not there
     assert not is_seen()
     use_ipython(monkeypatch, config)
@@ -57,9 +55,7 @@ def test_a_notebook_with_widgets_shows_those_of_tqdm(monkeypatch: pytest.MonkeyP
     assert "sampling" in capsys.readouterr().err
 
 
-def test_train_shows_batches_their_rate_and_the_time_left(
-    small: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_shows_batches_their_rate_and_the_time_left(small, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(tqdm, "__init__", with_every_update(tqdm.__init__))
     command = ["train", str(small.path), "--epochs", "2", "--batch-size", "50", "--hidden", "8", "--fanouts", "3,2"]

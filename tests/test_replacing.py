@@ -105,9 +105,7 @@ def test_opening_takes_longer_than_replacing(tmp_path: Path) -> None:
     (8000, "open", "two steps", 2_000),
     (85_000, "open", "exchange", 500),
 ])  # fmt: skip
-def test_ten_thousand_opens_of_a_dataset_that_is_replaced_without_pause(
-    tmp_path: Path, n_rows: int, verify: str, how: str, n_opens: int
-) -> None:
+def test_ten_thousand_opens_of_a_dataset_that_is_replaced_without_pause(tmp_path, n_rows, verify, how, n_opens) -> None:
     with replaced_without_pause(tmp_path, n_rows, how) as path:
         open_often(path, n_opens, n_rows, verify)
 

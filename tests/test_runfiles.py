@@ -20,6 +20,7 @@ from featstore.storage import rundir
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.testing.faults import flipped
+from tests.refusing import refuses
 
 
 def test_record_and_files(tmp_path: Path) -> None:
@@ -38,8 +39,7 @@ def test_record_and_files(tmp_path: Path) -> None:
     on_disk.close()
     for policy in ("belady", "lru", "frequency"):
         assert np.array_equal(simulate(tmp_path / "trace", 12, policy), simulate(in_memory, 12, policy))
-    with pytest.raises(PluginError, match="node 80; there are 80"):
-        record(Doubling(), batches, 80)
+    refuses(PluginError, "node 80; there are 80", lambda: record(Doubling(), batches, 80))
     with TraceWriter(tmp_path / "abandoned", 5) as writer:
         writer.append([1, 2])
     assert not list(tmp_path.glob("abandoned*"))
@@ -66,25 +66,20 @@ def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         path.write_bytes(bad)
-        with pytest.raises(FeatstoreError):
-            read_all()
+        refuses(FeatstoreError, "", read_all)
     for length in range(len(good)):
         path.write_bytes(good[:length])
-        with pytest.raises(FeatstoreError):
-            read_all()
+        refuses(FeatstoreError, "", read_all)
     swapped = bytearray(good)
     swapped[0:40], swapped[80:120] = good[80:120], good[0:40]  # equal arrays under another number are harmless
     path.write_bytes(swapped)
     assert np.array_equal(read_all()[0], arrays[0])
     path.write_bytes(good)
-    with pytest.raises(FormatError, match="'test', not 'trace'"):
-        Trace.open(path)
+    refuses(FormatError, "'test', not 'trace'", lambda: Trace.open(path))
     file = SectionFile(path, "test")
-    with pytest.raises(IndexError):
-        file[4]
+    refuses(IndexError, "", lambda: file[4])
     file.close()
-    with pytest.raises(ClosedError):
-        file[0]
+    refuses(ClosedError, "", lambda: file[0])
 
 
 def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
@@ -96,8 +91,7 @@ def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
         assert np.array_equal(writer.read(2), np.arange(1000))
         assert len(writer.read(1)) == 0
         for bad in (-1, 3):
-            with pytest.raises(IndexError, match=f"no array {bad} of 3"):
-                writer.read(bad)
+            refuses(IndexError, f"no array {bad} of 3", lambda: writer.read(bad))
         with flipped(tmp_path / "file.tmp", 12 + 999 * 4, 5):
             assert np.array_equal(writer.read(0), [0, 1, 2])
             with pytest.raises(CorruptionError, match="array 2 is damaged") as caught:
@@ -105,8 +99,7 @@ def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
             assert (caught.value.path, caught.value.offset) == (str(tmp_path / "file.tmp"), 12)
         writer.abort()
         assert disk.used == 0
-        with pytest.raises(ClosedError):
-            writer.read(0)
+        refuses(ClosedError, "", lambda: writer.read(0))
     assert not list(tmp_path.iterdir())
 
 
@@ -214,8 +207,7 @@ def test_a_parent_is_not_left_where_nothing_can_be_made_in_it(tmp_path: Path, mo
     for name in ("_mark", "_sweep"):
         with monkeypatch.context() as patched:
             patched.setattr(rundir, name, full)
-            with pytest.raises(OSError, match="No space"):
-                RunDirectory(tmp_path / "runs")
+            refuses(OSError, "No space", lambda: RunDirectory(tmp_path / "runs"))
         assert os.listdir(tmp_path) == []
 
 

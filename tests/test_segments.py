@@ -51,9 +51,7 @@ def check(segment: Segment, batches: list[np.ndarray], row_bytes: int, threshold
 
 
 @given(traces(), ROW_BYTES, st.integers(1, 12), st.integers(0, 3), st.sampled_from(["minhash", "row"]))
-def test_segments_are_those_of_brute_force(
-    batches: list[np.ndarray], row_bytes: int, length: int, threshold: int, order: str
-) -> None:
+def test_segments_are_those_of_brute_force(batches, row_bytes, length, threshold, order) -> None:
     row_bytes = min(row_bytes, 4097) if len(batches) > 4 else row_bytes  # brute force looks at every byte
     found = list(segments(batches, N, length, row_bytes, threshold=threshold, order=order))
     assert [(s.first, s.stop) for s in found] == [(a, min(a + length, len(batches))) for a in range(0, len(batches), length)]

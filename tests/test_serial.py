@@ -117,9 +117,7 @@ def test_the_neighbor_cache_has_all_but_working_buffers(dataset: Path) -> None:
         assert all(cache.n_cached == N for cache in sampler.caches[1:])
 
 
-def test_a_superbatch_is_planned_while_the_next_one_is_sampled(
-    g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superbatch_is_planned_while_the_next_one_is_sampled(g, monkeypatch) -> None:
     """Ginex, figure 9: by events, which never come if one waits for the other."""
     planning, sampling, plan = threading.Event(), threading.Event(), Belady.plan
     met: list[int] = []

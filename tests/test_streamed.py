@@ -131,9 +131,7 @@ def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path) -> N
         assert not os.path.exists(tmp_path / "runs")
 
 
-def test_superbatches_are_as_long_as_what_will_be_missed_allows(
-    dataset: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_superbatches_are_as_long_as_what_will_be_missed_allows(dataset, ondemand, monkeypatch) -> None:
     """A few batches sampled ahead say how many rows the cache will lack; where they are wrong, the disk still bounds all."""
     sizes, peaks, accounts = [], [], []
 

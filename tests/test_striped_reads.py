@@ -285,9 +285,7 @@ def test_turns_keep_every_file_busy(file_of: list[int], n_workers: int, order: l
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
 @pytest.mark.usefixtures("many_ranges")
-def test_a_slow_file_holds_up_no_other(
-    forms: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int
-) -> None:
+def test_a_slow_file_holds_up_no_other(forms, tmp_path, monkeypatch, slow) -> None:
     """A read of one file, for a range of its own, ends only when all ranges of the others are done in that hop."""
     path = str(chunk_files(forms.three)[slow])
     lock, all_others = threading.Lock(), threading.Event()

@@ -21,6 +21,7 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import read_catalog, write_catalog
 from featstore.storage.update import Update
 from featstore.testing.faults import flipped, truncated
+from tests.refusing import refuses
 from tests.test_convert import make, opened
 
 IN_CHUNKS: dict[str, Any] = {"topology": "chunked", "chunk_bytes": 4096}
@@ -148,18 +149,14 @@ def test_what_is_refused(root: Path, tmp_path: Path, drives: list[Path]) -> None
         ("chunked", [drives[0], root], ValueError, "lies within the dataset"),
         ("chunked", [tmp_path / "link"], ValueError, "lies within the dataset"),
     ):
-        with pytest.raises(error, match=match):
-            to(root, topology, stripes=given)
-        with pytest.raises(error, match=match):
-            make(root, topology=topology, stripes=given)
+        refuses(error, match, lambda: to(root, topology, stripes=given))
+        refuses(error, match, lambda: make(root, topology=topology, stripes=given))
     assert held(drives) == before == stripes(root)
     assert sorted(os.listdir(tmp_path)) == ["drive-0", "drive-1", "file", "g", "link"]
 
 
 @pytest.mark.parametrize("how", ["create", "convert"])
-def test_names_are_durable_before_what_needs_them(
-    tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_names_are_durable_before_what_needs_them(tmp_path, drives, monkeypatch, how) -> None:
     """The link before the stripe, the stripe and its file before the catalog that names it."""
     root, steps = tmp_path / "g", list[tuple[str, str]]()
 
@@ -220,9 +217,7 @@ def test_stripes_stay_while_somebody_reads_them(root: Path, drives: list[Path]) 
     assert held(drives) == set() == stripes(root)
 
 
-def test_a_stripe_that_cannot_be_removed_is_tried_again(
-    root: Path, tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stripe_that_cannot_be_removed_is_tried_again(root, tmp_path, drives, monkeypatch) -> None:
     rmdir = os.rmdir
 
     def fail(path: str) -> None:
@@ -261,8 +256,7 @@ def test_a_missing_stripe_is_named(root: Path, tmp_path: Path, drives: list[Path
             call()
         assert caught.value.filename == str(drives[1] / name)
     shutil.copytree(root, tmp_path / "copy", symlinks=True)
-    with pytest.raises(FileNotFoundError, match="is missing"):
-        opened(tmp_path / "copy")
+    refuses(FileNotFoundError, "is missing", lambda: opened(tmp_path / "copy"))
     # The drive is mounted elsewhere: the user leads the link there.
     (root / name).unlink()
     (root / name).symlink_to(tmp_path / "elsewhere" / name)
@@ -272,8 +266,7 @@ def test_a_missing_stripe_is_named(root: Path, tmp_path: Path, drives: list[Path
         opened(root)
     assert caught.value.filename.startswith(str(root / name))
     (root / name).symlink_to(tmp_path)
-    with pytest.raises(FormatError, match="symbolic link within a dataset"):
-        opened(root)
+    refuses(FormatError, "symbolic link within a dataset", lambda: opened(root))
     with pytest.warns(UserWarning, match="stays"):
         make(root).close()  # it can still be replaced
     assert os.listdir(tmp_path / "elsewhere") == [name]

@@ -26,6 +26,7 @@ from featstore.plan.trace import record
 from featstore.storage.sections import SectionFile
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.refusing import refuses
 
 N = 3000
 
@@ -173,10 +174,8 @@ def test_disk_budget_and_errors(dataset: Path, tmp_path: Path) -> None:
             ({"strategy": "superbatch", "superbatch": 0}, "at least 1"),
             ({"strategy": "superbatch", "superbatch": "many"}, "number of batches"),
         ]:
-            with pytest.raises(ValueError, match=words):
-                make(**options)
-        with pytest.raises(ValueError, match="plans ahead"):
-            g.cache("x", "1MB", "belady")
+            refuses(ValueError, words, lambda: make(**options))
+        refuses(ValueError, "plans ahead", lambda: g.cache("x", "1MB", "belady"))
 
 
 def test_a_failing_sampler_is_the_loops_error(dataset: Path) -> None:
@@ -192,8 +191,7 @@ def test_a_failing_sampler_is_the_loops_error(dataset: Path) -> None:
                 return inner.sample(seeds, epoch, index)
 
         with make_loader(g, Failing(), g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=5) as loader:
-            with pytest.raises(ZeroDivisionError, match="batch 12"):
-                list(loader)
+            refuses(ZeroDivisionError, "batch 12", lambda: list(loader))
         assert not os.path.exists(f"{dataset}.runs")
 
 
@@ -220,9 +218,7 @@ def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: 
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"superbatch": 1}, {"threads": 3}])
-def test_spilled_next_positions_give_the_same_batches(
-    dataset: Path, ondemand: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_spilled_next_positions_give_the_same_batches(dataset, ondemand, tmp_path, monkeypatch, options) -> None:
     """Next positions in the run directory: same batches, same loads, nothing left."""
     options = {"strategy": "superbatch", "superbatch": 7, "feature_cache": 0.05, "run_dir": tmp_path / "runs"} | options
     _, in_memory = batches(dataset, **options)
@@ -315,10 +311,8 @@ def test_slots_split_into_hits_and_misses(slots: list[int]) -> None:
     assert missed_positions(some, missed) == k - n
     assert missed[: k - n].tolist() == np.flatnonzero(some < 0).tolist()
     longer = np.zeros(k + 1, np.int32)
-    with pytest.raises(ValueError, match="shorter"):
-        missed_positions(longer, missed)
-    with pytest.raises(ValueError, match="shorter"):
-        hits_of(longer, positions, hit_slots)
+    refuses(ValueError, "shorter", lambda: missed_positions(longer, missed))
+    refuses(ValueError, "shorter", lambda: hits_of(longer, positions, hit_slots))
 
 
 @pytest.mark.parametrize("kind", ["superbatch", "streamed", "spilled", "without memory"])

@@ -203,9 +203,7 @@ def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "given"), [("belady", "the cache too"), ("belady", "nothing else"), ("frequency", "nothing else")]
 )
-def test_a_layout_that_is_there_keeps_within_the_disk(
-    dataset: Path, pack: Path, tmp_path: Path, policy: str, given: str, device: str
-) -> None:
+def test_a_layout_that_is_there_keeps_within_the_disk(dataset, pack, tmp_path, policy, given, device) -> None:
     """One that was made with more is refused to the byte, by what it takes, and is as it was; so is one without its labels."""
     mine = copied(pack, tmp_path)
     run(dataset, mine, policy=policy, feature_cache=0.02, epochs=0)
@@ -229,9 +227,7 @@ def test_a_layout_that_is_there_keeps_within_the_disk(
     assert next(mine.glob("data-*")).stat().st_size == size
 
 
-def test_with_less_disk_a_smaller_layout_is_made_beside(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str
-) -> None:
+def test_with_less_disk_a_smaller_layout_is_made_beside(dataset, pack, tmp_path, ondemand, device) -> None:
     """The one that takes most of what there is of the disk runs, and none is made twice."""
     mine, options = copied(pack, tmp_path), {"feature_cache": 0.02, **STATIC}
 
@@ -305,16 +301,7 @@ def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int
 @pytest.mark.parametrize("on_device", [0, 0.05, 1.0])
 @pytest.mark.parametrize("on_host", [0, 0.1, 1.0])
 @pytest.mark.parametrize("disk", [None, "tight"])
-def test_tiers_empty_partly_and_entirely_full(
-    dataset: Path,
-    pack: Path,
-    tmp_path: Path,
-    ondemand: list[Any],
-    device: str,
-    on_device: float,
-    on_host: float,
-    disk: str | None,
-) -> None:
+def test_tiers_empty_partly_and_entirely_full(dataset, pack, tmp_path, ondemand, device, on_device, on_host, disk) -> None:
     options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, **STATIC}
     mine = copied(pack, tmp_path)
     n_bytes = None if disk is None else tight_disk(dataset, pack, tmp_path, **options)

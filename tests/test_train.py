@@ -20,6 +20,7 @@ from featstore.cli.training import describe_epoch, stage_table, train
 from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
 from tests.loaders import flat, make_loader, row_policies
+from tests.refusing import refuses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -107,8 +108,7 @@ def test_model_against_plain_loops(hidden):
 
 
 def test_model_of_no_layers():
-    with pytest.raises(ValueError, match="n_layers"):
-        GraphSAGE(3, 4, 2, 0)
+    refuses(ValueError, "n_layers", lambda: GraphSAGE(3, 4, 2, 0))
 
 
 # -- training ------------------------------------------------------------------------------------------------------------------
@@ -182,8 +182,7 @@ def test_splits(planted):
     [({"feature": "z"}, "feature: the dataset has no 'z'"), ({"labels": "z"}, "labels: the dataset has no 'z'")],
 )
 def test_missing_fields(planted, options, message):
-    with pytest.raises(ValueError, match=message):
-        run(planted.path, **options)
+    refuses(ValueError, message, lambda: run(planted.path, **options))
 
 
 def test_unsuitable_datasets(tmp_path):
@@ -192,10 +191,8 @@ def test_unsuitable_datasets(tmp_path):
         tmp_path / "g", [[0], [1]], 5, fields, {"y": np.zeros(5, np.int64)}, progress=False
     ) as g:
         sampler = featstore.NeighborSampler(g, [2])
-        with pytest.raises(ValueError, match="one row of numbers"):
-            train(g, sampler, 1, feature="flat")
-        with pytest.raises(ValueError, match="no training seeds"):
-            train(g, sampler, 1)
+        refuses(ValueError, "one row of numbers", lambda: train(g, sampler, 1, feature="flat"))
+        refuses(ValueError, "no training seeds", lambda: train(g, sampler, 1))
 
 
 # -- the loader on disk --------------------------------------------------------------------------------------------------------
@@ -234,8 +231,7 @@ def test_cache_sizes(small):
         assert caught.value.needed == 4100
         with pytest.raises(ValueError, match="one cache"):
             rows(features=["x", "h"], policy=featstore.get_policy("lru"), feature_cache=0.5)
-        with pytest.raises(ValueError, match="no policy"):
-            rows(policy="magic")
+        refuses(ValueError, "no policy", lambda: rows(policy="magic"))
 
 
 def test_a_tight_budget(tmp_path):
@@ -298,11 +294,9 @@ def test_a_damaged_page_reaches_the_loop(small, tmp_path):
         file.write(bytes([byte ^ 1]))
     with featstore.open(path, memory="64MiB") as g:
         sampler, seeds = featstore.NeighborSampler(g, [5]), np.arange(1000)
-        with pytest.raises(featstore.CorruptionError, match=r"node\.x"):
-            featstore.Loader(g, sampler, seeds, 50)  # whose cache is filled
+        refuses(featstore.CorruptionError, r"node\.x", lambda: featstore.Loader(g, sampler, seeds, 50))
         loader = featstore.Loader(g, sampler, seeds, 50, strategy=featstore.OnDemand(cache=0))
-        with pytest.raises(featstore.CorruptionError, match=r"node\.x"):
-            list(loader)
+        refuses(featstore.CorruptionError, r"node\.x", lambda: list(loader))
 
 
 def test_closing_the_graph_ends_the_loop(small):
@@ -310,8 +304,7 @@ def test_closing_the_graph_ends_the_loop(small):
     iterator = iter(featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(1000), 5))
     next(iterator)
     g.close()
-    with pytest.raises(featstore.ClosedError):
-        list(iterator)
+    refuses(featstore.ClosedError, "", lambda: list(iterator))
 
 
 def test_an_automatic_cache_does_not_depend_on_what_was_used_before(tmp_path: Path) -> None:

@@ -108,9 +108,7 @@ STRATEGIES = [
     ],
     ids=["neighbor", "labor", "epoch", "layer", "shadow"],
 )
-def test_the_same_losses_under_every_strategy(
-    told_by_edges: Path, capsys: pytest.CaptureFixture[str], sampler: list[str], n_strategies: int
-) -> None:
+def test_the_same_losses_under_every_strategy(told_by_edges, capsys, sampler, n_strategies) -> None:
     losses = []
     for strategy in [[], *STRATEGIES[:n_strategies]]:
         command = ["train", str(told_by_edges), *OTHERS, *sampler, "--edge-features", "w", "kind", *strategy]

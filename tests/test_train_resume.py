@@ -22,6 +22,7 @@ from featstore.errors import BusyError, CorruptionError, FormatError, VersionErr
 from featstore.storage.sections import SectionWriter
 from featstore.testing.faults import Fault, flipped, forked, run_in_child, sweep
 from tests.conftest import skewed_dataset
+from tests.refusing import refuses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -256,11 +257,9 @@ def test_what_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "of another graph" in capsys.readouterr().err
     with Checkpoints(tmp_path / "kept", resume=True), pytest.raises(BusyError, match="held by another"):
         Checkpoints(tmp_path / "kept", resume=True)
-    with pytest.raises(FileNotFoundError):
-        Checkpoints(tmp_path / "none" / "kept")
+    refuses(FileNotFoundError, "", lambda: Checkpoints(tmp_path / "none" / "kept"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
-        Checkpoints(tmp_path / "file")
+    refuses(NotADirectoryError, "", lambda: Checkpoints(tmp_path / "file"))
 
 
 def test_a_damaged_checkpoint_is_said(data: Path, tmp_path: Path) -> None:
@@ -269,8 +268,7 @@ def test_a_damaged_checkpoint_is_said(data: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"no checkpoint", (tmp_path / "model").read_bytes()):
         file.write_bytes(damaged)
-        with pytest.raises((CorruptionError, FormatError), match=re.escape(str(file))):
-            Checkpoints(tmp_path / "kept", resume=True)
+        refuses((CorruptionError, FormatError), re.escape(str(file)), lambda: Checkpoints(tmp_path / "kept", resume=True))
     file.write_bytes(whole)
     for offset in range(0, len(whole), len(whole) // 97):
         with flipped(file, offset, offset % 8), pytest.raises((CorruptionError, FormatError, VersionError)):
@@ -285,7 +283,6 @@ def test_a_damaged_checkpoint_is_said(data: Path, tmp_path: Path) -> None:
         with SectionWriter(file, KIND) as writer:
             writer.append(np.frombuffer(record, np.uint8))
             writer.finish().close()
-        with pytest.raises(FormatError, match=re.escape(str(file))):
-            Checkpoints(tmp_path / "kept", resume=True)
+        refuses(FormatError, re.escape(str(file)), lambda: Checkpoints(tmp_path / "kept", resume=True))
     file.write_bytes(whole)
     Checkpoints(tmp_path / "kept", resume=True).close()
