@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -234,6 +235,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         path, indptr, indices, features={"x": x, "h": h}, node_data={"y": y, "train_idx": train_idx}, progress=False
     ).close()
     return SimpleNamespace(path=path, indptr=indptr, indices=indices, x=x, h=h, y=y, train_idx=train_idx, num_nodes=n)
+
+
+@pytest.fixture
+def g(small: SimpleNamespace) -> Iterator[Any]:
+    """The small dataset, open."""
+    import featstore
+
+    with featstore.open(small.path, memory="64MiB") as graph:
+        yield graph
 
 
 @pytest.fixture(scope="session", autouse=True)

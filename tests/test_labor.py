@@ -6,8 +6,6 @@ import itertools
 import math
 import pickle
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,6 @@ import featstore
 from featstore import LaborSampler, NeighborSampler
 from featstore._core import labor as core
 from featstore._core.sampler import Hops
-from featstore.errors import BudgetError, CorruptionError
-from featstore.graph.topology import huge_bytes
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
 from tests.reference_sampling import Blocks, check_batch, grown
 from tests.refusing import refuses
@@ -276,47 +272,7 @@ def test_every_vector_form_takes_the_same(id_bytes: int, level: int, changes: bo
     assert (edge_pos[: numbered.n_chosen] - 2**33).tolist() == list(taken)
 
 
-def test_batches_do_not_depend_on_threads_or_order() -> None:
-    g = random_graph(8_000, 10, seed=2)
-    parts = torch.randperm(g.num_nodes, generator=torch.Generator().manual_seed(0))[:800].split(50)
-    reference = [LaborSampler(g, [5, 5], 3, seed=3).sample(part, 1, i) for i, part in enumerate(parts)]
-    for variant in (g, g.cached(), g.cached(len(g.indices) // 4)):
-        sampler = LaborSampler(variant, [5, 5], 3, seed=3)
-        with ThreadPoolExecutor(3) as pool:
-            batches = list(pool.map(lambda i: sampler.sample(parts[i], 1, i), reversed(range(len(parts)))))
-        assert all(same(a, b) for a, b in zip(reversed(batches), reference, strict=True))
-
-
-def test_a_batch_differs_by_seed_epoch_and_index() -> None:
-    g = random_graph(3000, 30, seed=4).cached()
-    ids = torch.arange(50)
-    batches = [LaborSampler(g, [4, 4], seed=s).sample(ids, e, i) for s in (0, 1) for e in (0, 1) for i in (0, 1)]
-    assert all(
-        not same(replace(a, epoch=0, index=0), replace(b, epoch=0, index=0)) for a, b in itertools.combinations(batches, 2)
-    )
-
-
 # ---------------------------------------------------------------- edges of the contract, memory, disk
-
-
-def test_empty_seeds_and_tiny_graphs() -> None:
-    for g in (graph_of([]), graph_of([[]]), graph_of([[0, 0, 0]]), random_graph(50, 3)):
-        for variant in (g, g.cached()):
-            batch = LaborSampler(variant, [3, -1]).sample(torch.zeros(0, dtype=torch.int64))
-            assert [(len(b.src), b.n_src, b.n_dst) for b in batch.blocks] == [(0, 0, 0)] * 2
-    assert graph_of([[0]]).cached().topology.num_edges == 1
-
-
-def test_wrong_options_are_named() -> None:
-    g = graph_of([[0]])
-    for fanouts in ([], [-2], [2**31]):
-        refuses(ValueError, "fan", lambda: LaborSampler(g, fanouts))
-    for dependency in (0, -1, 2**32 + 1):
-        refuses(ValueError, "batch_dependency", lambda: LaborSampler(g, [1], dependency))
-    refuses(TypeError, "batch_dependency", lambda: LaborSampler(g, [1], 1.5))
-    refuses(TypeError, "layer_dependency", lambda: LaborSampler(g, [1], layer_dependency=2))
-    refuses(ValueError, "seed", lambda: LaborSampler(g, [1], seed=-1))
-    refuses(IndexError, "seed 7 at position 0", lambda: LaborSampler(g, [1]).sample(torch.tensor([7])))
 
 
 def test_repr_pickle_and_stats() -> None:
@@ -339,13 +295,6 @@ def test_repr_pickle_and_stats() -> None:
     assert same(LaborSampler(*state).sample(torch.arange(9), 1, 2), batch)
 
 
-def test_an_id_in_the_file_that_is_no_node() -> None:
-    g = graph_of([[0, 1], [2, 1], [0, 3]])  # node 3 of 3
-    sampler = LaborSampler(g, [-1, 1])
-    refuses(CorruptionError, "edge 5 leads to node 3 of 3", lambda: sampler.sample(torch.tensor([1])))
-    assert LaborSampler(g, [-1]).sample(torch.tensor([1])).input_ids.tolist() == [1, 2]
-
-
 def test_large_frontiers_are_read_in_turns_that_fit(tmp_path: Path) -> None:
     """Lists of 1.2 million ids, in a budget that has no room for a tenth of their positions."""
     rng = np.random.default_rng(4)
@@ -362,35 +311,6 @@ def test_large_frontiers_are_read_in_turns_that_fit(tmp_path: Path) -> None:
         assert same(batch, reference)
         assert sampler.stats()["edge_rows_read"] == 2 * n * degree
         assert g.budget.peak - before < 8_000_000
-
-
-def test_scratch_is_counted() -> None:
-    g = random_graph(30_000, 20, seed=3).cached()
-    sampler = LaborSampler(g, [10, 10])
-    sampler.sample(torch.arange(0, 30_000, 30))
-    used = g.budget.report()["sampler scratch"]
-    g.budget.total = g.budget.used - used // 2
-    refuses(BudgetError, "sampler scratch", lambda: LaborSampler(g, [10, 10]).sample(torch.arange(0, 30_000, 30)))
-
-
-@pytest.mark.parametrize("backend", ["io_uring", "pread"])
-@pytest.mark.parametrize("share", [None, 0.2])
-def test_batches_from_disk_are_those_from_memory(tmp_path: Path, backend: str, share: float | None) -> None:
-    g = random_graph(8_000, 10, seed=11)
-    parts = torch.randperm(8_000, generator=torch.Generator().manual_seed(1))[:400].split(50)
-    reference = [LaborSampler(g.cached(), [6, 4], 2, seed=2).sample(part, 0, i) for i, part in enumerate(parts)]
-    featstore.OutOfCoreGraph.create(tmp_path / "g", g.indptr, g.indices, progress=False).close()
-    with featstore.open(tmp_path / "g", memory="64MiB", backend=backend) as stored:
-        if share is not None:
-            stored.cache_neighbors(huge_bytes(8 * 8_000) + int(share * g.topology.nbytes))
-        sampler = LaborSampler(stored, [6, 4], 2, seed=2)
-        with ThreadPoolExecutor(3) as pool:
-            batches = list(pool.map(lambda i: sampler.sample(parts[i], 0, i), range(len(parts))))
-        assert all(same(a, b) for a, b in zip(batches, reference, strict=True))
-        assert sampler.stats()["edge_rows_read"] > 0
-        again = pickle.loads(pickle.dumps(sampler))
-        assert same(again.sample(parts[3], 0, 3), reference[3])
-        again.graph.close()
 
 
 def test_a_pack_has_the_same_batches(small: Any, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,8 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore import LayerSampler
-from featstore.errors import BudgetError, CorruptionError
 from featstore.sampling.rng import absorb, batch_key
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
-from tests.refusing import refuses
 from tests.test_draws import chi_square_limit
 from tests.test_sampler import WORDS, same
 
@@ -241,71 +237,3 @@ def test_skip_connections_take_what_the_batch_has() -> None:
     assert int(own.sum()) == among
     assert len(outer.src) - among > 0
     assert outer.n_src - outer.n_dst == 15
-
-
-def test_no_nodes_no_seeds_no_neighbours() -> None:
-    empty = ArrayGraph(np.zeros(1, np.int64), np.zeros(0, np.int32))
-    for replace in (False, True):
-        assert [b.n_src for b in LayerSampler(empty, [3, 2], replace=replace).sample([]).blocks] == [0, 0]
-        batch = LayerSampler(graph_of([[], [], [0]]), [3, 2], replace=replace).sample([1, 0])
-        assert batch.input_ids.tolist() == [1, 0]
-        assert [len(weights_of(block)) for block in batch.blocks] == [0, 0]
-
-
-def test_what_is_refused() -> None:
-    g = random_graph(20, 3)
-    for sizes, error, match in (
-        ([], ValueError, "sizes is empty"),
-        ([5, 0], ValueError, "from 1 to"),
-        ([-1], ValueError, "from 1 to"),
-        ([2**31], ValueError, "from 1 to"),
-        ([2.5], TypeError, "integer"),
-        (["3"], TypeError, "integer"),
-    ):
-        refuses(error, match, lambda: LayerSampler(g, sizes))
-    for options in ({"op": "max"}, {"seed": -1}, {"seed": 2**64}):
-        refuses(ValueError, r"op is one of|seed must be", lambda: LayerSampler(g, [2], **options))
-    for name in ("skip", "replace"):
-        refuses(TypeError, name, lambda: LayerSampler(g, [2], **{name: "yes"}))
-    sampler = LayerSampler(g, [2])
-    refuses(IndexError, "seed 20 at position 1", lambda: sampler.sample([3, 20]))
-    refuses(ValueError, "distinct", lambda: sampler.sample([3, 4, 3]))
-    refuses(TypeError, "integers", lambda: sampler.sample(torch.rand(3)))
-
-
-def test_a_damaged_list_is_found_and_the_sampler_goes_on() -> None:
-    g = random_graph(200, 5)
-    sampler, seeds = LayerSampler(g, [10]), torch.arange(50)
-    expected = sampler.sample(seeds)
-    at = int(g.indptr[7])
-    right, g.indices[at] = int(g.indices[at]), 200
-    refuses(CorruptionError, "", lambda: sampler.sample(seeds))
-    g.indices[at] = right
-    assert same_weighted(sampler.sample(seeds), expected)
-
-
-def test_threads_pickles_and_caches_change_nothing(small: Any) -> None:
-    seeds = torch.from_numpy(small.train_idx[:60])
-    with featstore.open(small.path, memory="64MB") as g:
-        sampler = LayerSampler(g, [30, 40], seed=7, skip=True)
-        assert repr(sampler) == "LayerSampler(sizes=[30, 40], seed=7, skip=True, replace=False, op='sum')"
-        expected = [sampler.sample(seeds, 1, index) for index in range(8)]
-        assert all(len(batch.input_ids) <= 60 + 30 + 40 for batch in expected)
-        with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda index: sampler.sample(seeds, 1, index), range(8)))
-        assert all(map(same_weighted, found, expected))
-        assert sampler.stats()["batches"] == 16
-        again = pickle.loads(pickle.dumps(sampler))
-        assert same_weighted(again.sample(seeds, 1, 3), expected[3])
-        again.graph.close()
-        g.cache_neighbors("40KiB")
-        assert same_weighted(sampler.sample(seeds, 1, 5), expected[5])
-
-
-def test_memory_is_asked_for() -> None:
-    g = random_graph(60_000, 10)
-    sampler, seeds = LayerSampler(g, [5_000]), torch.arange(30_000)
-    expected = sampler.sample(seeds)
-    with g.budget.reserve("another", g.budget.available - 100_000), pytest.raises(BudgetError):
-        LayerSampler(g, [5_000]).sample(seeds)
-    assert same_weighted(sampler.sample(seeds), expected)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
-import featstore
 from featstore.cli.main import main
-from featstore.cli.sage import mean_of_neighbors
 
 SAMPLERS = {
     "layer": ["--sampler", "layer", "--layer-sizes", "30,40"],
@@ -46,10 +43,3 @@ def test_what_does_not_go_together_is_refused(small, capsys) -> None:
     ]:
         assert main(["train", str(small.path), *arguments]) != 0
         assert message in capsys.readouterr().err
-
-
-def test_the_mean_over_neighbours_is_weighted() -> None:
-    src, dst = torch.tensor([1, 2, 0]), torch.tensor([0, 0, 2])
-    h = torch.tensor([[1.0], [2.0], [8.0]])
-    block = featstore.Block(src, dst, 3, 3, weight=torch.tensor([3.0, 1.0, 0.25]))
-    assert mean_of_neighbors(h, block).flatten().tolist() == [3.5, 0.0, 1.0]

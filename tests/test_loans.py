@@ -11,8 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import featstore
 from featstore.budget import Budget
@@ -46,57 +44,6 @@ class Holder:
 
 
 # -- the ledger ------------------------------------------------------------------------------------------------------------------
-
-
-@given(
-    total=st.integers(0, 200),
-    holders=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60), st.integers(0, 3), st.integers(1, 50)), max_size=5),
-    asked=st.lists(st.integers(0, 80), max_size=8),
-)
-def test_nothing_is_refused_while_a_loan_is_out(total: int, holders: list[tuple[int, int, int, int]], asked: list[int]) -> None:
-    budget = Budget(total)
-    living = []
-    for least, more, cost, step in holders:
-        if budget.available >= least + more:
-            living.append(Holder(budget, least, more, cost, step))
-    fixed = sum(holder.least for holder in living)
-    taken = []
-    for n_bytes in asked:
-        lent = {id(holder): holder.lent() for holder in living}
-        calls = sum(holder.calls for holder in living)
-        fits = fixed + sum(each.n_bytes for each in taken) + n_bytes <= total
-        if fits:
-            taken.append(budget.reserve("asked", n_bytes))
-        else:
-            refuses(BudgetError, "", lambda: budget.reserve("asked", n_bytes))
-            assert not budget.on_loan  # all of it was tried
-        assert budget.used <= total
-        assert budget.on_loan == sum(holder.lent() for holder in living)
-        assert sum(holder.calls for holder in living) - calls <= len(living)  # each is asked once at most
-        if fits:  # who costs more gives only where those who cost less have given all
-            given_back = [holder for holder in living if holder.lent() < lent[id(holder)]]
-            dearest = max((holder.loan.cost for holder in given_back), default=-1)
-            assert all(not holder.lent() for holder in living if holder.loan.cost < dearest)
-    assert budget.peak <= total
-
-
-def test_a_loan_that_ended_or_whose_holder_died_is_left_alone() -> None:
-    budget = Budget(100)
-    one, other = Holder(budget, 0, 40, 0, 1), Holder(budget, 0, 40, 1, 1)
-    one.loan.end()
-    one.loan.end()
-    refuses(BudgetError, "", lambda: budget.reserve("more", 61))
-    assert (one.calls, other.calls) == (0, 1)
-    del other
-    assert budget.on_loan == 0
-    refuses(BudgetError, "", lambda: budget.reserve("more", 61))
-
-
-def test_what_is_optional_takes_no_loan_back() -> None:
-    budget = Budget(100)
-    holder = Holder(budget, 0, 90, 0, 1)
-    assert budget.try_reserve("optional", 11) is None
-    assert holder.calls == 0
 
 
 def test_a_holder_that_reserves_while_it_gives_back_is_refused() -> None:

@@ -29,12 +29,6 @@ from featstore.adapters.pyg import Sampler, stores  # isort: skip  # after PyG, 
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling  # isort: skip
 
 
-@pytest.fixture
-def g(small: SimpleNamespace):
-    with featstore.open(small.path, memory="64MiB") as graph:
-        yield graph
-
-
 @pytest.fixture(scope="module")
 def whole(small: SimpleNamespace) -> Any:
     data = data_of(small.indptr, small.indices)

@@ -29,12 +29,6 @@ from torch_geometric.data.feature_store import AttrView  # isort: skip
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
-@pytest.fixture
-def g(small: SimpleNamespace):
-    with featstore.open(small.path, memory="64MiB") as graph:
-        yield graph
-
-
 @pytest.fixture(scope="module")
 def whole(small: SimpleNamespace) -> Any:
     """The whole graph in memory, as PyG holds it."""

@@ -19,7 +19,7 @@ from featstore.cli.splits import split_seeds
 from featstore.cli.training import describe_epoch, stage_table, train
 from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
-from tests.loaders import flat, make_loader, row_policies
+from tests.loaders import flat, make_loader
 from tests.refusing import refuses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,12 +58,6 @@ def run(
     with featstore.open(path, memory=memory, backend=backend) as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=sampler_seed)
         return train(g, sampler, 2, loader_options=flat(loader_options), **options)
-
-
-def with_policy(policy: str) -> dict[str, str]:
-    """Loader options that run a policy: planned ones look ahead."""
-    planned = isinstance(featstore.get_policy(policy), featstore.PlannedPolicy)
-    return {"policy": policy, "strategy": "superbatch" if planned else "ondemand"}
 
 
 # -- the model -----------------------------------------------------------------------------------------------------------------
@@ -128,40 +122,6 @@ def test_learns_and_reports(planted):
         assert text in table
     assert "test 0." in describe_epoch(last)
     assert result.to_dict()["epochs"][0]["epoch"] == 0
-
-
-def losses_in_memory(planted, n: int) -> list[float]:
-    """The same training with the features in a tensor, batches made one by one."""
-    x = torch.from_numpy(planted.x)
-    y = torch.from_numpy(planted.y)
-    with featstore.open(planted.path) as g:
-        sampler = featstore.NeighborSampler(g, [4, 3])
-        seeds = split_seeds(g, "train", "y")
-        loader = featstore.Loader(g, sampler, seeds, 64, features=[], prefetch=0)
-        torch.manual_seed(0)
-        model = GraphSAGE(DIM, 16, CLASSES, 2)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        losses = []
-        for _ in range(2):
-            for batch in loader:
-                rows = torch.index_select(x, 0, batch.input_ids)
-                loss = torch.nn.functional.cross_entropy(model(rows, batch.blocks), y[batch.seeds])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-    return losses[:n]
-
-
-def test_losses_are_those_of_a_tensor_in_memory(planted):
-    want = losses_in_memory(planted, 16)
-    for policy in row_policies():
-        assert run(planted.path, {**with_policy(policy), "feature_cache": 0.1}).losses == want, policy
-    for backend in ("io_uring", "pread"):
-        assert run(planted.path, backend=backend).losses == want
-    for options in ({"threads": 1, "prefetch": 0}, {"threads": 4, "prefetch": 5}, {"policy": "lru", "feature_cache": "4000B"}):
-        assert run(planted.path, options).losses == want
-    assert run(planted.path, sampler_seed=1).losses != want
 
 
 def test_stops_after_so_many_batches(planted):
@@ -279,6 +239,21 @@ def test_an_unfinished_iterator_does_not_keep_the_interpreter(small):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=500, check=True)
     assert done.stdout == "reached the end\n"
     assert done.stderr == ""
+
+
+def test_a_loader_in_a_forked_child(small):
+    with featstore.open(small.path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [5])
+        want = [batch.input_ids.tolist() for batch in featstore.Loader(g, sampler, small.train_idx, 40)]
+        iterator = iter(featstore.Loader(g, sampler, small.train_idx, 40))
+        next(iterator)
+        pid = os.fork()
+        if pid == 0:
+            got = [batch.input_ids.tolist() for batch in featstore.Loader(g, sampler, small.train_idx, 40)]
+            os._exit(0 if got == want else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert next(iterator).input_ids.tolist() == want[1]
+        del iterator
 
 
 def test_a_damaged_page_reaches_the_loop(small, tmp_path):
