@@ -370,13 +370,6 @@ def test_no_thread_keeps_memory_from_another():
     ("options", "error", "message"),
     [
         ({"strategy": "magic"}, ValueError, "ondemand"),
-        ({"batch_size": 0}, ValueError, "batch_size"),
-        ({"batch_size": 2.5}, TypeError, "batch_size"),
-        ({"prefetch": -1}, ValueError, "prefetch"),
-        ({"prefetch": "some"}, ValueError, "prefetch"),
-        ({"threads": 0}, ValueError, "threads"),
-        ({"threads": True}, TypeError, "threads"),
-        ({"seed": -1}, ValueError, "seed"),
         ({"features": ["x", "z"]}, ValueError, "no 'z'; it has .*'h', 'x'"),
         ({"features": ["x", "x"]}, ValueError, "twice"),
         ({"labels": "z"}, ValueError, "labels=None"),

@@ -185,36 +185,18 @@ def compare(graph: Path, pack: Path, name: str, shares: Sequence[Sequence[float]
             assert sorted(found) == IN_AMPLE_MEMORY[key], (order, held_out, share)
 
 
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    """Each strategy in one case and in one memory; the other cases are the neighbours' in the table."""
+def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, whole: bool, tries: list[int]) -> None:
+    """Each strategy in one case and in one memory; the other cases are the neighbours' in the table, or all of them."""
     number = list(STRATEGIES).index(name)
     shares = [[LITTLE_AND_MUCH[number // len(CASES) % 2]] if k == number % len(CASES) else [] for k in range(len(CASES))]
-    compare(graph, pack, name, shares, tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_training_beside_validation_in_little_and_in_much(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, [LITTLE_AND_MUCH] * len(CASES), tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_training_beside_validation_at_twenty_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, [np.linspace(0.05, 0.6, 20).tolist()] * len(CASES), tries)
+    compare(graph, pack, name, [LITTLE_AND_MUCH] * len(CASES) if whole else shares, tries)
 
 
 @pytest.mark.parametrize("name", CHOOSING)
 def test_a_history_that_chooses_its_nodes_trains_at_some_budgets(graph: Path, name: str, tries: list[int]) -> None:
     for share in (0.05, 0.3):
-        check(graph, int(share * BYTES), CHOOSING[name], "train val test", 128, tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", CHOOSING)
-def test_a_history_that_chooses_its_nodes_trains_at_more_budgets(graph: Path, name: str, tries: list[int]) -> None:
-    for share in (0.1, 2.0):
         check(graph, int(share * BYTES), CHOOSING[name], "train val test", 128, tries)
 
 
@@ -258,43 +240,6 @@ def compare_commands(
 @pytest.mark.parametrize("name", one_in(2, [*STRATEGIES]))
 def test_the_command_trains_at_some_budgets(graph, pack, name, tries, capsys) -> None:
     compare_commands(graph, pack, name, [0.3], tries, capsys)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_the_command_trains_at_twenty_budgets(graph, pack, name, tries, capsys) -> None:
-    compare_commands(graph, pack, name, np.linspace(0.05, 0.6, 20), tries, capsys)
-
-
-def sweep(graph: Path, pack: Path, name: str, n: int, tries: list[int]) -> None:
-    """Train in memories around the least."""
-    options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
-    least = 1 << 20
-    for _ in range(8):
-        try:
-            train(graph, least, options, "train val test", 128, tries)
-            break
-        except featstore.BudgetError as error:
-            assert error.needed is not None
-            assert error.needed > least
-            least = error.needed
-    for memory in np.linspace(0.5 * least, 1.1 * least, n).astype(int).tolist():
-        tries[0] = 0
-        try:
-            train(graph, memory, options, "train val test", 128, tries)
-        except featstore.BudgetError as error:
-            assert error.needed is None or error.needed > memory
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_an_epoch_makes_progress_or_raises(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    sweep(graph, pack, name, 2, tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_an_epoch_makes_progress_or_raises_at_two_hundred_memories(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    sweep(graph, pack, name, 200, tries)
 
 
 @pytest.mark.parametrize(("name", "memory"), covering([*STRATEGIES, *CHOOSING], [700_000, 1_200_000, 2_000_000]))

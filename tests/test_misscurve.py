@@ -341,11 +341,3 @@ def test_bars(small: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 )
 def test_what_is_no_trace(batches: list[Any], error: type[Exception], match: str) -> None:
     refuses(error, match, lambda: featstore.simulate(batches, 2))
-
-
-@pytest.mark.parametrize(
-    ("capacity", "error"), [(1.5, TypeError), (float("nan"), TypeError), (True, TypeError), (-1, ValueError)]
-)
-@pytest.mark.parametrize("policy", ["belady", "lru", "random"])
-def test_what_is_no_capacity(capacity: Any, error: type[Exception], policy: str) -> None:
-    refuses(error, "capacity must be", lambda: featstore.simulate([[0, 1], [1, 2]], capacity, policy))

@@ -237,26 +237,7 @@ def test_the_check_is_counted() -> None:
     assert planning_bytes(1000, 5000, checked=True) - planning_bytes(1000, 5000) == 8 * 1000
 
 
-FAULTS = [
-    NeedsSlots,
-    NeedsRows,
-    SwapsSlots,
-    PlansTheLookAhead,
-    EmptiesBetweenWindows,
-    IgnoresResidents,
-    TakesNoResidents,
-    OverfillsTheCache,
-    ForgetsToEvict,
-    StartKeepsState,
-    SharesState,
-    Unseeded,
-    WritesToTheIds,
-    UnderstatesMemory,
-    GrowsFromStartToStart,
-    ForeseesOthers,
-    SpillsWhatItDoesNotReadBack,
-    IsBrokenByAnEarlyEnd,
-]
+FAULTS = Oldest.__subclasses__()
 
 
 @pytest.fixture(autouse=True)

@@ -34,65 +34,28 @@ from tests.refusing import refuses
 PAIRS = [(LRU, ReferenceLRU), (Clock, ReferenceClock), (Sieve, ReferenceSieve), (S3FIFO, ReferenceS3FIFO)]
 
 
+def suite(base: Any, name: str, policy: Any, *golden: int) -> Any:
+    """The contract of a policy; misses of each batch of the golden trace, or the rows that are kept."""
+    return type("Suite", (base,), {"registered_name": name, "make": policy, "golden": golden or None})
+
+
 # Misses of each batch of the golden trace. They change only where a policy changes, which is then worth a line in the CHANGELOG.
-
-
-class TestLRU(OnlinePolicyContract):
-    registered_name = "lru"
-    golden = (3, 4, 5, 4, 4, 5, 4, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
-    make = LRU
-
-
-class TestClock(OnlinePolicyContract):
-    registered_name = "clock"
-    golden = (3, 4, 5, 4, 4, 5, 3, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
-    make = Clock
-
-
-class TestSieve(OnlinePolicyContract):
-    registered_name = "sieve"
-    golden = (3, 4, 5, 4, 4, 5, 3, 2, 4, 2, 2, 4, 2, 4, 2, 21, 7, 5, 6, 1, 0, 1, 3, 4)
-    make = Sieve
-
-
-class TestS3FIFO(OnlinePolicyContract):
-    registered_name = "s3fifo"
-    golden = (3, 4, 5, 4, 4, 5, 4, 2, 4, 2, 2, 4, 4, 5, 3, 19, 6, 6, 7, 1, 0, 1, 4, 4)
-    make = S3FIFO
-
-
-class TestDegree(StaticPolicyContract):
-    registered_name = "degree"
-    golden = (4, 6, 8, 9, 15, 17, 19, 27, 29, 31, 38, 40, 42, 50, 52, 54)
-    make = Degree
-
-
-class TestInOutRatio(StaticPolicyContract):
-    registered_name = "in_out_ratio"
-    golden = (4, 8, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 43, 49, 52, 54)
-    make = InOutRatio
-
-
-class TestCrossPartition(StaticPolicyContract):
-    registered_name = "cross_partition"
-    golden = (4, 8, 10, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 49, 52, 54)
-    make = CrossPartition
-
-
-class TestFrequency(StaticPolicyContract):
-    registered_name = "frequency"
-    golden = (2, 7, 9, 14, 19, 21, 26, 28, 33, 38, 40, 45, 50, 52, 57, 59)
-    make = Frequency
-
-
-class TestSavedReads(TestFrequency):
-    registered_name = "saved_io"
-    make = SavedReads
-
-
-class TestRandomRows(StaticPolicyContract):
-    registered_name = "random"
-    make = RandomRows
+TestLRU = suite(OnlinePolicyContract, "lru", LRU, 3, 4, 5, 4, 4, 5, 4, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
+TestClock = suite(OnlinePolicyContract, "clock", Clock, 3, 4, 5, 4, 4, 5, 3, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
+TestSieve = suite(OnlinePolicyContract, "sieve", Sieve, 3, 4, 5, 4, 4, 5, 3, 2, 4, 2, 2, 4, 2, 4, 2, 21, 7, 5, 6, 1, 0, 1, 3, 4)
+TestS3FIFO = suite(
+    OnlinePolicyContract, "s3fifo", S3FIFO, 3, 4, 5, 4, 4, 5, 4, 2, 4, 2, 2, 4, 4, 5, 3, 19, 6, 6, 7, 1, 0, 1, 4, 4
+)
+TestDegree = suite(StaticPolicyContract, "degree", Degree, 4, 6, 8, 9, 15, 17, 19, 27, 29, 31, 38, 40, 42, 50, 52, 54)
+TestInOutRatio = suite(
+    StaticPolicyContract, "in_out_ratio", InOutRatio, 4, 8, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 43, 49, 52, 54
+)
+TestCrossPartition = suite(
+    StaticPolicyContract, "cross_partition", CrossPartition, 4, 8, 10, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 49, 52, 54
+)
+TestFrequency = suite(StaticPolicyContract, "frequency", Frequency, 2, 7, 9, 14, 19, 21, 26, 28, 33, 38, 40, 45, 50, 52, 57, 59)
+TestSavedReads = suite(StaticPolicyContract, "saved_io", SavedReads, 2, 7, 9, 14, 19, 21, 26, 28, 33, 38, 40, 45, 50, 52, 57, 59)
+TestRandomRows = suite(StaticPolicyContract, "random", RandomRows)
 
 
 @pytest.mark.parametrize(("policy", "reference"), PAIRS)

@@ -276,7 +276,6 @@ def test_keywords_that_change_nothing_are_taken(small, g) -> None:
         ({"prefetch_factor": 4}, "prefetch_factor: batches are made by threads"),
         ({"num_workers": 2, "threads": 3}, "num_workers: threads= says"),
         ({"timeout": True}, "timeout: batches are made by threads"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"features": ["nothing"]}, "the graph has no 'nothing'"),
         ({"labels": "train"}, "the graph has no 'train'"),
         ({"labels": "train_idx"}, "has 300 entries for 1000 nodes"),
