@@ -277,9 +277,6 @@ def test_a_closed_graph(g: Any) -> None:
         refuses(ClosedError, "", call)
 
 
-# -- faults ----------------------------------------------------------------------------------------------------------------------
-
-
 def kept_or_not(path: str) -> list[str]:
     with featstore.open(path) as g:
         for kept in g.parts().values():

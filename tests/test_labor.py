@@ -30,9 +30,6 @@ from tests.test_sampler import FANOUTS, WORDS, same
 Int64s = npt.NDArray[np.int64]
 
 
-# ---------------------------------------------------------------- the oracle: one neighbour at a time, Python integers
-
-
 def oracle(
     g: ArrayGraph,
     seeds: list[int],
@@ -108,9 +105,6 @@ def test_a_larger_graph_equals_the_oracle(id_bytes: int, fanouts: list[int], mon
         check_against_oracle(variant, seeds, fanouts, 4, 7, 2, 5)
         monkeypatch.setattr("featstore.sampling.labor._LEAST_READ", 50)
     check_against_oracle(g, seeds, fanouts, 1, 7, 2, 5, redraw=False)
-
-
-# ---------------------------------------------------------------- what is taken
 
 
 def taken(sampler: LaborSampler, degree: int, n: int) -> npt.NDArray[np.bool_]:
@@ -221,9 +215,6 @@ def test_a_list_of_millions() -> None:
     assert g.file.n_gathers == -(-n // (1 << 16))  # so many ids at once, and no more
 
 
-# ---------------------------------------------------------------- every form of the loops
-
-
 @pytest.mark.parametrize("id_bytes", [4, 8])
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("changes", [False, True])
@@ -270,9 +261,6 @@ def test_every_vector_form_takes_the_same(id_bytes: int, level: int, changes: bo
         if d <= fanout or number(int(records[at + each])) < (fanout << 32) // d
     )
     assert (edge_pos[: numbered.n_chosen] - 2**33).tolist() == list(taken)
-
-
-# ---------------------------------------------------------------- edges of the contract, memory, disk
 
 
 def test_repr_pickle_and_stats() -> None:
@@ -322,9 +310,6 @@ def test_a_pack_has_the_same_batches(small: Any, tmp_path: Path) -> None:
             order = featstore.RandomBatches(seeds, 100).epoch(0)
             for index in range(len(order)):
                 assert same(pack.batch(index, g.pool), sampler.sample(order.seeds(index), 0, index))
-
-
-# ---------------------------------------------------------------- the compiled interface guards memory
 
 
 def test_the_core_refuses_arrays_that_are_too_short() -> None:

@@ -21,9 +21,6 @@ from tests.test_sampler import WORDS, same
 Blocks = list[tuple[list[int], list[int], list[float], int, int]]
 
 
-# ---------------------------------------------------------------- the oracle: one neighbour at a time, Python numbers
-
-
 def unit(word: int) -> float:
     return (word >> 11) * 2.0**-53
 
@@ -163,8 +160,6 @@ def test_a_larger_graph_in_pieces_equals_the_oracle(id_bytes, options, monkeypat
         check_against_oracle(variant, seeds, [700, 2_000], **options)
 
 
-# ---------------------------------------------------------------- statistics, with fixed seeds
-
 LISTS = [[8, 9, 10, 11], [8, 8, 12], [], [9, 13, 14, 15, 16, 17, 18], [3, 8], [0, 4, 19], *([[]] * 14)]
 SEEDS = torch.tensor([0, 1, 2, 3, 4, 5])
 N_DRAWS = 10_000
@@ -208,9 +203,6 @@ def test_nodes_are_taken_as_often_as_their_importance_says() -> None:
         counts[ids[50:] - 50] += 1
     spread = (counts - N_DRAWS * expected) ** 2 / (N_DRAWS * expected * (1 - expected))
     assert spread.sum() < chi_square_limit(100)
-
-
-# ---------------------------------------------------------------- traps
 
 
 def test_a_layer_larger_than_the_neighbourhood_is_all_of_it() -> None:

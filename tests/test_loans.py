@@ -43,9 +43,6 @@ class Holder:
         return freed
 
 
-# -- the ledger ------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_holder_that_reserves_while_it_gives_back_is_refused() -> None:
     budget = Budget(100)
 
@@ -57,9 +54,6 @@ def test_a_holder_that_reserves_while_it_gives_back_is_refused() -> None:
     holder = Greedy(budget, 0, 90, 0, 1)
     budget.reserve("more", 40)
     assert holder.lent() == 60
-
-
-# -- caches ----------------------------------------------------------------------------------------------------------------------
 
 
 def rows_of(n: int, width: int = 24) -> np.ndarray:
@@ -298,9 +292,6 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
         after = g.features["x"].cache
         assert after is not None
         assert after.capacity == small.num_nodes
-
-
-# -- buffers that nobody uses ----------------------------------------------------------------------------------------------------
 
 
 N_IDLE = 6_000

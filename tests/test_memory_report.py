@@ -68,9 +68,6 @@ def take_all(budget: Budget) -> None:
         assert not lent(budget)
 
 
-# -- its form --------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_report_is_a_mapping_of_bytes(clock: SimpleNamespace) -> None:
     budget = Budget(10 << 20)
     kept = KeptIds(budget)
@@ -101,8 +98,6 @@ def test_a_report_is_a_mapping_of_bytes(clock: SimpleNamespace) -> None:
     assert report["sampled ids"] == 1 << 20, "it is of its moment"
     assert str(MemoryReport({}, 5, 0)).splitlines()[1:] == ["0 B of 5 B are held, 0 B of them on loan; at most 0 B were held"]
 
-
-# -- whose they are, and since when ----------------------------------------------------------------------------------------------
 
 MADE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
     # options; holders whose memory an epoch uses, so that it is lent anew after it; others
@@ -367,9 +362,6 @@ def test_no_loan_is_left_out() -> None:
     lending = re.compile(r"\.lend\(self\.")
     found = {str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py") if lending.search(file.read_text())}
     assert found == tested.keys()
-
-
-# -- beside a loop ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed", "ginex"])

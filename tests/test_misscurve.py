@@ -62,9 +62,6 @@ def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
         draw_miss_curve(miss_curve(Trace([[0, 1]]), [1], ["belady"]), path, 8, "fonts")
 
 
-# -- the curve -----------------------------------------------------------------------------------------------------------------
-
-
 @given(
     n=st.integers(1, 60),
     n_batches=st.integers(1, 12),
@@ -195,9 +192,6 @@ def test_the_memory_that_it_names_suffices(small: Any) -> None:
             assert min(capacities) == rows
 
 
-# -- the picture ---------------------------------------------------------------------------------------------------------------
-
-
 def test_the_picture(tmp_path: Path) -> None:
     trace = Trace(random_trace(3000, 20, 900, 4), 3000)
     for name, sizes in (("many.png", list(range(10, 3000, 40))), ("one.svg", [30])):
@@ -214,8 +208,6 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     refuses(MissingExtraError, r"pip install matplotlib", lambda: check_plot(tmp_path / "curve.png"))
 
-
-# -- the command ---------------------------------------------------------------------------------------------------------------
 
 SAMPLING = ["--batch-size", "30", "--fanouts", "4,3", "--seed", "5"]
 

@@ -299,9 +299,6 @@ def test_an_epoch_asks_for_fewer_rows(data: Any) -> None:
     assert rows["shuffled"] > 0.95 * rows["random"]
 
 
-# -- batches that differ in size -------------------------------------------------------------------------------------------------
-
-
 def test_several_batches_are_measured(data: Any) -> None:
     with featstore.open(data[0], memory="64MiB") as g:
         sampler, ids = featstore.NeighborSampler(g, [8, 8]), np.arange(N)

@@ -72,9 +72,6 @@ def test_ranges_and_random_are_even(n: int, k: int) -> None:
     assert n < 10 or k == 1 or not np.array_equal(found, other)
 
 
-# -- controls ------------------------------------------------------------------------------------------------------------------
-
-
 class Right(featstore.Partitioner):
     """By the number of in-edges; the faulty ones differ in one thing."""
 
@@ -157,9 +154,6 @@ def test_a_right_one_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cls", [TooFar, Short, Floats, Twice, Blocks, Keeps, Holds, Writes])
 def test_control_a_faulty_one_is_found(cls: type[featstore.Partitioner], tmp_path: Path) -> None:
     refuses((AssertionError, ValueError, TypeError), "", lambda: run_all(cls, tmp_path))
-
-
-# -- the registry --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -146,9 +146,6 @@ def test_blocks_are_the_fewest_for_the_memory_of_their_sums(tmp_path: Path, sum_
     assert len(seen) >= 3
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_every_budget_does_or_names_one_that_does(tmp_path: Path) -> None:
     indptr, indices = skewed_graph(200, 6, [3], 4_000)
     x = np.random.default_rng(0).standard_normal((200, 3_000)).astype(np.float32)
@@ -203,9 +200,6 @@ def test_the_process_grows_by_no_more_than_the_budget(tmp_path: Path) -> None:
     features = {"x": rng.standard_normal((n, 128), dtype=np.float32), "warm": np.ones((n, 2), np.float32)}
     featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, features, progress=False).close()
     run_in_child(aggregate_watched, str(tmp_path), 24 << 20, 4 << 20)
-
-
-# --- Ctrl-C ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])

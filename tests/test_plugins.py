@@ -51,9 +51,6 @@ def new_class() -> type[StaticPolicy]:
     return type("New", (Rows,), {"__module__": "somewhere"})
 
 
-# -- the registry ----------------------------------------------------------------------------------------------------------------
-
-
 def test_built_in_policies_are_known() -> None:
     assert set(BUILTIN) <= set(available_policies())
     for name in BUILTIN:
@@ -161,9 +158,6 @@ assert seen == ["Sieve"] * 8, seen
 assert {"mine1", "mine7", "lru"} <= set(available_policies())
 """
     run_python(["-c", script], [ROOT])
-
-
-# -- entry points, from distributions made by hand -------------------------------------------------------------------------------
 
 
 def distribute(folder: Path, name: str, entry_points: str, source: str | None = None) -> None:
@@ -277,9 +271,6 @@ def test_every_registry_says_which_of_two_wins(tmp_path: Path, monkeypatch: pyte
         assert "plug_x" not in sys.modules
 
 
-# -- the example package ---------------------------------------------------------------------------------------------------------
-
-
 def run_python(arguments: list[str], path: list[Path], cwd: Path | None = None) -> str:
     """Run this interpreter; its own packages stay visible, ``path`` comes first."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTEST_"))}
@@ -345,9 +336,6 @@ def test_the_example_keeps_the_contract(installed: tuple[Path, Path]) -> None:
 
 def test_it_was_not_there_before() -> None:
     assert "lfu" not in run_python(["-c", "from featstore.cache.base import *; print(available_policies())"], [ROOT])
-
-
-# -- the contract suites find faults ---------------------------------------------------------------------------------------------
 
 
 def test_hypothesis_is_only_needed_for_testing() -> None:

@@ -69,9 +69,6 @@ def trimmed(model: Net, batch: Any) -> torch.Tensor:
     return model(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)[: batch.batch_size]
 
 
-# -- batches -------------------------------------------------------------------------------------------------------------------
-
-
 def test_whole_neighbourhoods_are_the_batches_of_pyg(small, g, whole) -> None:
     seeds = torch.from_numpy(small.train_idx)
     want = NodeLoader(whole, HopSampler(small.indptr, small.indices, [-1, -1, -1]), seeds, batch_size=64)
@@ -241,12 +238,6 @@ def test_other_samplers_blocks(g) -> None:
     assert batch.edge_index.shape == (2, 0)
 
 
-# -- training ------------------------------------------------------------------------------------------------------------------
-
-
-# -- keywords ------------------------------------------------------------------------------------------------------------------
-
-
 def test_keywords_that_change_nothing_are_taken(small, g) -> None:
     options: dict[str, Any] = {"subgraph_type": "directional", "disjoint": False, "is_sorted": True, "filter_per_worker": True}
     options |= {"persistent_workers": True, "num_workers": 2, "pin_memory": False, "time_attr": None, "prefetch_factor": None}
@@ -374,9 +365,6 @@ def test_no_seeds(g) -> None:
     with NeighborLoader(g, [2], torch.tensor([], dtype=torch.int64), shuffle=True) as loader:
         assert len(loader) == 0
         assert list(loader) == []
-
-
-# -- life ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_epochs_states_and_transforms(small, g) -> None:

@@ -166,9 +166,6 @@ def test_a_model_that_trims_under_pyg_computes_what_it_computes_on_the_whole_gra
         torch.testing.assert_close(x[: batch.batch_size], want[seeds[batch.input_id]])
 
 
-# -- links ---------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("amount", [1, 2.5])
 def test_binary_negative_sampling(small, g, whole, amount) -> None:
     pairs, sampler = whole.edge_index[:, ::40], Sampler(featstore.NeighborSampler(g, [3, 3], redraw=False))
@@ -196,9 +193,6 @@ def test_triplet_negative_sampling(small, g, whole) -> None:
         assert batch.dst_neg_index.shape == (n, 2)
         assert torch.equal(batch.n_id[torch.stack([batch.src_index, batch.dst_pos_index])], pairs[:, batch.input_id])
         assert 0 not in batch.n_id[batch.dst_neg_index]  # of weight 0
-
-
-# -- what is not there ---------------------------------------------------------------------------------------------------------
 
 
 class Counted:

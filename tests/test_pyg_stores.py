@@ -37,8 +37,6 @@ def whole(small: SimpleNamespace) -> Any:
     return data
 
 
-# -- the feature store ---------------------------------------------------------------------------------------------------------
-
 INDICES = [
     None,
     slice(None),
@@ -171,9 +169,6 @@ def test_stores_are_read_only(g) -> None:
         refuses(NotImplementedError, r"make one with featstore\.adapters\.pyg\.create", change)
 
 
-# -- the graph store -----------------------------------------------------------------------------------------------------------
-
-
 def test_layouts(small, g, whole) -> None:
     _, edges = stores(g)
     row, colptr = edges.get_edge_index(edge_type=None, layout="csc")
@@ -214,9 +209,6 @@ def test_an_adjacency_beyond_the_budget(tmp_path) -> None:
         refuses(featstore.BudgetError, r"the whole adjacency in memory: .*adapters\.pyg\.Sampler", lambda: edges.csc())
         sampler = Sampler(featstore.NeighborSampler(g, [5], redraw=False))
         assert next(iter(NodeLoader(stores(g), sampler, torch.arange(10), batch_size=10))).edge_index.shape == (2, 50)
-
-
-# -- under PyG's loaders -------------------------------------------------------------------------------------------------------
 
 
 def check_same(mine: Any, its: Any) -> None:

@@ -208,8 +208,6 @@ def test_stale_parts_and_none(data: Path, tmp_path: Path, capsys: pytest.Capture
             redundancy(g, [1, 2, 3], 2, samplers_of(g), parts=["planted"])
 
 
-# -- the command ---------------------------------------------------------------------------------------------------------------
-
 SAMPLING = ["--batch-size", "50", "--fanouts", "4,3", "--seed", "5"]
 
 

@@ -146,9 +146,6 @@ def test_a_pack_that_is_replaced_is_the_old_or_the_new_one(tmp_path: Path, monke
             assert pack.record["seed"] == 2
 
 
-# --- how ------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_directory_that_is_being_opened_is_removed_by_the_next_builder(tmp_path: Path) -> None:
     make(tmp_path / "g", 0)
     old = tmp_path / f"g.tmp-{'0' * 32}"

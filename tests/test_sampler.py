@@ -29,9 +29,6 @@ Int64s = npt.NDArray[np.int64]
 M64 = 2**64 - 1
 
 
-# ---------------------------------------------------------------- the oracle: one node at a time, Python integers
-
-
 def splitmix(state: int, output: int) -> int:
     """Output number ``output`` of SplitMix64, by stepping its published form."""
     z = (state + (output + 1) * 0x9E3779B97F4A7C15) & M64
@@ -164,9 +161,6 @@ def test_every_vector_form_draws_the_same(level: int) -> None:
     assert same(reference, other.sample(torch.arange(100)))
 
 
-# ---------------------------------------------------------------- independence of threads, order, history
-
-
 def test_the_table_outlives_its_numbers() -> None:
     """Entries of earlier batches count as empty, also after the base has gone round 32 bits."""
     g = random_graph(200, 5, seed=6).cached()
@@ -197,9 +191,6 @@ def test_ids_beyond_32_bits_are_told_apart() -> None:
     assert hops.number()
     assert np.array_equal(nodes[: hops.n_nodes][src], np.r_[records[:200], records[200:250], records[250:]])
     assert len(set(nodes[: hops.n_nodes].tolist())) == hops.n_nodes == 3 + 49 + 100
-
-
-# ---------------------------------------------------------------- edges of the contract
 
 
 def test_blocks_nest() -> None:
@@ -313,12 +304,6 @@ def test_a_topology_loads_its_offsets() -> None:
     bad[77] = 2**40
     refuses(CorruptionError, "node 77", lambda: CscTopology.load(5000, len(g.indices), ArrayFile(bad), g.file, 4, budget))
     assert budget.used == 0
-
-
-# ---------------------------------------------------------------- on disk
-
-
-# ---------------------------------------------------------------- the compiled interface guards memory
 
 
 def test_the_core_refuses_arrays_that_are_too_short() -> None:

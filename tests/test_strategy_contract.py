@@ -65,9 +65,6 @@ class TestPacked(StrategyContract):
         return ["--pack", pack_of("neighbor"), "--cache", "auto"]
 
 
-# -- strategies that break a promise ---------------------------------------------------------------------------------------------
-
-
 class FaultyRunner(featstore.Runner):
     """The runner of another strategy, and one fault."""
 

@@ -60,9 +60,6 @@ def chunks_of(g: featstore.OutOfCoreGraph) -> Any:
     return g.topology.chunks
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def both(forms: SimpleNamespace) -> Iterator[list[tuple[Any, Any]]]:
     with contextlib.ExitStack() as stack:
@@ -194,9 +191,6 @@ def test_each_file_is_read_for_its_own_rows_alone(forms: SimpleNamespace) -> Non
             assert grown == [number == k for k in range(3)]
 
 
-# -- samplers --------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("memory", ["9MiB", "64MiB"])
 @pytest.mark.parametrize("backend", ["pread", "auto"])
 def test_samplers_draw_the_same(forms: SimpleNamespace, memory: str, backend: str) -> None:
@@ -248,9 +242,6 @@ def test_every_strategy_gives_the_same_batches(forms: SimpleNamespace, strategy:
     for one, two in zip(*rows, strict=True):
         assert one[0] == two[0]
         assert all(torch.equal(a, b) for a, b in zip(one[1:], two[1:], strict=True))
-
-
-# -- each file at its rate -------------------------------------------------------------------------------------------------------
 
 
 @given(

@@ -70,9 +70,6 @@ def whole(root: Path) -> int:
         return g.num_edges
 
 
-# -- what is written -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("chunk_bytes", "n_stripes"), [(4096, 1), (4096, 5), (65536, 2), (1 << 20, 2)])
 def test_files_together_are_the_one_file(tmp_path: Path, drives: list[Path], chunk_bytes: int, n_stripes: int) -> None:
     """Whatever made them; equal shares of the chunks; more stripes than chunks leave some of them empty."""
@@ -192,9 +189,6 @@ def test_names_are_durable_before_what_needs_them(tmp_path, drives, monkeypatch,
         assert ("fsync", target) in steps[named:catalog]
 
 
-# -- what is removed -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_replaced_dataset_takes_its_stripes_with_it(root: Path, drives: list[Path]) -> None:
     before = stripes(root)
     assert held(drives) == before
@@ -243,9 +237,6 @@ def test_a_stripe_that_cannot_be_removed_is_tried_again(root, tmp_path, drives, 
     make(root).close()
     assert held(drives) == set()
     assert len(os.listdir(tmp_path)) == 3
-
-
-# -- what is damaged -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_stripe_is_named(root: Path, tmp_path: Path, drives: list[Path]) -> None:
@@ -336,9 +327,6 @@ def test_catalogs_that_cut_chunks_are_refused(root: Path) -> None:
     write_catalog(root, catalog)
     assert "stripes" in (root / "catalog.lmdb" / "data.mdb").read_bytes().decode("latin1")
     whole(root)
-
-
-# -- the command line ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_line(tmp_path: Path, drives: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,9 +60,6 @@ def run(
         return train(g, sampler, 2, loader_options=flat(loader_options), **options)
 
 
-# -- the model -----------------------------------------------------------------------------------------------------------------
-
-
 def test_mean_of_neighbors():
     block = Block(torch.tensor([0, 3, 3, 2]), torch.tensor([0, 0, 2, 2]), 4, 3)
     h = torch.arange(8.0).reshape(4, 2)
@@ -103,9 +100,6 @@ def test_model_against_plain_loops(hidden):
 
 def test_model_of_no_layers():
     refuses(ValueError, "n_layers", lambda: GraphSAGE(3, 4, 2, 0))
-
-
-# -- training ------------------------------------------------------------------------------------------------------------------
 
 
 def test_learns_and_reports(planted):
@@ -153,9 +147,6 @@ def test_unsuitable_datasets(tmp_path):
         sampler = featstore.NeighborSampler(g, [2])
         refuses(ValueError, "one row of numbers", lambda: train(g, sampler, 1, feature="flat"))
         refuses(ValueError, "no training seeds", lambda: train(g, sampler, 1))
-
-
-# -- the loader on disk --------------------------------------------------------------------------------------------------------
 
 
 def test_frequency_counts_the_first_epoch(small):

@@ -117,9 +117,6 @@ def test_another_strategy_goes_on_with_the_same_batches(data: Path, tmp_path: Pa
         assert all(each == results[0] for each in results)
 
 
-# -- kills and faults ----------------------------------------------------------------------------------------------------------
-
-
 def _quiet(path: str, folder: str, *more: str, epochs: int = 2) -> None:
     """Train in this process; its result goes to a file."""
     os.makedirs(folder, exist_ok=True)
@@ -221,9 +218,6 @@ def test_a_kill_while_the_model_is_saved(data: Path, tmp_path: Path, capsys: pyt
     assert train(data, tmp_path, "--resume", epochs=1) == 0
     assert outcome(tmp_path, capsys.readouterr().out) == whole
     assert not (tmp_path / "model.tmp").exists()
-
-
-# -- what is refused -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,9 +136,6 @@ def test_a_tier_in_host_memory_takes_none_that_is_not_counted(dtype: torch.dtype
     assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
-# -- a device with streams
-
-
 class Stream:
     """Says what was asked of it, and whether the host's memory was still there when its copies were complete."""
 

@@ -204,9 +204,6 @@ def test_a_bar_of_bytes(pack: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert "B/s]" in shown
 
 
-# -- what is written whole, and wrong
-
-
 def rewritten(path: Path, kind: str, change: Callable[[list[np.ndarray]], None]) -> str:
     """Write a file of sections again, changed, with checksums of its own; return its id."""
     file = SectionFile(path, kind)
