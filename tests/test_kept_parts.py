@@ -352,10 +352,6 @@ def kill_each(folder: str, step: int) -> None:
     assert n_killed >= 60 // step
 
 
-def test_a_kill_leaves_the_last_commit(tmp_path: Path) -> None:
-    run_in_child(kill_each, str(tmp_path), 7, faults=True)
-
-
-@pytest.mark.stress
-def test_a_kill_at_every_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_each, str(tmp_path), 1, faults=True, timeout_s=1800)
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.stress)])
+def test_a_kill_leaves_the_last_commit(tmp_path: Path, step: int) -> None:
+    run_in_child(kill_each, str(tmp_path), step, faults=True, timeout_s=1800)

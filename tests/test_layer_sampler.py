@@ -125,7 +125,6 @@ def check_against_oracle(
 
 
 def weights_of(block: featstore.Block) -> torch.Tensor:
-    assert block.weight is not None
     assert block.weight.dtype == torch.float32
     return block.weight
 

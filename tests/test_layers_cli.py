@@ -21,8 +21,7 @@ def test_the_same_losses_under_every_strategy_and_of_a_pack(small, tmp_path, cap
 
     def losses(*more: str) -> list[float]:
         assert main([*command, *more]) == 0
-        found: list[float] = json.loads(capsys.readouterr().out)["losses"]
-        return found
+        return json.loads(capsys.readouterr().out)["losses"]
 
     expected = losses()
     assert losses("--strategy", "superbatch", "--cache", "0.2", "--length", "3") == expected

@@ -199,8 +199,7 @@ def test_a_third_batch_leaves_memory_to_pack_in(tmp_path: Path) -> None:
             strategy = featstore.Streamed(cache=None, length=10)
             seeds = g.node_data["train_idx"]
             with featstore.Loader(g, sampler, seeds, batch_size=500, labels=None, strategy=strategy) as loader:
-                memory: Memory = loader._runner.memory
-                return memory
+                return loader._runner.memory
 
     with pytest.raises(featstore.BudgetError) as caught:
         memory_of(2 << 20)

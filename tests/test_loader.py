@@ -108,10 +108,7 @@ def test_errors_of_a_transfer(error, prefetch, monkeypatch):
 
 
 @given(
-    threads=st.integers(1, 4),
-    prefetch=st.integers(0, 4),
-    memory=st.sampled_from([10**8, 40_000, 12_000]),
-    shuffle=st.booleans(),
+    threads=st.integers(1, 4), prefetch=st.integers(0, 4), memory=st.sampled_from([10**8, 40_000, 12_000]), shuffle=st.booleans()
 )
 def test_batches_do_not_depend_on_how_they_are_made(threads, prefetch, memory, shuffle):
     want = [content(batch) for batch in loader(graph(), threads=1, prefetch=0, shuffle=shuffle)]
@@ -153,16 +150,6 @@ def test_order_is_a_function_of_seed_and_epoch():
     again = loader(g, seed=5)
     again.set_epoch(2)
     assert [batch.seeds.tolist() for batch in again] == first[2]
-
-
-def test_epochs_reach_the_sampler():
-    g = graph()
-    sampler = Sampler(g.pool)
-    batches = loader(g, sampler=sampler)
-    for _ in range(2):
-        for _batch in batches:
-            pass
-    assert sorted(sampler.calls) == [(epoch, index) for epoch in range(2) for index in range(13)]
 
 
 def test_two_iterators_at_once():
@@ -476,7 +463,3 @@ def test_stats():
     assert stats["prefetch"] == 2
     assert set(stats["seconds"]) >= {"sample", "gather", "wait", "labels"}
     assert all(seconds >= 0 for seconds in stats["seconds"].values())
-
-
-def test_strategies_are_listed():
-    assert featstore.available_strategies() == ["auto", "ginex", "ondemand", "packed", "streamed", "superbatch"]

@@ -215,7 +215,6 @@ def test_a_cache_on_demand_is_made_anew_where_it_lost_much_and_that_is_free(smal
         with featstore.Loader(g, sampler, np.arange(200), 20, labels=None, strategy=strategy) as loader:
             store = g.features["x"]
             whole = store.cache
-            assert whole is not None
             row = whole.nbytes // small.num_nodes
 
             def epoch() -> FeatureCache:
@@ -290,7 +289,6 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
         for batch in loader:  # and once more, in the memory that there is now
             assert torch.equal(batch.x, reference[batch.input_ids])
         after = g.features["x"].cache
-        assert after is not None
         assert after.capacity == small.num_nodes
 
 

@@ -28,8 +28,7 @@ __all__ = ["root"]  # a fixture
 def test_writers_exclude_each_other_and_readers_share(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with FileLock(path, exclusive=True):
-        with pytest.raises(BusyError) as caught:
-            FileLock(path, exclusive=True)
+        caught = refuses(BusyError, "", lambda: FileLock(path, exclusive=True))
         assert caught.value.filename == str(path)
         refuses(BusyError, "", lambda: FileLock(path, exclusive=False))
     with FileLock(path, exclusive=False), FileLock(path, exclusive=False):

@@ -63,7 +63,6 @@ def test_the_same_samples_and_fewer_ids_from_the_file(path: Path) -> None:
             for sampler, again in zip(samplers(g), samplers(g), strict=True):
                 want = sampled(Drawn(sampler, batches).epoch(1))
                 lists = macro_lists(g, again, batches)
-                assert lists is not None
                 lists.use(lists.useful_bytes)
                 drawn = Drawn(again, batches, lists)
                 assert sampled(drawn.epoch(1)) == want
@@ -81,7 +80,6 @@ def test_what_comes_from_the_file_is_what_is_beyond_the_macro_batch(path: Path, 
         sampler = featstore.NeighborSampler(g, [3, 3])
         batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=macro)
         lists = macro_lists(g, sampler, batches)
-        assert lists is not None
         lists.use(lists.useful_bytes)
         drawn, expected = Drawn(sampler, batches, lists), 0
         for number in (0, 1, 2, 0):
@@ -98,11 +96,9 @@ def test_lists_are_read_in_sequence_once_a_macro_batch(path: Path) -> None:
         sampler = featstore.NeighborSampler(g, [3, 3])
         batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=10)
         drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-        assert drawn.lists is not None
         drawn.lists.use(drawn.lists.useful_bytes)
         nodes, ids = drawn.lists._lists._files
-        for _ in sampled(drawn.epoch(0)):
-            pass
+        sum(1 for _ in sampled(drawn.epoch(0)))
         assert (nodes.stats.rows, ids.stats.rows) == (N, g.num_edges)
         assert ids.stats.reads <= COMMUNITIES + 3 * 2  # a part is one read, those side by side are read together
 
@@ -147,7 +143,6 @@ def test_as_many_threads_as_there_are(path: Path) -> None:
         batches = featstore.PartitionBatches(g, np.arange(N), 20, "planted", macro=1)
         want = sampled(Drawn(sampler, batches).epoch(0))
         drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-        assert drawn.lists is not None
         drawn.lists.use(drawn.lists.useful_bytes)
         epoch, found = drawn.epoch(0), dict[int, Any]()
 
@@ -172,7 +167,6 @@ def test_memory_is_on_loan_and_comes_back(path: Path) -> None:
         batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=4)
         drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
         lists = drawn.lists
-        assert lists is not None
         useful = lists.useful_bytes
         lists.use(useful)
         epoch, order = drawn.epoch(0), batches.epoch(0)
@@ -204,7 +198,6 @@ def test_little_memory_holds_some_parts(path: Path) -> None:
         for part in (1, 2, 4, 1_000):
             sampler = featstore.NeighborSampler(g, [5, 4])
             drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-            assert drawn.lists is not None
             drawn.lists.use(drawn.lists.useful_bytes // part)
             sampled(drawn.epoch(0))
             read.append(sampler.stats()["edge_rows_read"])
@@ -264,7 +257,6 @@ def test_damage_is_found(tmp_path: Path) -> None:
                 sampler = featstore.NeighborSampler(g, [3])
                 batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=COMMUNITIES)
                 drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-                assert drawn.lists is not None
                 drawn.lists.use(drawn.lists.useful_bytes)
                 refuses(CorruptionError, "", lambda: drawn.epoch(0).sample(0))
         file.write_bytes(whole)

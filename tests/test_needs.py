@@ -63,9 +63,7 @@ def test_a_closed_loader_asks_for_nothing(dataset: Path, name: str) -> None:
     with featstore.open(dataset, memory=memory) as g:
         sampler = NeighborSampler(g, [10, 5], seed=1)
         loader = make_loader(g, sampler, g.node_data["train_idx"], 200, **options)
-        for _ in loader:
-            pass
-        del _
+        sum(1 for _ in loader)
         running = iter(loader)
         last = next(running)
         running.close()  # type: ignore[attr-defined]
@@ -95,9 +93,7 @@ def test_loaders_that_rest_need_room_for_the_largest(dataset: Path, strategy: An
             for batch_size in batch_sizes:
                 uncached = featstore.OnDemand(cache=None)
                 resting.append(featstore.Loader(g, sampler, seeds, batch_size, labels=None, prefetch=0, strategy=uncached))
-                for _ in resting[-1]:
-                    pass
-                del _
+                sum(1 for _ in resting[-1])
             g.pool.trim()
             orders = g.memory_report()["loader order"]
             with featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=strategy(cache="auto")):

@@ -252,8 +252,7 @@ def test_what_choosing_nodes_holds_is_counted(n: int) -> None:
     assert scratch_bytes < g.topology.nbytes // 4
     n_bytes = huge_bytes(8 * n) + g.topology.nbytes // 2
     least = huge_bytes(8 * n) + scratch_bytes
-    with pytest.raises(BudgetError, match=f"at least {least} bytes") as caught:
-        NeighborCache.build(g.topology, Budget(least - 1), scores)
+    caught = refuses(BudgetError, f"at least {least} bytes", lambda: NeighborCache.build(g.topology, Budget(least - 1), scores))
     assert caught.value.needed == least
     for budget, scratch in ((Budget(n_bytes + scratch_bytes), None), (Budget(n_bytes), Budget(scratch_bytes))):
         tracemalloc.start()
@@ -274,12 +273,7 @@ def test_a_cache_of_another_topology_is_refused() -> None:
     arrays = g.cached(500).neighbor_cache.to_arrays()  # type: ignore[union-attr]
     offsets, records = arrays["offset_of_node"], arrays["records"]
     node = int(np.flatnonzero(offsets >= 0)[-1])
-    changed = {
-        "id": records.copy(),
-        "degree": records.copy(),
-        "offset": offsets.copy(),
-        "beyond": offsets.copy(),
-    }
+    changed = {"id": records.copy(), "degree": records.copy(), "offset": offsets.copy(), "beyond": offsets.copy()}
     last = int(offsets[node])
     changed["degree"][last] += 1
     with_neighbours = next(v for v in np.flatnonzero(offsets >= 0) if records[offsets[v]])

@@ -30,8 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     assert main([*map(str, arguments), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
@@ -213,10 +212,7 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         (["--length", 3, "--policy", "degree"], "--length: goes with a planned policy"),
         (["--labels", "z"], "labels: the pack has no 'z'; it has ['y']. Where its dataset is: featstore pack DATASET"),
         (["--feature", "z"], "the pack has no 'z'; it has ['x']. Where its dataset is: featstore pack DATASET"),
-        (
-            ["--policy", "lru"],
-            "it takes a planned policy such as 'belady' or a static policy",
-        ),
+        (["--policy", "lru"], "it takes a planned policy such as 'belady' or a static policy"),
         (["--policy", "degree"], "featstore pack DATASET"),
         (["--cache", "0.3"], f"{there}: these rows are not in the pack"),
         (["--policy", "frequency", "--cache", "0.3"], f"{there}: these rows are not in the pack"),

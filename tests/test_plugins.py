@@ -74,8 +74,7 @@ def test_names_classes_and_instances() -> None:
 
 
 def test_an_unknown_name_lists_all() -> None:
-    with pytest.raises(ValueError, match="no policy is named 'lrru'") as caught:
-        get_policy("lrru")
+    caught = refuses(ValueError, "no policy is named 'lrru'", lambda: get_policy("lrru"))
     for name in BUILTIN:
         assert repr(name) in str(caught.value)
 

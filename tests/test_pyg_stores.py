@@ -1,10 +1,4 @@
-"""A dataset as PyG's stores, after PyG's own tests of stores and of loaders over them (its source distribution has none).
-
-Of those tests these have no place here, as a dataset has one type of nodes and of edges and no times: heterogeneous loaders
-(``test_heterogeneous_neighbor_loader*``, ``test_custom_neighbor_loader`` with types, ``test_bidirectional_*hetero*``), loaders
-by time (``test_temporal_*``), ``size`` and ``num_nodes`` of the remote back-end's helpers, which read types. Putting and removing
-are refused.
-"""
+"""A dataset as PyG's stores, after PyG's own tests of stores and of loaders over them (its source distribution has none)."""
 
 from __future__ import annotations
 

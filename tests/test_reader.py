@@ -160,8 +160,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, backend: str) -> None:
     with opened(tmp_path, record, backend=backend) as (file, _):
         out = np.zeros((3, 400), np.uint8)
         for call in (lambda: file.gather(ids, out), lambda: file.read(0, 100)):
-            with pytest.raises(CorruptionError) as caught:
-                call()
+            caught = refuses(CorruptionError, "", call)
             assert caught.value.path == str(path)
             assert caught.value.offset == (PAGE_BYTES + record.layout.offset(55)) // PAGE_BYTES * PAGE_BYTES
         file.gather(np.array([1, 99]), out[:2])  # the next correct call works
@@ -437,8 +436,7 @@ def test_ctrl_c_stops_a_long_gather(tmp_path: Path) -> None:
 
 def test_the_budget_names_the_least_that_works(tmp_path: Path) -> None:
     record = write_rows(tmp_path, np.zeros((100, 512), np.uint8))
-    with pytest.raises(BudgetError) as caught:
-        Reader(Options(memory=100_000), Budget(100_000))
+    caught = refuses(BudgetError, "", lambda: Reader(Options(memory=100_000), Budget(100_000)))
     assert caught.value.needed == MIN_ARENA_BYTES >= PREAD_THREADS * PAGE_BYTES
     with opened(tmp_path, record, memory=2 * MIN_ARENA_BYTES) as (file, reader):
         big = np.zeros((50_000, 512), np.uint8)

@@ -52,10 +52,7 @@ def _fonts(tmp_path_factory: pytest.TempPathFactory, data: Path) -> None:
 
 
 def samplers_of(g: featstore.OutOfCoreGraph, seed: int = 0) -> dict[str, Any]:
-    return {
-        "neighbor": featstore.NeighborSampler(g, FANOUTS, seed=seed),
-        "labor": featstore.LaborSampler(g, FANOUTS, seed=seed),
-    }
+    return {"neighbor": featstore.NeighborSampler(g, FANOUTS, seed=seed), "labor": featstore.LaborSampler(g, FANOUTS, seed=seed)}
 
 
 def alone(seeds: torch.Tensor) -> featstore.SampledBatch:
@@ -187,7 +184,6 @@ def test_no_memory_is_named(data: Path) -> None:
                 assert g.budget.peak <= memory
             break
         except BudgetError as error:
-            assert error.needed is not None
             assert error.needed > memory
             memory, tries = error.needed, tries + 1
     assert 1 <= tries <= 20
@@ -213,8 +209,7 @@ SAMPLING = ["--batch-size", "50", "--fanouts", "4,3", "--seed", "5"]
 
 def plan(capsys: pytest.CaptureFixture[str], path: object, *options: object) -> dict[str, Any]:
     assert main(["plan", str(path), "--redundancy", "--json", *map(str, options)]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 def test_the_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,8 +243,7 @@ def test_a_missing_stripe_is_named(root: Path, tmp_path: Path, drives: list[Path
     (name,) = os.listdir(drives[1])
     drives[1].rename(tmp_path / "elsewhere")
     for call in (lambda: opened(root), lambda: to(root, "csc")):
-        with pytest.raises(FileNotFoundError, match=r"a stripe of the dataset .* is missing") as caught:
-            call()
+        caught = refuses(FileNotFoundError, r"a stripe of the dataset .* is missing", call)
         assert caught.value.filename == str(drives[1] / name)
     shutil.copytree(root, tmp_path / "copy", symlinks=True)
     refuses(FileNotFoundError, "is missing", lambda: opened(tmp_path / "copy"))
@@ -253,8 +252,7 @@ def test_a_missing_stripe_is_named(root: Path, tmp_path: Path, drives: list[Path
     (root / name).symlink_to(tmp_path / "elsewhere" / name)
     whole(root)
     (root / name).unlink()
-    with pytest.raises(FileNotFoundError) as caught:
-        opened(root)
+    caught = refuses(FileNotFoundError, "", lambda: opened(root))
     assert caught.value.filename.startswith(str(root / name))
     (root / name).symlink_to(tmp_path)
     refuses(FormatError, "symbolic link within a dataset", lambda: opened(root))
@@ -271,8 +269,7 @@ def test_other_files_in_a_stripe_are_found(root: Path, tmp_path: Path, suffix: s
             opened(root)
         assert caught.value.path == str(paths[1])
     paths[2].rename(tmp_path / "renamed")
-    with pytest.raises(FileNotFoundError) as missing:
-        opened(root)
+    missing = refuses(FileNotFoundError, "", lambda: opened(root))
     assert missing.value.filename == str(paths[2])
     (tmp_path / "renamed").rename(paths[2])
     whole(root)
@@ -287,14 +284,12 @@ def test_swapped_and_older_stripes_are_found(root: Path, drives: list[Path]) -> 
     for file, other in ((one, two), (two, one)):  # two stripes of one dataset, changed for each other
         file.write_bytes(old[other][0])
         Path(f"{file}.sums").write_bytes(old[other][1])
-    with pytest.raises(CorruptionError, match="another file, or an older copy, is in its place") as caught:
-        opened(root)
+    caught = refuses(CorruptionError, "another file, or an older copy, is in its place", lambda: opened(root))
     assert caught.value.path == str(min(one, two, key=str))
     make(root, **IN_CHUNKS, stripes=[*drives, *drives]).close()
     again = chunk_files(root)[files.index(one)]
     again.write_bytes(old[one][0])  # of an earlier dataset with the same content
-    with pytest.raises(CorruptionError, match="another file, or an older copy, is in its place") as caught:
-        opened(root)
+    caught = refuses(CorruptionError, "another file, or an older copy, is in its place", lambda: opened(root))
     assert caught.value.path == str(again)
 
 
@@ -304,8 +299,7 @@ def test_flipped_bits_are_named_with_file_and_page(root: Path) -> None:
         for at in rng.integers(4096, file.stat().st_size, 4).tolist():
             with flipped(file, at), opened(root) as g:
                 for read in (lambda g=g: g.verify(progress=False), lambda g=g: list(g.topology.blocks())):
-                    with pytest.raises(CorruptionError) as caught:
-                        read()
+                    caught = refuses(CorruptionError, "", read)
                     assert (caught.value.path, caught.value.offset) == (str(file), at // 4096 * 4096)
     whole(root)
 
@@ -332,8 +326,7 @@ def test_catalogs_that_cut_chunks_are_refused(root: Path) -> None:
 def test_the_command_line(tmp_path: Path, drives: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: Any) -> dict[str, Any]:
         assert main([str(each) for each in (*arguments, "--json")]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
+        return json.loads(capsys.readouterr().out)
 
     root, rng = tmp_path / "g", np.random.default_rng(0)
     np.save(tmp_path / "edges.npy", rng.integers(0, 500, (2, 9000)))

@@ -43,8 +43,7 @@ def told_by_edges(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     assert main(["train", str(path), *OPTIONS, *more, "--json"]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(3, 5), (5, 3)])
@@ -56,7 +55,6 @@ def test_a_layer_against_plain_loops(n_in: int, n_out: int, weighted: bool) -> N
     block = Block(src, dst, 4, 3, None, weight)  # the last destination has no edges
     h, e = torch.randn(4, n_in, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
     layer = SageLayer(n_in, n_out, 2).double()
-    assert layer.of_edges is not None
     both = torch.cat([layer.of_neighbors.weight, layer.of_edges.weight], 1)
     expected = layer.of_self(h[:3]).clone()
     for v in range(2):
