@@ -17,7 +17,6 @@ import featstore
 from featstore.cache.base import get_policy
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.strategies.length import Passes, choose_size, planner_bytes, what_would_help
-from featstore.strategies.memory import FRACTIONS, PACKING, WINDOWS, Memory
 from featstore.strategies.setup import Planning
 
 BATCH, MANY = 1000, 200
@@ -181,33 +180,3 @@ def test_superbatches_of_one_batch_are_said(tmp_path: Path, strategy: type[feats
     assert length(**{**little, lacking: more}) == 12  # a warning would be an error
     assert length(**little, length=1) == 1
     assert length("64MiB", 2400) == 1
-
-
-def test_a_third_batch_leaves_memory_to_pack_in(tmp_path: Path) -> None:
-    """Where there is no more than a third batch beyond the least, reading ahead and packing get their parts of a half of it."""
-    n = 20_000
-    indptr, indices = make_graph(n, 5.0)
-    x = np.zeros((n, 256), np.float32)
-    featstore.OutOfCoreGraph.create(
-        tmp_path / "g", indptr, indices, {"x": x}, {"train_idx": np.arange(n)}, progress=False
-    ).close()
-
-    def memory_of(total: int) -> Memory:
-        with featstore.open(tmp_path / "g", memory=total) as g:
-            g.cache_neighbors("1MiB")
-            sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
-            strategy = featstore.Streamed(cache=None, length=10)
-            seeds = g.node_data["train_idx"]
-            with featstore.Loader(g, sampler, seeds, batch_size=500, labels=None, strategy=strategy) as loader:
-                return loader._runner.memory
-
-    with pytest.raises(featstore.BudgetError) as caught:
-        memory_of(2 << 20)
-    assert caught.value.needed is not None
-    roomy = memory_of(1 << 30)
-    third = roomy.batch_bytes(roomy.batch.n_rows)
-    memory = memory_of(caught.value.needed + third)
-    for holder in (WINDOWS, PACKING):
-        least, useful = memory.needs[holder]
-        assert memory.granted[holder] >= min(useful, least + int(third // 4 * FRACTIONS[holder])), holder
-        assert memory.granted[holder] > least

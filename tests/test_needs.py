@@ -12,7 +12,6 @@ import pytest
 
 import featstore
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.strategies.memory import Memory
 from tests.loaders import make_loader
 
 N = 30_000
@@ -239,18 +238,3 @@ def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
                 lengths.append(loader.stats()["superbatch"]["batches"])
     assert lengths == FORESEEN
     assert lengths[0] > lengths[1] > lengths[2] > 1
-
-
-@pytest.mark.parametrize("strategy", [featstore.Superbatch(), featstore.Streamed(), featstore.OnDemand(cache=0.1)])
-def test_the_memory_is_divided_once(dataset: Path, strategy: featstore.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    divided, divide = [], Memory.divide
-
-    def counted(memory: Memory) -> None:
-        divided.append(memory)
-        divide(memory)
-
-    monkeypatch.setattr(Memory, "divide", counted)
-    with featstore.open(dataset, memory="64MB") as g:
-        sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
-        with featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=strategy) as loader:
-            assert divided == [loader._runner.memory]

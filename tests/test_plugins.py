@@ -285,17 +285,8 @@ def install(example: Path, folder: Path) -> tuple[Path, Path]:
     """Install an example with pip, offline, into a folder of its own; return that folder and the copied source."""
     source, target = folder / "source", folder / "target"
     shutil.copytree(example, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
-    pip = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
-        "--no-build-isolation",
-        "--no-deps",
-    ]
-    run_python([*pip, "--no-index", "--target", str(target), str(source)], [])
+    quiet = "--quiet --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps --no-index"
+    run_python(["-m", "pip", "install", *quiet.split(), "--target", str(target), str(source)], [])
     return target, source
 
 

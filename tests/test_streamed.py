@@ -40,13 +40,6 @@ def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, c
     assert {"sample", "plan", "pack", "load", "read", "gather"} <= stats["seconds"].keys()
 
 
-def test_loads_are_the_superbatchs(dataset: Path) -> None:
-    for size in (25, 6):
-        options = {"epochs": 1, "superbatch": size, "feature_cache": 0.1}
-        loads = [batches(dataset, strategy=strategy, **options)[1]["rows_loaded"] for strategy in ("superbatch", "streamed")]
-        assert loads[0] == loads[1]
-
-
 def test_packing_in_several_passes_is_said(dataset: Path, ondemand: list[Any]) -> None:
     """The passes that ran are counted, not those that were hoped for; the memory that is named makes them fewer."""
 

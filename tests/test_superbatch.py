@@ -223,14 +223,7 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
     for memory in ("8MB", "700KB"):
         with featstore.open(dataset, memory=memory) as g:
             sampler = featstore.NeighborSampler(g, [10, 10], seed=1)
-            options: dict[str, Any] = {
-                "batch_size": 10,
-                "features": ["z"],
-                "feature_cache": 0.05,
-                "prefetch": 1,
-                "seed": 2,
-                "labels": None,
-            }
+            options = {"batch_size": 10, "features": ["z"], "feature_cache": 0.05, "prefetch": 1, "seed": 2, "labels": None}
             with make_loader(
                 g, sampler, g.node_data["train_idx"], strategy="superbatch", superbatch=50, run_dir=tmp_path / "runs", **options
             ) as loader:

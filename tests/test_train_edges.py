@@ -13,7 +13,7 @@ import torch
 import featstore
 from featstore.cli.main import main
 from featstore.cli.model import load_model
-from featstore.cli.sage import GraphSAGE, SageLayer
+from featstore.cli.sage import SageLayer
 from featstore.sampling.batch import Block
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,15 +65,6 @@ def test_a_layer_against_plain_loops(n_in: int, n_out: int, weighted: bool) -> N
     torch.testing.assert_close(layer(h, block, e), expected)
     with pytest.raises(ValueError, match="weights for rows of edges"):
         layer(h, block)
-
-
-def test_without_edge_features_a_model_is_what_it_was() -> None:
-    torch.manual_seed(2)
-    one = GraphSAGE(3, 4, 2, 2).state_dict()
-    torch.manual_seed(2)
-    two = GraphSAGE(3, 4, 2, 2, n_edge=0).state_dict()
-    assert list(one) == list(two)
-    assert not any("edges" in name for name in one)
 
 
 def test_edges_tell_the_classes(told_by_edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
