@@ -356,7 +356,6 @@ def test_no_thread_keeps_memory_from_another():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"strategy": "magic"}, ValueError, "ondemand"),
         ({"features": ["x", "z"]}, ValueError, "no 'z'; it has .*'h', 'x'"),
         ({"features": ["x", "x"]}, ValueError, "twice"),
         ({"labels": "z"}, ValueError, "labels=None"),
@@ -370,7 +369,6 @@ def test_no_thread_keeps_memory_from_another():
         ({"seeds": [-1]}, IndexError, "seed -1 at position 0"),
         ({"seeds": np.array([3, 2**63], np.uint64)}, IndexError, f"seed {2**63} at position 1"),
         ({"seeds": torch.ones(3, dtype=torch.bool)}, ValueError, "mask"),
-        ({"device": "nowhere"}, ValueError, "nowhere"),
     ],
 )
 def test_bad_arguments(options, error, message):

@@ -1,8 +1,4 @@
-"""Damage to any file of a pack is found by ``verify`` and by training from a copy, or changes nothing that either delivers.
-
-The campaign flips bits of every file, cuts it off, lengthens it, removes it, and puts another pack's file in its place. The
-ordinary suite takes a few of each; `make stress` takes many.
-"""
+"""Damage to any file of a pack is found by ``verify`` and by training from a copy, or changes nothing that either delivers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Transfer of batches: beside the next batch's assembly, in memory that is counted, and never before a copy is complete.
-
-CUDA's own part runs where there is a device (tests/test_tiers.py); here a stand-in for its streams says what is asked of
-them, and when.
-"""
+"""Transfer of batches: beside the next batch's assembly, in memory that is counted, and never before a copy is complete."""
 
 from __future__ import annotations
 
