@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Let torch take deterministic algorithms alone."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(
     params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"))]
 )
@@ -225,6 +234,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         path, indptr, indices, features={"x": x, "h": h}, node_data={"y": y, "train_idx": train_idx}, progress=False
     ).close()
     return SimpleNamespace(path=path, indptr=indptr, indices=indices, x=x, h=h, y=y, train_idx=train_idx, num_nodes=n)
+
+
+@pytest.fixture
+def g(small: SimpleNamespace) -> Iterator[Any]:
+    """The small dataset, open."""
+    import featstore
+
+    with featstore.open(small.path, memory="64MiB") as graph:
+        yield graph
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,14 +31,8 @@ for name, what in {
     spoils(REFUSED, f"yields_{name}")(lambda planned, seen, what=what: what)
 
 
-@spoils(REFUSED)
-def yields_a_tuple(planned: PlannedBatch, seen: Seen) -> Any:
-    return planned.slots, planned.changes
-
-
-@spoils(REFUSED)
-def yields_the_changes(planned: PlannedBatch, seen: Seen) -> Any:
-    return planned.changes
+spoils(REFUSED, "yields_a_tuple")(lambda planned, seen: (planned.slots, planned.changes))
+spoils(REFUSED, "yields_the_changes")(lambda planned, seen: planned.changes)
 
 
 @spoils(REFUSED)
@@ -60,27 +54,27 @@ def writes_to_what_it_yielded(planned: PlannedBatch, seen: Seen) -> Any:
     return planned
 
 
-for name, value in {"none": None, "a_number": 3, "text": "plans", "a_class": PlannedBatch}.items():
-
-    class _Answers(Base):
-        answer: Any = value
-
-        def plan(self, window: Window) -> Any:
-            return self.answer
-
-    wholly(REFUSED, f"plan_returns_{name}")(_Answers)
+ANSWERS = {"none": None, "a_number": 3, "text": "plans", "a_class": PlannedBatch, "no_batches": []}
 
 
-@wholly(RIGHT)
-class PlanReturnsAList(Base):
-    def plan(self, window: Window) -> Any:
-        return list(super().plan(window))
+def right(self: Base, window: Window) -> list[Any]:
+    return list(Base.plan(self, window))
 
 
-@wholly(REFUSED)
-class PlanReturnsNoBatches(Base):
-    def plan(self, window: Window) -> Any:
-        return []
+PLANS: dict[str, Any] = {
+    **{f"returns_{name}": lambda self, window, value=value: value for name, value in ANSWERS.items()},
+    "takes_nothing": lambda self: [],
+    "is_none": None,
+    "ends_early": lambda self, window: right(self, window)[:-1],
+    "ends_late": lambda self, window: (batches := right(self, window)) + batches[-1:],
+    "plans_the_look_ahead_too": lambda self, window: (
+        (batches := right(self, window)) + batches[: window.n_batches - window.n_planned + 1]
+    ),
+    "plans_in_another_order": lambda self, window: right(self, window)[::-1],
+}
+for name, plan in PLANS.items():
+    wholly(REFUSED, f"plan_{name}")(type("Plans", (Base,), {"plan": plan}))
+wholly(RIGHT, "plan_returns_a_list")(type("Plans", (Base,), {"plan": right}))
 
 
 @wholly(REFUSED)
@@ -90,49 +84,12 @@ class PlanIsACoroutine(Base):
 
 
 @wholly(REFUSED)
-class PlanTakesNothing(Base):
-    def plan(self) -> Any:  # type: ignore[override]
-        return []
-
-
-@wholly(REFUSED)
-class PlanIsNone(Base):
-    plan = None  # type: ignore[assignment]
-
-
-@wholly(REFUSED)
-class EndsEarly(Base):
-    def plan(self, window: Window) -> Any:
-        return list(super().plan(window))[:-1]
-
-
-@wholly(REFUSED)
-class EndsLate(Base):
-    def plan(self, window: Window) -> Any:
-        batches = list(super().plan(window))
-        return [*batches, batches[-1]]
-
-
-@wholly(REFUSED)
 class NeverEnds(Base):
     def plan(self, window: Window) -> Any:
         yield from super().plan(window)
         nothing = np.empty(0, np.int64)
         while True:
             yield PlannedBatch(nothing.astype(np.int32), Changeset(nothing, nothing, nothing.astype(np.int32), nothing))
-
-
-@wholly(REFUSED)
-class PlansTheLookAheadToo(Base):
-    def plan(self, window: Window) -> Any:
-        batches = list(super().plan(window))
-        return batches + batches[: window.n_batches - window.n_planned + 1]
-
-
-@wholly(REFUSED)
-class PlansInAnotherOrder(Base):
-    def plan(self, window: Window) -> Any:
-        return list(super().plan(window))[::-1]
 
 
 # -- exceptions ------------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
-"""One way to break the library, which tests must notice: see :mod:`tests.mutations`."""
+"""Ways to break the library, which tests must notice: see :mod:`tests.mutations`.
+
+``mutation_table*.txt`` list them. A line ``== mechanism: file`` begins those of a mechanism in a file. Each of them is a line
+``name @ tests``, or two if it is long; ``- `` and the text in the file, and ``+ `` and what takes its place, line for line.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Mutation"]
+__all__ = ["MUTATIONS", "Mutation", "read_mutations"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,29 @@ class Mutation:
         count = text.count(self.old)
         if count != 1 or self.old == self.new:
             raise ValueError(
-                f"mutation {self.name!r}: {self.file} has its text {count} times, not once; adapt tests/mutation_table*.py"
+                f"mutation {self.name!r}: {self.file} has its text {count} times, not once; adapt tests/mutation_table*.txt"
             )
         return text.replace(self.old, self.new)
+
+
+def read_mutations(table: Path) -> Iterator[Mutation]:
+    """Yield the mutations of a file."""
+    mechanism = file = ""
+    lines = table.read_text().splitlines()
+    while lines:
+        line = lines.pop(0)
+        if line.startswith("== "):
+            mechanism, _, file = line.removeprefix("== ").rpartition(": ")
+            continue
+        if " @ " not in line:
+            line += f" {lines.pop(0)}"
+        name, _, tests = line.partition(" @ ")
+        texts = {"-": list[str](), "+": list[str]()}
+        while lines and lines[0][:1] in texts:
+            text = lines.pop(0)
+            texts[text[0]].append(text[2:])
+        named = tuple(f"tests/{test}" for test in tests.split())
+        yield Mutation(name, mechanism, file, "\n".join(texts["-"]), "\n".join(texts["+"]), named)
+
+
+MUTATIONS = tuple(each for table in sorted(Path(__file__).parent.glob("mutation_table*.txt")) for each in read_mutations(table))

@@ -14,8 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutation import Mutation
-from tests.mutation_table import MUTATIONS
+from tests.mutation import MUTATIONS, Mutation
 
 __all__ = ["copy_tree", "main", "mutate", "run_tests"]
 

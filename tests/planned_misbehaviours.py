@@ -136,102 +136,43 @@ def goes(planned: PlannedBatch, least: int = 1) -> Changeset:
 # -- slots that hold other rows --------------------------------------------------------------------------------------------------
 
 
-@spoils(REFUSED)
-def two_hits_are_swapped(planned: PlannedBatch, seen: Seen) -> Any:
-    at, slots = hits(planned, 2)[:2], planned.slots.copy()
-    slots[at] = slots[at[::-1]]
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def all_hits_are_rotated(planned: PlannedBatch, seen: Seen) -> Any:
-    at, slots = hits(planned, 3), planned.slots.copy()
-    slots[at] = np.roll(slots[at], 1)
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def all_hits_are_the_next_slots(planned: PlannedBatch, seen: Seen) -> Any:
-    at, slots = hits(planned), planned.slots.copy()
-    slots[at] = (slots[at] + 1) % seen.capacity
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def all_hits_are_one_slot(planned: PlannedBatch, seen: Seen) -> Any:
-    at, slots = hits(planned, 2), planned.slots.copy()
-    slots[at] = slots[at[0]]
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def the_last_hit_is_another_rows(planned: PlannedBatch, seen: Seen) -> Any:
-    at, slots = hits(planned, 2), planned.slots.copy()
-    slots[at[-1]] = slots[at[0]]
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def a_miss_is_in_a_hits_slot(planned: PlannedBatch, seen: Seen) -> Any:
-    slots = planned.slots.copy()
-    slots[misses(planned)[0]] = slots[hits(planned)[0]]
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def misses_are_hits_where_they_will_be(planned: PlannedBatch, seen: Seen) -> Any:
-    changes, slots = comes(planned), planned.slots.copy()
-    slots[changes.in_positions] = changes.in_slots
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def a_hit_in_the_first_slot_at_once(planned: PlannedBatch, seen: Seen) -> Any:
-    slots = planned.slots.copy()
-    slots[misses(planned)[0]] = 0
-    return changed(planned, slots=slots)
-
-
-@spoils(REFUSED)
-def slots_are_reversed(planned: PlannedBatch, seen: Seen) -> Any:
-    hits(planned, 2)
-    return changed(planned, slots=planned.slots[::-1])
-
-
-@spoils(REFUSED)
-def slots_are_sorted(planned: PlannedBatch, seen: Seen) -> Any:
-    hits(planned, 3)
-    misses(planned)
-    return changed(planned, slots=np.sort(planned.slots))
-
-
-@spoils(REFUSED)
-def slots_are_positions(planned: PlannedBatch, seen: Seen) -> Any:
-    return changed(planned, slots=np.arange(len(planned.slots), dtype=np.int32))
-
-
-@spoils(REFUSED)
-def slots_are_rows(planned: PlannedBatch, seen: Seen) -> Any:
-    return changed(planned, slots=seen.ids)
-
-
-@spoils(REFUSED)
-def slots_of_the_batch_before(planned: PlannedBatch, seen: Seen) -> Any:
-    if len(seen.earlier) < 3:
-        raise NothingToSpoil
-    return changed(planned, slots=np.resize(seen.earlier[-2].slots, len(planned.slots)))
-
-
-@spoils(REFUSED)
-def the_plan_of_the_batch_before(planned: PlannedBatch, seen: Seen) -> Any:
-    if len(seen.earlier) < 3:
+def early(seen: Seen, least: int = 2) -> PlannedBatch:
+    """The plan of the batch before, if there are at least so many."""
+    if len(seen.earlier) < least:
         raise NothingToSpoil
     return seen.earlier[-2]
 
 
-@spoils(RIGHT)
-def hits_are_forgotten(planned: PlannedBatch, seen: Seen) -> Any:
-    return changed(planned, slots=np.full(len(planned.slots), -1, np.int32))
+def moved(planned: PlannedBatch, at: Any, values: Any) -> PlannedBatch:
+    """A plan with other slots at some positions."""
+    slots = planned.slots.copy()
+    slots[at] = values
+    return changed(planned, slots=slots)
+
+
+def turned(planned: PlannedBatch, at: Any, turn: Callable[[Any], Any]) -> PlannedBatch:
+    return moved(planned, at, turn(planned.slots[at]))
+
+
+SLOTS: dict[str, Spoil] = {
+    "two_hits_are_swapped": lambda p, seen: turned(p, hits(p, 2)[:2], lambda slots: slots[::-1]),
+    "all_hits_are_rotated": lambda p, seen: turned(p, hits(p, 3), lambda slots: np.roll(slots, 1)),
+    "all_hits_are_the_next_slots": lambda p, seen: turned(p, hits(p), lambda slots: (slots + 1) % seen.capacity),
+    "all_hits_are_one_slot": lambda p, seen: turned(p, hits(p, 2), lambda slots: slots[0]),
+    "the_last_hit_is_another_rows": lambda p, seen: moved(p, hits(p, 2)[-1], p.slots[hits(p)[0]]),
+    "a_miss_is_in_a_hits_slot": lambda p, seen: moved(p, misses(p)[0], p.slots[hits(p)[0]]),
+    "misses_are_hits_where_they_will_be": lambda p, seen: moved(p, comes(p).in_positions, p.changes.in_slots),
+    "a_hit_in_the_first_slot_at_once": lambda p, seen: moved(p, misses(p)[0], 0),
+    "slots_are_reversed": lambda p, seen: changed(p, slots=p.slots[::-1] if len(hits(p, 2)) else None),
+    "slots_are_sorted": lambda p, seen: changed(p, slots=np.sort(p.slots) if len(hits(p, 3)) and len(misses(p)) else None),
+    "slots_are_positions": lambda p, seen: changed(p, slots=np.arange(len(p.slots), dtype=np.int32)),
+    "slots_are_rows": lambda p, seen: changed(p, slots=seen.ids),
+    "slots_of_the_batch_before": lambda p, seen: changed(p, slots=np.resize(early(seen, 3).slots, len(p.slots))),
+    "the_plan_of_the_batch_before": lambda p, seen: early(seen, 3),
+}
+for name, spoil in SLOTS.items():
+    spoils(REFUSED, name)(spoil)
+spoils(RIGHT, "hits_are_forgotten")(lambda p, seen: changed(p, slots=np.full(len(p.slots), -1, np.int32)))
 
 
 # -- slots that are none ---------------------------------------------------------------------------------------------------------
@@ -398,10 +339,12 @@ changes_become(REFUSED, "out_rows", "all_twice", lambda values, seen: np.tile(va
 changes_become(RIGHT, "out_rows", "reversed", lambda values, seen: values[::-1])
 
 
-@spoils(REFUSED)
-def evicts_a_row_that_is_not_cached(planned: PlannedBatch, seen: Seen) -> Any:
-    absent = np.setdiff1d(np.arange(seen.window.n), [*seen.cached])
-    return changed(planned, out_rows=np.append(planned.changes.out_rows, absent[-1]))
+def stays(planned: PlannedBatch, seen: Seen) -> int:
+    """Position of the first row that was cached and is not evicted."""
+    found = [at for at in hits(planned).tolist() if int(seen.ids[at]) not in planned.changes.out_rows]
+    if not found:
+        raise NothingToSpoil
+    return int(found[0])
 
 
 @spoils(REFUSED)
@@ -414,52 +357,24 @@ def evicts_what_is_hit_later(planned: PlannedBatch, seen: Seen) -> Any:
 
 @spoils(REFUSED)
 def admits_a_row_that_is_cached(planned: PlannedBatch, seen: Seen) -> Any:
-    stays = [at for at in hits(planned).tolist() if int(seen.ids[at]) not in planned.changes.out_rows]
-    changes = comes(planned)
-    if not stays:
-        raise NothingToSpoil
-    positions = changes.in_positions.copy()
-    positions[0] = stays[0]
+    positions = with_first(comes(planned).in_positions.copy(), stays(planned, seen))
     return changed(planned, in_positions=positions, in_rows=seen.ids[positions])
 
 
-@spoils(REFUSED)
-def admits_into_a_slot_that_is_taken(planned: PlannedBatch, seen: Seen) -> Any:
-    stays = [at for at in hits(planned).tolist() if int(seen.ids[at]) not in planned.changes.out_rows]
-    if not stays:
-        raise NothingToSpoil
-    return changed(planned, in_slots=with_first(comes(planned).in_slots.copy(), int(planned.slots[stays[0]])))
-
-
-@spoils(REFUSED)
-def admits_into_other_slots_and_goes_on(planned: PlannedBatch, seen: Seen) -> Any:
-    return changed(planned, in_slots=np.roll(comes(planned, 2).in_slots, 1))
-
-
-@spoils(REFUSED)
-def admits_nothing_and_goes_on(planned: PlannedBatch, seen: Seen) -> Any:
-    nothing = comes(planned).in_rows[:0]
-    return changed(planned, in_rows=nothing, in_positions=nothing, in_slots=nothing)
-
-
-@spoils(REFUSED)
-def changes_nothing_and_goes_on(planned: PlannedBatch, seen: Seen) -> Any:
-    return changed(planned, in_rows=[], in_positions=[], in_slots=[], out_rows=[])
-
-
-@spoils(REFUSED)
-def changes_of_the_batch_before(planned: PlannedBatch, seen: Seen) -> Any:
-    if len(seen.earlier) < 2:
-        raise NothingToSpoil
-    return PlannedBatch(planned.slots, seen.earlier[-2].changes)
-
-
-@spoils(REFUSED)
-def changes_are_none(planned: PlannedBatch, seen: Seen) -> Any:
-    return PlannedBatch(planned.slots, None)  # type: ignore[arg-type]
-
-
-@spoils(REFUSED)
-def changes_are_a_tuple(planned: PlannedBatch, seen: Seen) -> Any:
-    names = ("in_rows", "in_positions", "in_slots", "out_rows")
-    return PlannedBatch(planned.slots, tuple(getattr(planned.changes, name) for name in names))  # type: ignore[arg-type]
+FIELDS = ("in_rows", "in_positions", "in_slots", "out_rows")
+CHANGES: dict[str, Spoil] = {
+    "evicts_a_row_that_is_not_cached": lambda p, seen: changed(
+        p, out_rows=np.append(p.changes.out_rows, np.setdiff1d(np.arange(seen.window.n), [*seen.cached])[-1])
+    ),
+    "admits_into_a_slot_that_is_taken": lambda p, seen: changed(
+        p, in_slots=with_first(comes(p).in_slots.copy(), int(p.slots[stays(p, seen)]))
+    ),
+    "admits_into_other_slots_and_goes_on": lambda p, seen: changed(p, in_slots=np.roll(comes(p, 2).in_slots, 1)),
+    "admits_nothing_and_goes_on": lambda p, seen: changed(p, **dict.fromkeys(FIELDS[:3], comes(p).in_rows[:0])),
+    "changes_nothing_and_goes_on": lambda p, seen: changed(p, in_rows=[], in_positions=[], in_slots=[], out_rows=[]),
+    "changes_of_the_batch_before": lambda p, seen: PlannedBatch(p.slots, early(seen).changes),
+    "changes_are_none": lambda p, seen: PlannedBatch(p.slots, None),  # type: ignore[arg-type]
+    "changes_are_a_tuple": lambda p, seen: PlannedBatch(p.slots, tuple(getattr(p.changes, name) for name in FIELDS)),  # type: ignore[arg-type]
+}
+for name, spoil in CHANGES.items():
+    spoils(REFUSED, name)(spoil)

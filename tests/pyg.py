@@ -1,5 +1,6 @@
 """PyG itself, imported without its warnings, and a sampler of its base class that needs none of its compiled packages."""
 
+# ruff: noqa: F401 - names of PyG for other files
 from __future__ import annotations
 
 import warnings
@@ -12,32 +13,12 @@ import torch
 with warnings.catch_warnings():
     # torch_geometric compiles a class with torch.jit.script when it is imported; torch calls that deprecated.
     warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", DeprecationWarning)
-    import torch_geometric  # noqa: F401
+    import torch_geometric
     from torch_geometric.data import Data, HeteroData
     from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
     from torch_geometric.nn import GATConv, GCNConv, GraphConv, GraphSAGE, SAGEConv
     from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
     from torch_geometric.utils import k_hop_subgraph, trim_to_layer
-
-__all__ = [
-    "Data",
-    "GATConv",
-    "GCNConv",
-    "GraphConv",
-    "GraphSAGE",
-    "HeteroData",
-    "HeteroSamplerOutput",
-    "HopSampler",
-    "LinkNeighborLoader",
-    "NeighborLoader",
-    "NodeLoader",
-    "NodeSamplerInput",
-    "SAGEConv",
-    "SamplerOutput",
-    "data_of",
-    "k_hop_subgraph",
-    "trim_to_layer",
-]
 
 
 def data_of(indptr: Any, indices: Any) -> Data:

@@ -6,8 +6,6 @@ import itertools
 import math
 import pickle
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,14 @@ import featstore
 from featstore import LaborSampler, NeighborSampler
 from featstore._core import labor as core
 from featstore._core.sampler import Hops
-from featstore.errors import BudgetError, CorruptionError
-from featstore.graph.topology import huge_bytes
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
 from tests.reference_sampling import Blocks, check_batch, grown
+from tests.refusing import refuses
 from tests.test_draws import chi_square_limit
 from tests.test_labor_numbers import chain, number_of, numbers, oracle_number
 from tests.test_sampler import FANOUTS, WORDS, same
 
 Int64s = npt.NDArray[np.int64]
-
-
-# ---------------------------------------------------------------- the oracle: one neighbour at a time, Python integers
 
 
 def oracle(
@@ -111,9 +105,6 @@ def test_a_larger_graph_equals_the_oracle(id_bytes: int, fanouts: list[int], mon
         check_against_oracle(variant, seeds, fanouts, 4, 7, 2, 5)
         monkeypatch.setattr("featstore.sampling.labor._LEAST_READ", 50)
     check_against_oracle(g, seeds, fanouts, 1, 7, 2, 5, redraw=False)
-
-
-# ---------------------------------------------------------------- what is taken
 
 
 def taken(sampler: LaborSampler, degree: int, n: int) -> npt.NDArray[np.bool_]:
@@ -224,9 +215,6 @@ def test_a_list_of_millions() -> None:
     assert g.file.n_gathers == -(-n // (1 << 16))  # so many ids at once, and no more
 
 
-# ---------------------------------------------------------------- every form of the loops
-
-
 @pytest.mark.parametrize("id_bytes", [4, 8])
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("changes", [False, True])
@@ -275,55 +263,6 @@ def test_every_vector_form_takes_the_same(id_bytes: int, level: int, changes: bo
     assert (edge_pos[: numbered.n_chosen] - 2**33).tolist() == list(taken)
 
 
-def test_batches_do_not_depend_on_threads_or_order() -> None:
-    g = random_graph(8_000, 10, seed=2)
-    parts = torch.randperm(g.num_nodes, generator=torch.Generator().manual_seed(0))[:800].split(50)
-    reference = [LaborSampler(g, [5, 5], 3, seed=3).sample(part, 1, i) for i, part in enumerate(parts)]
-    for variant in (g, g.cached(), g.cached(len(g.indices) // 4)):
-        sampler = LaborSampler(variant, [5, 5], 3, seed=3)
-        with ThreadPoolExecutor(3) as pool:
-            batches = list(pool.map(lambda i: sampler.sample(parts[i], 1, i), reversed(range(len(parts)))))
-        assert all(same(a, b) for a, b in zip(reversed(batches), reference, strict=True))
-
-
-def test_a_batch_differs_by_seed_epoch_and_index() -> None:
-    g = random_graph(3000, 30, seed=4).cached()
-    ids = torch.arange(50)
-    batches = [LaborSampler(g, [4, 4], seed=s).sample(ids, e, i) for s in (0, 1) for e in (0, 1) for i in (0, 1)]
-    assert all(
-        not same(replace(a, epoch=0, index=0), replace(b, epoch=0, index=0)) for a, b in itertools.combinations(batches, 2)
-    )
-
-
-# ---------------------------------------------------------------- edges of the contract, memory, disk
-
-
-def test_empty_seeds_and_tiny_graphs() -> None:
-    for g in (graph_of([]), graph_of([[]]), graph_of([[0, 0, 0]]), random_graph(50, 3)):
-        for variant in (g, g.cached()):
-            batch = LaborSampler(variant, [3, -1]).sample(torch.zeros(0, dtype=torch.int64))
-            assert [(len(b.src), b.n_src, b.n_dst) for b in batch.blocks] == [(0, 0, 0)] * 2
-    assert graph_of([[0]]).cached().topology.num_edges == 1
-
-
-def test_wrong_options_are_named() -> None:
-    g = graph_of([[0]])
-    for fanouts in ([], [-2], [2**31]):
-        with pytest.raises(ValueError, match="fan"):
-            LaborSampler(g, fanouts)
-    for dependency in (0, -1, 2**32 + 1):
-        with pytest.raises(ValueError, match="batch_dependency"):
-            LaborSampler(g, [1], dependency)
-    with pytest.raises(TypeError, match="batch_dependency"):
-        LaborSampler(g, [1], 1.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="layer_dependency"):
-        LaborSampler(g, [1], layer_dependency=2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="seed"):
-        LaborSampler(g, [1], seed=-1)
-    with pytest.raises(IndexError, match="seed 7 at position 0"):
-        LaborSampler(g, [1]).sample(torch.tensor([7]))
-
-
 def test_repr_pickle_and_stats() -> None:
     g = random_graph(500, 5)
     sampler = LaborSampler(g, [3, -1], 16, seed=5)
@@ -344,14 +283,6 @@ def test_repr_pickle_and_stats() -> None:
     assert same(LaborSampler(*state).sample(torch.arange(9), 1, 2), batch)
 
 
-def test_an_id_in_the_file_that_is_no_node() -> None:
-    g = graph_of([[0, 1], [2, 1], [0, 3]])  # node 3 of 3
-    sampler = LaborSampler(g, [-1, 1])
-    with pytest.raises(CorruptionError, match="edge 5 leads to node 3 of 3"):
-        sampler.sample(torch.tensor([1]))
-    assert LaborSampler(g, [-1]).sample(torch.tensor([1])).input_ids.tolist() == [1, 2]
-
-
 def test_large_frontiers_are_read_in_turns_that_fit(tmp_path: Path) -> None:
     """Lists of 1.2 million ids, in a budget that has no room for a tenth of their positions."""
     rng = np.random.default_rng(4)
@@ -370,36 +301,6 @@ def test_large_frontiers_are_read_in_turns_that_fit(tmp_path: Path) -> None:
         assert g.budget.peak - before < 8_000_000
 
 
-def test_scratch_is_counted() -> None:
-    g = random_graph(30_000, 20, seed=3).cached()
-    sampler = LaborSampler(g, [10, 10])
-    sampler.sample(torch.arange(0, 30_000, 30))
-    used = g.budget.report()["sampler scratch"]
-    g.budget.total = g.budget.used - used // 2
-    with pytest.raises(BudgetError, match="sampler scratch"):
-        LaborSampler(g, [10, 10]).sample(torch.arange(0, 30_000, 30))
-
-
-@pytest.mark.parametrize("backend", ["io_uring", "pread"])
-@pytest.mark.parametrize("share", [None, 0.2])
-def test_batches_from_disk_are_those_from_memory(tmp_path: Path, backend: str, share: float | None) -> None:
-    g = random_graph(8_000, 10, seed=11)
-    parts = torch.randperm(8_000, generator=torch.Generator().manual_seed(1))[:400].split(50)
-    reference = [LaborSampler(g.cached(), [6, 4], 2, seed=2).sample(part, 0, i) for i, part in enumerate(parts)]
-    featstore.OutOfCoreGraph.create(tmp_path / "g", g.indptr, g.indices, progress=False).close()
-    with featstore.open(tmp_path / "g", memory="64MiB", backend=backend) as stored:
-        if share is not None:
-            stored.cache_neighbors(huge_bytes(8 * 8_000) + int(share * g.topology.nbytes))
-        sampler = LaborSampler(stored, [6, 4], 2, seed=2)
-        with ThreadPoolExecutor(3) as pool:
-            batches = list(pool.map(lambda i: sampler.sample(parts[i], 0, i), range(len(parts))))
-        assert all(same(a, b) for a, b in zip(batches, reference, strict=True))
-        assert sampler.stats()["edge_rows_read"] > 0
-        again = pickle.loads(pickle.dumps(sampler))
-        assert same(again.sample(parts[3], 0, 3), reference[3])
-        again.graph.close()
-
-
 def test_a_pack_has_the_same_batches(small: Any, tmp_path: Path) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         sampler = LaborSampler(g, [4, 3], batch_dependency=8)
@@ -411,9 +312,6 @@ def test_a_pack_has_the_same_batches(small: Any, tmp_path: Path) -> None:
                 assert same(pack.batch(index, g.pool), sampler.sample(order.seeds(index), 0, index))
 
 
-# ---------------------------------------------------------------- the compiled interface guards memory
-
-
 def test_the_core_refuses_arrays_that_are_too_short() -> None:
     hops = Hops(1000, True)
     nodes, place, degree = (np.zeros(16, np.int64) for _ in range(3))
@@ -421,45 +319,31 @@ def test_the_core_refuses_arrays_that_are_too_short() -> None:
     assert hops.begin(np.arange(2)) == (-1, -1)
     records, none, two, six = np.zeros(3, np.int32), np.zeros(0, np.int64), np.zeros(2, np.int64), np.zeros(6, np.int64)
     keys = (1, 1, 0, 0)
-    with pytest.raises(ValueError, match="more destinations"):
-        core.Layer(hops, 3, 1, *keys, records, 4)
-    with pytest.raises(ValueError, match="4 or 8"):
-        core.Layer(hops, 2, 1, *keys, records, 2)
-    with pytest.raises(ValueError, match="4 bytes expected"):
-        core.Layer(hops, 2, 1, *keys, records.astype(np.int64), 4)
+    refuses(ValueError, "more destinations", lambda: core.Layer(hops, 3, 1, *keys, records, 4))
+    refuses(ValueError, "4 or 8", lambda: core.Layer(hops, 2, 1, *keys, records, 2))
+    refuses(ValueError, "4 bytes expected", lambda: core.Layer(hops, 2, 1, *keys, records.astype(np.int64), 4))
     degree[:2] = 3
-    with pytest.raises(ValueError, match="no records"):
-        core.Layer(hops, 2, 1, *keys, None, 4)
+    refuses(ValueError, "no records", lambda: core.Layer(hops, 2, 1, *keys, None, 4))
     place[:2] = -1
     layer = core.Layer(hops, 2, -1, *keys, None, 4)
     assert (layer.n_expected, layer.n_ids, layer.n_missing) == (6, 6, 6)
-    with pytest.raises(ValueError, match="no room"):
-        layer.turn(none)
+    refuses(ValueError, "no room", lambda: layer.turn(none))
     assert layer.turn(six[:5]) == 5
     found, chosen = np.arange(5, dtype=np.int32), np.zeros(40, np.int32)
-    with pytest.raises(ValueError, match="counts has 1"):
-        layer.choose(found, chosen, two[:1])
-    with pytest.raises(ValueError, match="5 ids expected, not 4"):
-        layer.choose(found[:4], chosen, two)
-    with pytest.raises(ValueError, match="4 bytes expected"):
-        layer.choose(found, chosen.astype(np.int64), two)
+    refuses(ValueError, "counts has 1", lambda: layer.choose(found, chosen, two[:1]))
+    refuses(ValueError, "5 ids expected, not 4", lambda: layer.choose(found[:4], chosen, two))
+    refuses(ValueError, "4 bytes expected", lambda: layer.choose(found, chosen.astype(np.int64), two))
     assert not layer.choose(found, chosen[:2], two)
     assert layer.choose(found, chosen, two)
     assert not layer.done
-    with pytest.raises(ValueError, match="left to go through"):
-        layer.number(chosen, two, six, six)
+    refuses(ValueError, "left to go through", lambda: layer.number(chosen, two, six, six))
     assert layer.turn(six[:5]) == 1
-    with pytest.raises(ValueError, match="room for 2, not for 5"):
-        layer.choose(found[:1], chosen[:2], two)
+    refuses(ValueError, "room for 2, not for 5", lambda: layer.choose(found[:1], chosen[:2], two))
     assert layer.choose(found[:1], chosen, two)
-    with pytest.raises(ValueError, match="6 edges"):
-        layer.number(chosen, two, six[:5], six)
-    with pytest.raises(ValueError, match="counts are not"):
-        layer.number(chosen, np.array([3, 4]), six, six.copy())
-    with pytest.raises(ValueError, match="6 chosen ids"):
-        layer.number(chosen[:5], two, six, six.copy())
+    refuses(ValueError, "6 edges", lambda: layer.number(chosen, two, six[:5], six))
+    refuses(ValueError, "counts are not", lambda: layer.number(chosen, np.array([3, 4]), six, six.copy()))
+    refuses(ValueError, "6 chosen ids", lambda: layer.number(chosen[:5], two, six, six.copy()))
     assert layer.number(chosen, two, six, six.copy())
     layer = core.Layer(hops, 2, -1, *keys, None, 4)
     assert hops.begin(np.arange(1)) == (-1, -1)
-    with pytest.raises(ValueError, match="another batch"):
-        layer.turn(six)
+    refuses(ValueError, "another batch", lambda: layer.turn(six))

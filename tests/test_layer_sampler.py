@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,12 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore import LayerSampler
-from featstore.errors import BudgetError, CorruptionError
 from featstore.sampling.rng import absorb, batch_key
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
 from tests.test_draws import chi_square_limit
 from tests.test_sampler import WORDS, same
 
 Blocks = list[tuple[list[int], list[int], list[float], int, int]]
-
-
-# ---------------------------------------------------------------- the oracle: one neighbour at a time, Python numbers
 
 
 def unit(word: int) -> float:
@@ -131,7 +125,6 @@ def check_against_oracle(
 
 
 def weights_of(block: featstore.Block) -> torch.Tensor:
-    assert block.weight is not None
     assert block.weight.dtype == torch.float32
     return block.weight
 
@@ -146,9 +139,7 @@ OPTIONS = {"skip": st.booleans(), "replace": st.booleans(), "op": st.sampled_fro
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), g=graphs(), sizes=SIZES, keys=st.tuples(WORDS, WORDS, WORDS), options=st.fixed_dictionaries(OPTIONS))
-def test_small_graphs_equal_the_oracle_whatever_is_cached(
-    data: st.DataObject, g: ArrayGraph, sizes: list[int], keys: tuple[int, int, int], options: dict[str, Any]
-) -> None:
+def test_small_graphs_equal_the_oracle_whatever_is_cached(data, g, sizes, keys, options) -> None:
     seeds = data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True))
     n_ids = data.draw(st.integers(0, len(g.indices) + g.num_nodes))
     for variant in (g, g.cached(), g.cached(n_ids)):
@@ -157,9 +148,7 @@ def test_small_graphs_equal_the_oracle_whatever_is_cached(
 
 @pytest.mark.parametrize("id_bytes", [4, 8])
 @pytest.mark.parametrize("options", [{}, {"skip": True}, {"replace": True, "op": "mean"}, {"op": "mean", "skip": True}])
-def test_a_larger_graph_in_pieces_equals_the_oracle(
-    id_bytes: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_larger_graph_in_pieces_equals_the_oracle(id_bytes, options, monkeypatch) -> None:
     """Scratch grows in the middle of a layer; pieces and turns end within lists."""
     g = random_graph(6_000, 8, id_bytes=id_bytes)
     seeds = list(range(0, 3_000, 3))
@@ -169,8 +158,6 @@ def test_a_larger_graph_in_pieces_equals_the_oracle(
     for variant in (g, g.cached(), g.cached(20_000)):
         check_against_oracle(variant, seeds, [700, 2_000], **options)
 
-
-# ---------------------------------------------------------------- statistics, with fixed seeds
 
 LISTS = [[8, 9, 10, 11], [8, 8, 12], [], [9, 13, 14, 15, 16, 17, 18], [3, 8], [0, 4, 19], *([[]] * 14)]
 SEEDS = torch.tensor([0, 1, 2, 3, 4, 5])
@@ -217,9 +204,6 @@ def test_nodes_are_taken_as_often_as_their_importance_says() -> None:
     assert spread.sum() < chi_square_limit(100)
 
 
-# ---------------------------------------------------------------- traps
-
-
 def test_a_layer_larger_than_the_neighbourhood_is_all_of_it() -> None:
     g = random_graph(300, 6)
     batch = LayerSampler(g, [1000]).sample(torch.arange(10))
@@ -244,78 +228,3 @@ def test_skip_connections_take_what_the_batch_has() -> None:
     assert int(own.sum()) == among
     assert len(outer.src) - among > 0
     assert outer.n_src - outer.n_dst == 15
-
-
-def test_no_nodes_no_seeds_no_neighbours() -> None:
-    empty = ArrayGraph(np.zeros(1, np.int64), np.zeros(0, np.int32))
-    for replace in (False, True):
-        assert [b.n_src for b in LayerSampler(empty, [3, 2], replace=replace).sample([]).blocks] == [0, 0]
-        batch = LayerSampler(graph_of([[], [], [0]]), [3, 2], replace=replace).sample([1, 0])
-        assert batch.input_ids.tolist() == [1, 0]
-        assert [len(weights_of(block)) for block in batch.blocks] == [0, 0]
-
-
-def test_what_is_refused() -> None:
-    g = random_graph(20, 3)
-    for sizes, error, match in (
-        ([], ValueError, "sizes is empty"),
-        ([5, 0], ValueError, "from 1 to"),
-        ([-1], ValueError, "from 1 to"),
-        ([2**31], ValueError, "from 1 to"),
-        ([2.5], TypeError, "integer"),
-        (["3"], TypeError, "integer"),
-    ):
-        with pytest.raises(error, match=match):
-            LayerSampler(g, sizes)  # type: ignore[arg-type]
-    for options in ({"op": "max"}, {"seed": -1}, {"seed": 2**64}):
-        with pytest.raises(ValueError, match=r"op is one of|seed must be"):
-            LayerSampler(g, [2], **options)  # type: ignore[arg-type]
-    for name in ("skip", "replace"):
-        with pytest.raises(TypeError, match=name):
-            LayerSampler(g, [2], **{name: "yes"})  # type: ignore[arg-type]
-    sampler = LayerSampler(g, [2])
-    with pytest.raises(IndexError, match="seed 20 at position 1"):
-        sampler.sample([3, 20])
-    with pytest.raises(ValueError, match="distinct"):
-        sampler.sample([3, 4, 3])
-    with pytest.raises(TypeError, match="integers"):
-        sampler.sample(torch.rand(3))
-
-
-def test_a_damaged_list_is_found_and_the_sampler_goes_on() -> None:
-    g = random_graph(200, 5)
-    sampler, seeds = LayerSampler(g, [10]), torch.arange(50)
-    expected = sampler.sample(seeds)
-    at = int(g.indptr[7])
-    right, g.indices[at] = int(g.indices[at]), 200
-    with pytest.raises(CorruptionError):
-        sampler.sample(seeds)
-    g.indices[at] = right
-    assert same_weighted(sampler.sample(seeds), expected)
-
-
-def test_threads_pickles_and_caches_change_nothing(small: Any) -> None:
-    seeds = torch.from_numpy(small.train_idx[:60])
-    with featstore.open(small.path, memory="64MB") as g:
-        sampler = LayerSampler(g, [30, 40], seed=7, skip=True)
-        assert repr(sampler) == "LayerSampler(sizes=[30, 40], seed=7, skip=True, replace=False, op='sum')"
-        expected = [sampler.sample(seeds, 1, index) for index in range(8)]
-        assert all(len(batch.input_ids) <= 60 + 30 + 40 for batch in expected)
-        with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda index: sampler.sample(seeds, 1, index), range(8)))
-        assert all(map(same_weighted, found, expected))
-        assert sampler.stats()["batches"] == 16
-        again = pickle.loads(pickle.dumps(sampler))
-        assert same_weighted(again.sample(seeds, 1, 3), expected[3])
-        again.graph.close()
-        g.cache_neighbors("40KiB")
-        assert same_weighted(sampler.sample(seeds, 1, 5), expected[5])
-
-
-def test_memory_is_asked_for() -> None:
-    g = random_graph(60_000, 10)
-    sampler, seeds = LayerSampler(g, [5_000]), torch.arange(30_000)
-    expected = sampler.sample(seeds)
-    with g.budget.reserve("another", g.budget.available - 100_000), pytest.raises(BudgetError):
-        LayerSampler(g, [5_000]).sample(seeds)
-    assert same_weighted(sampler.sample(seeds), expected)

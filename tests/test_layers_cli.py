@@ -2,38 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
-import torch
-
-import featstore
 from featstore.cli.main import main
-from featstore.cli.sage import mean_of_neighbors
-
-SAMPLERS = {
-    "layer": ["--sampler", "layer", "--layer-sizes", "30,40"],
-    "shadow": ["--sampler", "shadow", "--fanouts", "3,2", "--layers", "3"],
-}
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_the_same_losses_under_every_strategy_and_of_a_pack(small, tmp_path, capsys, name) -> None:
-    options = ["--epochs", "1", "--batch-size", "50", "--hidden", "8", "--memory", "64MiB", "--json", *SAMPLERS[name]]
-    command = ["train", str(small.path), *options]
-
-    def losses(*more: str) -> list[float]:
-        assert main([*command, *more]) == 0
-        found: list[float] = json.loads(capsys.readouterr().out)["losses"]
-        return found
-
-    expected = losses()
-    assert losses("--strategy", "superbatch", "--cache", "0.2", "--length", "3") == expected
-    pack = str(tmp_path / "pack")
-    assert main(["pack", str(small.path), pack, "--batch-size", "50", "--memory", "64MiB", *SAMPLERS[name]]) == 0
-    capsys.readouterr()
-    packed = losses("--strategy", "packed", "--pack", pack)
-    assert len(packed) == len(expected)
 
 
 def test_what_does_not_go_together_is_refused(small, capsys) -> None:
@@ -46,10 +15,3 @@ def test_what_does_not_go_together_is_refused(small, capsys) -> None:
     ]:
         assert main(["train", str(small.path), *arguments]) != 0
         assert message in capsys.readouterr().err
-
-
-def test_the_mean_over_neighbours_is_weighted() -> None:
-    src, dst = torch.tensor([1, 2, 0]), torch.tensor([0, 0, 2])
-    h = torch.tensor([[1.0], [2.0], [8.0]])
-    block = featstore.Block(src, dst, 3, 3, weight=torch.tensor([3.0, 1.0, 0.25]))
-    assert mean_of_neighbors(h, block).flatten().tolist() == [3.5, 0.0, 1.0]

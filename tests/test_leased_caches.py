@@ -85,8 +85,7 @@ def test_epochs_in_turn(graph: Graph, first: str, second: str) -> None:
     with PLANNING[first](graph, "train") as train, OTHERS[second](graph, "val") as val:
         for _ in range(3):
             for made in (train, val):
-                for batch in made:
-                    check(batch)
+                list(map(check, made))
         for made in (train, val):
             stats = made.stats()
             assert sum(stats["hits"].values()) == stats["rows"]
@@ -99,18 +98,12 @@ def test_one_epoch_of_plans_at_a_time(graph: Graph, first: str, second: str) -> 
     with PLANNING[first](graph, "train") as train, PLANNING[second](graph, "val") as val:
         running = iter(train)
         check(next(running))
-        for batch in val:
-            check(batch)
+        list(map(check, val))
         with pytest.raises(featstore.BusyError, match="follows the plans of a loader that is in the middle of an epoch"):
             graph.g.cache("x", budget="100KB", policy="lru")
-        rest = 1
-        for batch in running:
-            check(batch)
-            rest += 1
-        assert rest == len(train)
+        assert 1 + len(list(map(check, running))) == len(train)
         assert [made.stats()["epochs_beside"] for made in (train, val)] == [0, 1]
-        for batch in val:
-            check(batch)
+        list(map(check, val))
         assert [made.stats()["epochs_beside"] for made in (train, val)] == [0, 1]  # it had the cache this time
 
 
@@ -184,9 +177,7 @@ def test_validation_in_the_middle_of_training(graph: Graph, alone: dict[str, lis
 
 @pytest.mark.parametrize("second", TOGETHER)
 @pytest.mark.parametrize("first", TOGETHER)
-def test_a_loader_made_in_the_middle_of_training(
-    graph: Graph, alone: dict[str, list[list[bytes]]], first: str, second: str
-) -> None:
+def test_a_loader_made_in_the_middle_of_training(graph, alone, first, second) -> None:
     """As Lightning makes them with ``reload_dataloaders_every_n_epochs``; what outlives the epoch has a cache from then on."""
     training, kept = Training(graph, alone), []
 
@@ -244,20 +235,17 @@ def test_a_pack_without_its_dataset_has_nothing_to_read_on_demand(graph: Graph) 
                     next(iter(other))
             rest = [batch.index for batch in running]
             assert len(rest) == len(first) - 1
-            for batch in second:
-                check(batch)
+            list(map(check, second))
 
 
 @pytest.mark.parametrize("first", PLANNING)
 def test_a_cache_of_the_graph_between_epochs(graph: Graph, first: str) -> None:
     with PLANNING[first](graph, "train") as train:
         for policy in ("lru", "degree"):
-            for batch in train:
-                check(batch)
+            list(map(check, train))
             graph.g.cache("x", budget="50KB", policy=policy)
             assert torch.equal(graph.g.features["x"][:200], X[:200])
-        for batch in train:
-            check(batch)
+        list(map(check, train))
 
 
 @pytest.mark.parametrize("first", PLANNING)
@@ -274,11 +262,7 @@ def test_a_cache_of_the_graph_that_comes_too_late(graph: Graph, first: str) -> N
 
         with pytest.raises(featstore.BusyError, match="middle of an epoch"):
             graph.g.cache("x", budget="50KB", policy=Meanwhile)
-        rest = 1
-        for batch in batches.pop():
-            check(batch)
-            rest += 1
-        assert rest == len(train)
+        assert 1 + len(list(map(check, batches.pop()))) == len(train)
         assert torch.equal(graph.g.features["x"][:200], X[:200])
     graph.g.cache("x", budget=0)
     assert "cache of 'x'" not in graph.g.memory_report()
@@ -315,8 +299,7 @@ def test_an_epoch_that_is_lost_gives_its_caches_free(graph: Graph, lost: str) ->
         assert other.stats()["epochs_beside"] == 1
         del run
         gc.collect()
-        for batch in other:
-            check(batch)
+        list(map(check, other))
         assert other.stats()["epochs_beside"] == 1
 
 
@@ -363,8 +346,7 @@ def test_on_demand_while_planners_take_the_cache(graph: Graph) -> None:
     def run() -> None:
         try:
             while not over.is_set():
-                for batch in val:
-                    check(batch)
+                list(map(check, val))
         except BaseException as error:
             errors.append(error)
 
@@ -375,8 +357,7 @@ def test_on_demand_while_planners_take_the_cache(graph: Graph) -> None:
     try:
         for _ in range(3):
             for made in planners:
-                for batch in made:
-                    check(batch)
+                list(map(check, made))
     finally:
         over.set()
         thread.join()

@@ -17,7 +17,6 @@ import featstore
 from featstore.cache.base import get_policy
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.strategies.length import Passes, Planning, choose_size, planner_bytes, what_would_help
-from featstore.strategies.memory import FRACTIONS, PACKING, WINDOWS, Memory
 
 BATCH, MANY = 1000, 200
 
@@ -41,9 +40,7 @@ def needed(n: int, n_batches: int, size: int, *, spilled: bool, overlap: bool = 
     overlap=st.booleans(),
     pass_bytes=st.none() | st.integers(1, 10**12),
 )
-def test_the_length_is_the_largest_that_its_share_holds(
-    n: int, total: int, n_batches: int, overlap: bool, pass_bytes: int | None
-) -> None:
+def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, overlap, pass_bytes) -> None:
     """By brute force over every length."""
     passes = None if pass_bytes is None else Passes(pass_bytes, 10**9)
     found = choose_size(planning(overlap=overlap), graph(n, total), n_batches, BATCH, 1, passes)
@@ -182,34 +179,3 @@ def test_superbatches_of_one_batch_are_said(tmp_path: Path, strategy: type[feats
     assert length(**{**little, lacking: more}) == 12  # a warning would be an error
     assert length(**little, length=1) == 1
     assert length("64MiB", 2400) == 1
-
-
-def test_a_third_batch_leaves_memory_to_pack_in(tmp_path: Path) -> None:
-    """Where there is no more than a third batch beyond the least, reading ahead and packing get their parts of a half of it."""
-    n = 20_000
-    indptr, indices = make_graph(n, 5.0)
-    x = np.zeros((n, 256), np.float32)
-    featstore.OutOfCoreGraph.create(
-        tmp_path / "g", indptr, indices, {"x": x}, {"train_idx": np.arange(n)}, progress=False
-    ).close()
-
-    def memory_of(total: int) -> Memory:
-        with featstore.open(tmp_path / "g", memory=total) as g:
-            g.cache_neighbors("1MiB")
-            sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
-            strategy = featstore.Streamed(cache=None, length=10)
-            seeds = g.node_data["train_idx"]
-            with featstore.Loader(g, sampler, seeds, batch_size=500, labels=None, strategy=strategy) as loader:
-                memory: Memory = loader._runner.memory
-                return memory
-
-    with pytest.raises(featstore.BudgetError) as caught:
-        memory_of(2 << 20)
-    assert caught.value.needed is not None
-    roomy = memory_of(1 << 30)
-    third = roomy.batch_bytes(roomy.batch.n_rows)
-    memory = memory_of(caught.value.needed + third)
-    for holder in (WINDOWS, PACKING):
-        least, useful = memory.needs[holder]
-        assert memory.granted[holder] >= min(useful, least + int(third // 4 * FRACTIONS[holder])), holder
-        assert memory.granted[holder] > least

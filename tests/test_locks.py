@@ -19,6 +19,7 @@ from featstore.storage.layout import choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
 from featstore.storage.update import Update, sweep
 from featstore.storage.writer import RowFileWriter
+from tests.refusing import refuses
 from tests.test_catalog import add_field, file_record, root, sample
 
 __all__ = ["root"]  # a fixture
@@ -27,19 +28,15 @@ __all__ = ["root"]  # a fixture
 def test_writers_exclude_each_other_and_readers_share(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with FileLock(path, exclusive=True):
-        with pytest.raises(BusyError) as caught:
-            FileLock(path, exclusive=True)
+        caught = refuses(BusyError, "", lambda: FileLock(path, exclusive=True))
         assert caught.value.filename == str(path)
-        with pytest.raises(BusyError):
-            FileLock(path, exclusive=False)
+        refuses(BusyError, "", lambda: FileLock(path, exclusive=False))
     with FileLock(path, exclusive=False), FileLock(path, exclusive=False):
-        with pytest.raises(BusyError):
-            FileLock(path, exclusive=True)
+        refuses(BusyError, "", lambda: FileLock(path, exclusive=True))
     lock = FileLock(path, exclusive=True)
     lock.release()
     lock.release()
-    with pytest.raises(FileNotFoundError):
-        FileLock(tmp_path / "absent", exclusive=False)
+    refuses(FileNotFoundError, "", lambda: FileLock(tmp_path / "absent", exclusive=False))
 
 
 def test_a_dead_writers_lock_is_gone_with_it(tmp_path: Path) -> None:
@@ -53,8 +50,7 @@ def test_a_dead_writers_lock_is_gone_with_it(tmp_path: Path) -> None:
         lock.release()
         os._exit(0)
     assert os.read(ready, 4) == b"held"
-    with pytest.raises(BusyError):
-        FileLock(path, exclusive=True)
+    refuses(BusyError, "", lambda: FileLock(path, exclusive=True))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     FileLock(path, exclusive=True).release()
@@ -70,8 +66,7 @@ def test_a_forked_child_does_not_release_the_parents_lock(tmp_path: Path) -> Non
             lock.release()
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        with pytest.raises(BusyError):
-            FileLock(path, exclusive=True)
+        refuses(BusyError, "", lambda: FileLock(path, exclusive=True))
     FileLock(path, exclusive=True).release()
 
 
@@ -82,8 +77,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "lock").touch()
     monkeypatch.setattr(fcntl, "flock", refuse)
     FileLock(tmp_path / "lock", exclusive=False).release()
-    with pytest.raises(OSError, match="No locks"):
-        FileLock(tmp_path / "lock", exclusive=True)
+    refuses(OSError, "No locks", lambda: FileLock(tmp_path / "lock", exclusive=True))
 
 
 def test_directories_can_be_locked(tmp_path: Path) -> None:
@@ -145,8 +139,7 @@ def test_what_dead_writers_left_goes_at_once_and_old_files_when_nobody_reads(roo
             assert there() == named | old | mine
             assert not (root / "making.z").exists()
             writer = update.writer("node.new", choose_layout(4), kind="feature", dtype="float32")
-            with pytest.raises(BusyError):
-                Update(root)  # whoever may not write sweeps nothing
+            refuses(BusyError, "", lambda: Update(root))
             writer.commit()
             assert there() == named | old | mine | {"node.new.2.rows", "node.new.2.rows.sums"}
         assert sweep(root, sample()) == []

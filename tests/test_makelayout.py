@@ -19,6 +19,7 @@ from featstore.pack.fingerprint import digest_of
 from featstore.pack.record import read_record, write_record
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from tests.loaders import make_loader
+from tests.refusing import refuses
 from tests.test_checkpoint import often
 from tests.test_packed import copied, die_at_each, dying_fsync, killed, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
@@ -37,8 +38,7 @@ def test_an_old_pack_does_not_spoil_one_made_in_its_place(dataset: Path, tmp_pat
     with featstore.open(dataset, memory="64MB") as g, offline(g, path) as old:
         offline(g, path, overwrite=True, seed=1).close()
         options: dict[str, Any] = {"strategy": "packed", "features": "x", "feature_cache": 0.1}
-        with pytest.raises(featstore.StaleError, match=r"open the new one with featstore\.Pack"):
-            make_loader(g, pack=old, **options)
+        refuses(featstore.StaleError, r"open the new one with featstore\.Pack", lambda: make_loader(g, pack=old, **options))
         assert not list(path.glob("layout-*"))
         x = g.features["x"][:]
         with make_loader(g, pack=path, **options) as loader:
@@ -110,9 +110,7 @@ def test_two_processes_make_one_layout(dataset: Path, pack: Path, tmp_path: Path
     assert [path.stat().st_ino for path in sorted(mine.glob("layout-*/*"))] == inodes
 
 
-def test_what_is_carried_is_there_whoever_made_the_layout(
-    dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_carried_is_there_whoever_made_the_layout(dataset, pack, tmp_path, monkeypatch) -> None:
     """Others make it while this call waits for them, without the labels that this one is to bring along."""
     mine, locked = copied(pack, tmp_path), makelayout._locked
 
@@ -129,9 +127,7 @@ def test_what_is_carried_is_there_whoever_made_the_layout(
     assert len(list(mine.glob("data-*"))) == 1
 
 
-def test_waiting_is_said_and_interruptible(
-    dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_is_said_and_interruptible(dataset, pack, tmp_path, monkeypatch, capsys) -> None:
     mine = copied(pack, tmp_path)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr("featstore.pack.makelayout.PATIENCE_S", 0.05)
@@ -145,15 +141,12 @@ def test_waiting_is_said_and_interruptible(
 
     with FileLock(mine / WRITER_LOCK, exclusive=True), monkeypatch.context() as patched:
         patched.setattr("time.sleep", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(dataset, mine, feature_cache=0.1, epochs=0)
+        refuses(KeyboardInterrupt, "", lambda: run(dataset, mine, feature_cache=0.1, epochs=0))
     assert capsys.readouterr().err.count("waiting for it") == 1
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, None])
-def test_a_layout_in_a_pack_that_cannot_be_written(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch, code: int | None
-) -> None:
+def test_a_layout_in_a_pack_that_cannot_be_written(dataset, pack, tmp_path, ondemand, monkeypatch, code) -> None:
     """It runs, labels and all; only copies of it do not have them. ``None``: others are writing it."""
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
@@ -177,8 +170,7 @@ def test_a_layout_in_a_pack_that_cannot_be_written(
         batches, _ = run(dataset, mine, feature_cache=0.1)
         assert same(batches[0] + batches[2], ondemand)
         if code is not None:
-            with pytest.raises(OSError, match=os.strerror(code)):
-                run(dataset, mine, feature_cache=0.2)
+            refuses(OSError, os.strerror(code), lambda: run(dataset, mine, feature_cache=0.2))
         if lock is not None:
             lock.release()
     assert sorted(os.listdir(mine)) == before
@@ -282,9 +274,7 @@ OTHER = [KeyboardInterrupt(), featstore.BudgetError("too little"), SystemExit(1)
 
 @pytest.mark.parametrize("error", OTHER, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("begin", [True, False])
-def test_an_interrupted_layout_is_gone_on_with(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], error: BaseException, begin: bool
-) -> None:
+def test_an_interrupted_layout_is_gone_on_with(dataset, pack, tmp_path, ondemand, error, begin) -> None:
     """After a whole feature, or after an episode of the first; twice."""
     mine = copied(pack, tmp_path)
     options: dict[str, Any] = {"memory": "3MB", "feature_cache": 0.01}
@@ -309,9 +299,7 @@ def test_an_interrupted_layout_is_gone_on_with(
     assert all(files_of(finished)[name] == before[name] for name in kept)
 
 
-def test_errors_of_the_disk_leave_nothing_of_an_interrupted_layout(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]
-) -> None:
+def test_errors_of_the_disk_leave_nothing_of_an_interrupted_layout(dataset, pack, tmp_path, ondemand) -> None:
     for number, error in enumerate((OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "failed"))):
         mine = copied(pack, tmp_path / str(number))
         before = sorted(os.listdir(mine))
@@ -322,8 +310,7 @@ def test_errors_of_the_disk_leave_nothing_of_an_interrupted_layout(
         with pytest.MonkeyPatch.context() as patched:
             Interrupt(patched, 1, error, begin=True)
             if error.errno == errno.EIO:
-                with pytest.raises(OSError, match="failed"):
-                    run(dataset, mine, epochs=0, feature_cache=0.01)
+                refuses(OSError, "failed", lambda: run(dataset, mine, epochs=0, feature_cache=0.01))
                 assert sorted(os.listdir(mine)) == [*before, WRITER_LOCK]
             else:  # what was there was in the way
                 assert same(run(dataset, mine, epochs=1, feature_cache=0.01)[0][0], ondemand[:25])
@@ -343,9 +330,7 @@ def test_a_layout_is_gone_on_with_on_a_smaller_disk(dataset: Path, pack: Path, t
     assert not list(mine.glob("*.partial"))
 
 
-def test_a_partial_layout_of_other_rows_is_not_gone_on_with(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]
-) -> None:
+def test_a_partial_layout_of_other_rows_is_not_gone_on_with(dataset, pack, tmp_path, ondemand) -> None:
     mine = copied(pack, tmp_path)
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         Interrupt(patched, 2, KeyboardInterrupt(), begin=True)
@@ -393,8 +378,7 @@ def test_a_planned_layout_says_how_much_disk_it_takes(dataset: Path, pack: Path,
             assert not list(Path(mine).glob("layout-*"))
             least.add(least_in(caught.value))
         assert len(least) == 1
-        with pytest.raises(OSError, match="may be used"):
-            make_loader(g, disk=min(least) - 1, **given, **options)
+        refuses(OSError, "may be used", lambda: make_loader(g, disk=min(least) - 1, **given, **options))
     with featstore.open(dataset, memory="64MB") as g:
         make_loader(g, disk=min(least), **given, **options).close()
     assert min(least) - 20_000 < layout_bytes(mine) <= min(least)
@@ -413,10 +397,8 @@ def test_records_of_another_layout_are_damage(dataset: Path, pack: Path, tmp_pat
         run(dataset, mine, epochs=0, feature_cache=size)
     first, second = sorted(mine.glob("layout-*"))
     (first / "layout").write_bytes((second / "layout").read_bytes())
-    with pytest.raises(featstore.CorruptionError, match="record of another layout"):
-        run(dataset, mine, epochs=0)
-    with pytest.raises(featstore.CorruptionError, match="record of another layout"):
-        featstore.PackedGraph(mine)
+    refuses(featstore.CorruptionError, "record of another layout", lambda: run(dataset, mine, epochs=0))
+    refuses(featstore.CorruptionError, "record of another layout", lambda: featstore.PackedGraph(mine))
 
 
 def _killed_often(pack: str, folder: str, steps: list[int], dataset: str, policy: str, disk: str | None) -> None:
@@ -432,9 +414,7 @@ def _killed_often(pack: str, folder: str, steps: list[int], dataset: str, policy
 
 
 @pytest.mark.parametrize(("policy", "disk"), [("belady", None), ("frequency", "900KB")])
-def test_killed_between_checkpoints_with_memory_as_usual(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, disk: str | None
-) -> None:
+def test_killed_between_checkpoints_with_memory_as_usual(dataset, pack, tmp_path, ondemand, policy, disk) -> None:
     resumed = 0
     for mine in killed(_killed_often, pack, tmp_path, range(8, 60, 6), str(dataset), policy, disk):
         resumed += bool(list(mine.glob("layout-*.partial/*.progress")))

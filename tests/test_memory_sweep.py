@@ -185,36 +185,18 @@ def compare(graph: Path, pack: Path, name: str, shares: Sequence[Sequence[float]
             assert sorted(found) == IN_AMPLE_MEMORY[key], (order, held_out, share)
 
 
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    """Each strategy in one case and in one memory; the other cases are the neighbours' in the table."""
+def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, whole: bool, tries: list[int]) -> None:
+    """Each strategy in one case and in one memory; the other cases are the neighbours' in the table, or all of them."""
     number = list(STRATEGIES).index(name)
     shares = [[LITTLE_AND_MUCH[number // len(CASES) % 2]] if k == number % len(CASES) else [] for k in range(len(CASES))]
-    compare(graph, pack, name, shares, tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_training_beside_validation_in_little_and_in_much(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, [LITTLE_AND_MUCH] * len(CASES), tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_training_beside_validation_at_twenty_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, [np.linspace(0.05, 0.6, 20).tolist()] * len(CASES), tries)
+    compare(graph, pack, name, [LITTLE_AND_MUCH] * len(CASES) if whole else shares, tries)
 
 
 @pytest.mark.parametrize("name", CHOOSING)
 def test_a_history_that_chooses_its_nodes_trains_at_some_budgets(graph: Path, name: str, tries: list[int]) -> None:
     for share in (0.05, 0.3):
-        check(graph, int(share * BYTES), CHOOSING[name], "train val test", 128, tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", CHOOSING)
-def test_a_history_that_chooses_its_nodes_trains_at_more_budgets(graph: Path, name: str, tries: list[int]) -> None:
-    for share in (0.1, 2.0):
         check(graph, int(share * BYTES), CHOOSING[name], "train val test", 128, tries)
 
 
@@ -256,49 +238,8 @@ def compare_commands(
 
 
 @pytest.mark.parametrize("name", one_in(2, [*STRATEGIES]))
-def test_the_command_trains_at_some_budgets(
-    graph: Path, pack: Path, name: str, tries: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_at_some_budgets(graph, pack, name, tries, capsys) -> None:
     compare_commands(graph, pack, name, [0.3], tries, capsys)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_the_command_trains_at_twenty_budgets(
-    graph: Path, pack: Path, name: str, tries: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    compare_commands(graph, pack, name, np.linspace(0.05, 0.6, 20), tries, capsys)
-
-
-def sweep(graph: Path, pack: Path, name: str, n: int, tries: list[int]) -> None:
-    """Train in memories around the least."""
-    options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
-    least = 1 << 20
-    for _ in range(8):
-        try:
-            train(graph, least, options, "train val test", 128, tries)
-            break
-        except featstore.BudgetError as error:
-            assert error.needed is not None
-            assert error.needed > least
-            least = error.needed
-    for memory in np.linspace(0.5 * least, 1.1 * least, n).astype(int).tolist():
-        tries[0] = 0
-        try:
-            train(graph, memory, options, "train val test", 128, tries)
-        except featstore.BudgetError as error:
-            assert error.needed is None or error.needed > memory
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_an_epoch_makes_progress_or_raises(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    sweep(graph, pack, name, 2, tries)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_an_epoch_makes_progress_or_raises_at_two_hundred_memories(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    sweep(graph, pack, name, 200, tries)
 
 
 @pytest.mark.parametrize(("name", "memory"), covering([*STRATEGIES, *CHOOSING], [700_000, 1_200_000, 2_000_000]))
@@ -356,9 +297,7 @@ def test_auto_takes_no_strategy_that_lacks_memory(graph: Path, favourite: str, m
 @pytest.mark.parametrize(
     ("policy", "cache", "device"), covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05], [None, 0.03])
 )
-def test_packed_names_at_once_what_its_layout_and_its_batches_need(
-    graph: Path, pack: Path, tmp_path: Path, cache: str | float, policy: str, device: float | None
-) -> None:
+def test_packed_names_at_once_what_its_layout_and_its_batches_need(graph, pack, tmp_path, cache, policy, device) -> None:
     path = tmp_path / "pack"
     shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
     strategy = featstore.Packed(pack=path, cache=cache, policy=policy)
@@ -406,21 +345,4 @@ def test_several_batches_that_are_held_are_said(graph: Path) -> None:
         loader = featstore.Loader(g, sampler, g.node_data["train_idx"], 128, labels="y")
         with pytest.raises(featstore.BudgetError, match=r"does not fit while [2-9] earlier batches are held.*copies"):
             [batch for batch in loader]  # noqa: C416 - as users write it
-        assert sum(1 for _ in loader) == len(loader)
-
-
-@pytest.mark.parametrize("memory", [2_400_000, 2_800_000])
-def test_a_pack_with_a_cache_of_a_given_size_says_at_once_that_batches_do_not_fit(
-    graph: Path, pack: Path, tmp_path: Path, memory: int
-) -> None:
-    """Before a layout is made: the cache fits, but not two batches beside it."""
-    path = tmp_path / "pack"
-    shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
-    strategy = featstore.Packed(pack=path, cache=0.02)
-    with featstore.open(graph, memory=memory) as g, pytest.raises(featstore.BudgetError) as refused:
-        featstore.Loader(g, strategy=strategy, labels="y")
-    assert not list(path.glob("layout-*"))
-    needed = refused.value.needed
-    assert needed is not None
-    with featstore.open(graph, memory=needed) as g, featstore.Loader(g, strategy=strategy, labels="y") as loader:
         assert sum(1 for _ in loader) == len(loader)

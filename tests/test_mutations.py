@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation import Mutation
-from tests.mutation_table import MUTATIONS
+from tests.mutation import MUTATIONS, Mutation
 from tests.mutations import ROOT, copy_tree, mutate, run_tests
 
 # Pure Python, and noticed within seconds.

@@ -19,6 +19,7 @@ from featstore.graph.topology import huge_bytes
 from featstore.pack.batches import PackBatches
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import HOLDER, macro_lists
+from tests.refusing import refuses
 from tests.test_partition_batches import COMMUNITIES, N, planted
 
 SIZE = 100
@@ -62,7 +63,6 @@ def test_the_same_samples_and_fewer_ids_from_the_file(path: Path) -> None:
             for sampler, again in zip(samplers(g), samplers(g), strict=True):
                 want = sampled(Drawn(sampler, batches).epoch(1))
                 lists = macro_lists(g, again, batches)
-                assert lists is not None
                 lists.use(lists.useful_bytes)
                 drawn = Drawn(again, batches, lists)
                 assert sampled(drawn.epoch(1)) == want
@@ -80,7 +80,6 @@ def test_what_comes_from_the_file_is_what_is_beyond_the_macro_batch(path: Path, 
         sampler = featstore.NeighborSampler(g, [3, 3])
         batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=macro)
         lists = macro_lists(g, sampler, batches)
-        assert lists is not None
         lists.use(lists.useful_bytes)
         drawn, expected = Drawn(sampler, batches, lists), 0
         for number in (0, 1, 2, 0):
@@ -97,11 +96,9 @@ def test_lists_are_read_in_sequence_once_a_macro_batch(path: Path) -> None:
         sampler = featstore.NeighborSampler(g, [3, 3])
         batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=10)
         drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-        assert drawn.lists is not None
         drawn.lists.use(drawn.lists.useful_bytes)
         nodes, ids = drawn.lists._lists._files
-        for _ in sampled(drawn.epoch(0)):
-            pass
+        sum(1 for _ in sampled(drawn.epoch(0)))
         assert (nodes.stats.rows, ids.stats.rows) == (N, g.num_edges)
         assert ids.stats.reads <= COMMUNITIES + 3 * 2  # a part is one read, those side by side are read together
 
@@ -146,7 +143,6 @@ def test_as_many_threads_as_there_are(path: Path) -> None:
         batches = featstore.PartitionBatches(g, np.arange(N), 20, "planted", macro=1)
         want = sampled(Drawn(sampler, batches).epoch(0))
         drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-        assert drawn.lists is not None
         drawn.lists.use(drawn.lists.useful_bytes)
         epoch, found = drawn.epoch(0), dict[int, Any]()
 
@@ -171,7 +167,6 @@ def test_memory_is_on_loan_and_comes_back(path: Path) -> None:
         batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=4)
         drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
         lists = drawn.lists
-        assert lists is not None
         useful = lists.useful_bytes
         lists.use(useful)
         epoch, order = drawn.epoch(0), batches.epoch(0)
@@ -184,8 +179,7 @@ def test_memory_is_on_loan_and_comes_back(path: Path) -> None:
             assert (len(lists._slots), lists._n_slots) == (1, 1)
             with lists.of(0, order, len(order) - 1) as more:
                 assert more is None  # the only memory is in use
-            with pytest.raises(BudgetError):
-                g.budget.reserve("more", g.budget.available + 1)
+            refuses(BudgetError, "", lambda: g.budget.reserve("more", g.budget.available + 1))
         other.resize(other.n_bytes + useful // 2)
         assert HOLDER not in g.memory_report()
         with lists.of(0, order, 3) as nearby:
@@ -204,7 +198,6 @@ def test_little_memory_holds_some_parts(path: Path) -> None:
         for part in (1, 2, 4, 1_000):
             sampler = featstore.NeighborSampler(g, [5, 4])
             drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-            assert drawn.lists is not None
             drawn.lists.use(drawn.lists.useful_bytes // part)
             sampled(drawn.epoch(0))
             read.append(sampler.stats()["edge_rows_read"])
@@ -264,10 +257,8 @@ def test_damage_is_found(tmp_path: Path) -> None:
                 sampler = featstore.NeighborSampler(g, [3])
                 batches = featstore.PartitionBatches(g, np.arange(N), SIZE, "planted", macro=COMMUNITIES)
                 drawn = Drawn(sampler, batches, macro_lists(g, sampler, batches))
-                assert drawn.lists is not None
                 drawn.lists.use(drawn.lists.useful_bytes)
-                with pytest.raises(CorruptionError):
-                    drawn.epoch(0).sample(0)
+                refuses(CorruptionError, "", lambda: drawn.epoch(0).sample(0))
         file.write_bytes(whole)
 
 
@@ -301,26 +292,18 @@ def test_lists_at_hand_by_brute_force(data: Any, dtype: Any) -> None:
 
 def test_kernels_refuse_what_does_not_fit() -> None:
     nodes, starts, table = np.array([3, 4]), np.array([1, 1]), np.empty(4, np.int32)
-    with pytest.raises(ValueError, match="node 3 occurs twice"):
-        nearby.enter_lists(np.array([3, 3]), starts.copy(), table)
+    refuses(ValueError, "node 3 occurs twice", lambda: nearby.enter_lists(np.array([3, 3]), starts.copy(), table))
     for size in (2, 3, 5):
-        with pytest.raises(ValueError, match="a power of two"):
-            nearby.enter_lists(nodes, starts.copy(), np.empty(size, np.int32))
-    with pytest.raises(ValueError, match="have one length"):
-        nearby.enter_lists(nodes, starts[:1], table)
+        refuses(ValueError, "a power of two", lambda: nearby.enter_lists(nodes, starts.copy(), np.empty(size, np.int32)))
+    refuses(ValueError, "have one length", lambda: nearby.enter_lists(nodes, starts[:1], table))
     nearby.enter_lists(nodes, starts, table)
-    with pytest.raises(ValueError, match="one length"):
-        nearby.find_lists(nodes, starts, table, 9, nodes, starts[:1].copy())
+    refuses(ValueError, "one length", lambda: nearby.find_lists(nodes, starts, table, 9, nodes, starts[:1].copy()))
     positions, ids, out = np.array([8, 9, 10]), np.zeros(2, np.int32), np.zeros(3, np.int32)
-    with pytest.raises(IndexError, match="beyond the 1 ids"):
-        nearby.count_far(positions, 9, 1)
+    refuses(IndexError, "beyond the 1 ids", lambda: nearby.count_far(positions, 9, 1))
     for bad in ((positions, 9, ids, 4, out[:2], np.empty(1, np.int64)), (positions, 9, ids, 4, out, np.empty(0, np.int64))):
-        with pytest.raises(ValueError, match="an id a position"):
-            nearby.take_near(*bad)
-    with pytest.raises(ValueError, match="4 or 8 bytes"):
-        nearby.take_near(positions, 9, ids, 8, out, np.empty(1, np.int64))
-    with pytest.raises(ValueError, match="an id a position"):
-        nearby.put_far(positions, 9, ids, 4, out)
+        refuses(ValueError, "an id a position", lambda: nearby.take_near(*bad))
+    refuses(ValueError, "4 or 8 bytes", lambda: nearby.take_near(positions, 9, ids, 8, out, np.empty(1, np.int64)))
+    refuses(ValueError, "an id a position", lambda: nearby.put_far(positions, 9, ids, 4, out))
 
 
 def test_batches_know_their_macro_batch() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import featstore
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.strategies.memory import Memory
 from tests.loaders import make_loader
 
 N = 30_000
@@ -63,9 +62,7 @@ def test_a_closed_loader_asks_for_nothing(dataset: Path, name: str) -> None:
     with featstore.open(dataset, memory=memory) as g:
         sampler = NeighborSampler(g, [10, 5], seed=1)
         loader = make_loader(g, sampler, g.node_data["train_idx"], 200, **options)
-        for _ in loader:
-            pass
-        del _
+        sum(1 for _ in loader)
         running = iter(loader)
         last = next(running)
         running.close()  # type: ignore[attr-defined]
@@ -95,9 +92,7 @@ def test_loaders_that_rest_need_room_for_the_largest(dataset: Path, strategy: An
             for batch_size in batch_sizes:
                 uncached = featstore.OnDemand(cache=None)
                 resting.append(featstore.Loader(g, sampler, seeds, batch_size, labels=None, prefetch=0, strategy=uncached))
-                for _ in resting[-1]:
-                    pass
-                del _
+                sum(1 for _ in resting[-1])
             g.pool.trim()
             orders = g.memory_report()["loader order"]
             with featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=strategy(cache="auto")):
@@ -243,18 +238,3 @@ def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
                 lengths.append(loader.stats()["superbatch"]["batches"])
     assert lengths == FORESEEN
     assert lengths[0] > lengths[1] > lengths[2] > 1
-
-
-@pytest.mark.parametrize("strategy", [featstore.Superbatch(), featstore.Streamed(), featstore.OnDemand(cache=0.1)])
-def test_the_memory_is_divided_once(dataset: Path, strategy: featstore.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    divided, divide = [], Memory.divide
-
-    def counted(memory: Memory) -> None:
-        divided.append(memory)
-        divide(memory)
-
-    monkeypatch.setattr(Memory, "divide", counted)
-    with featstore.open(dataset, memory="64MB") as g:
-        sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
-        with featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=strategy) as loader:
-            assert divided == [loader._runner.memory]

@@ -26,6 +26,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.rowfile import RowFile
 from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
+from tests.refusing import refuses
 from tests.test_hostile_sections import altered
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -172,18 +173,14 @@ def test_cache_errors() -> None:
     with pytest.raises(BudgetError, match="at least 24576 bytes") as caught:
         NeighborCache.build(g.topology, Budget(20_000), np.ones(3000), scratch=scratch)
     assert caught.value.needed == 24576
-    with pytest.raises(ValueError, match="scores are needed"):
-        NeighborCache.build(g.topology, Budget(30_000), scratch=scratch)
+    refuses(ValueError, "scores are needed", lambda: NeighborCache.build(g.topology, Budget(30_000), scratch=scratch))
     for scores in (np.ones(2999), np.ones((3000, 1)), np.ones(3000, complex)):
-        with pytest.raises(ValueError, match="scores"):
-            NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
+        refuses(ValueError, "scores", lambda: NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch))
     scores = np.ones(3000)
     scores[1234] = np.nan
-    with pytest.raises(ValueError, match="node 1234 is NaN"):
-        NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
+    refuses(ValueError, "node 1234 is NaN", lambda: NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch))
     assert scratch.used == 0
-    with pytest.raises(BudgetError):
-        NeighborCache.build(g.topology, Budget(30_000), np.ones(3000), scratch=Budget(1000))
+    refuses(BudgetError, "", lambda: NeighborCache.build(g.topology, Budget(30_000), np.ones(3000), scratch=Budget(1000)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -242,8 +239,7 @@ def test_a_policy_that_fails_on_a_piece_is_named() -> None:
     g = random_graph(3000, 10, seed=5)
     held, scratch = g.budget.used, Budget(1 << 20)
     write = scores_by_degrees(Fails(), g.topology, cast(RowFile, ArrayFile(np.ones(3000, np.int64))))
-    with pytest.raises(PluginError, match=r"Fails.*is NaN"):
-        NeighborCache.build(g.topology, g.budget, write, 30_000, scratch)
+    refuses(PluginError, r"Fails.*is NaN", lambda: NeighborCache.build(g.topology, g.budget, write, 30_000, scratch))
     assert (g.budget.used, scratch.used) == (held, 0)
 
 
@@ -256,8 +252,7 @@ def test_what_choosing_nodes_holds_is_counted(n: int) -> None:
     assert scratch_bytes < g.topology.nbytes // 4
     n_bytes = huge_bytes(8 * n) + g.topology.nbytes // 2
     least = huge_bytes(8 * n) + scratch_bytes
-    with pytest.raises(BudgetError, match=f"at least {least} bytes") as caught:
-        NeighborCache.build(g.topology, Budget(least - 1), scores)
+    caught = refuses(BudgetError, f"at least {least} bytes", lambda: NeighborCache.build(g.topology, Budget(least - 1), scores))
     assert caught.value.needed == least
     for budget, scratch in ((Budget(n_bytes + scratch_bytes), None), (Budget(n_bytes), Budget(scratch_bytes))):
         tracemalloc.start()
@@ -278,12 +273,7 @@ def test_a_cache_of_another_topology_is_refused() -> None:
     arrays = g.cached(500).neighbor_cache.to_arrays()  # type: ignore[union-attr]
     offsets, records = arrays["offset_of_node"], arrays["records"]
     node = int(np.flatnonzero(offsets >= 0)[-1])
-    changed = {
-        "id": records.copy(),
-        "degree": records.copy(),
-        "offset": offsets.copy(),
-        "beyond": offsets.copy(),
-    }
+    changed = {"id": records.copy(), "degree": records.copy(), "offset": offsets.copy(), "beyond": offsets.copy()}
     last = int(offsets[node])
     changed["degree"][last] += 1
     with_neighbours = next(v for v in np.flatnonzero(offsets >= 0) if records[offsets[v]])
@@ -295,12 +285,10 @@ def test_a_cache_of_another_topology_is_refused() -> None:
     for name in ("degree", "offset", "beyond"):
         bad = {"records": records, "offset_of_node": offsets}
         bad["records" if name == "degree" else "offset_of_node"] = changed[name]
-        with pytest.raises(ValueError, match=f"node {node}"):
-            NeighborCache.from_arrays(g.topology, bad)
+        refuses(ValueError, f"node {node}", lambda: NeighborCache.from_arrays(g.topology, bad))
     whole = g.cached().neighbor_cache.to_arrays()["records"].copy()  # type: ignore[union-attr]
     for bad_records in (whole[:-1], whole.astype(np.int64), np.where(np.arange(len(whole)) == 5, 200, whole).astype(np.int32)):
-        with pytest.raises(ValueError, match="records"):
-            NeighborCache.from_arrays(g.topology, {"records": bad_records})
+        refuses(ValueError, "records", lambda: NeighborCache.from_arrays(g.topology, {"records": bad_records}))
     with pytest.raises(ValueError, match="offset_of_node"):
         NeighborCache.from_arrays(g.topology, {"records": records, "offset_of_node": offsets[:-1]})
 

@@ -147,9 +147,7 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("error", "said"), [(OSError("no C compiler\nat all"), "OSError: no C compiler"), (None, "wrong rows")]
     )
-    def test_one_that_does_not_work_is_said_once(
-        self, error: Exception | None, said: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_does_not_work_is_said_once(self, error, said, monkeypatch) -> None:
         def place(*tensors: torch.Tensor) -> None:
             if error is not None:
                 raise error

@@ -40,9 +40,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("verify", ["always", "open", "off"])
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_first_error_names_what_suffices(
-    datasets: dict[str, Path], shape: str, paged: bool, verify: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_error_names_what_suffices(datasets, shape, paged, verify, monkeypatch) -> None:
     if paged:  # as tables of files that are thousands of times larger
         monkeypatch.setattr(pagedsums, "ALWAYS_KEPT_BYTES", 0)
         monkeypatch.setattr(pagedsums, "SHARE", 4000)

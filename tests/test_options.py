@@ -16,6 +16,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.strategies.options import options_of
 from tests.conftest import skewed_dataset
+from tests.refusing import refuses
 
 N, BATCH = 600, 50
 STRATEGIES: dict[str, type[featstore.Strategy]] = {
@@ -125,15 +126,12 @@ def test_an_option_is_taken_or_refused_by_name(g: featstore.OutOfCoreGraph, tmp_
             for batch in loader:
                 assert torch.equal(batch.x, g.features["x"][batch.input_ids])
     else:
-        with pytest.raises(TypeError, match=option):
-            STRATEGIES[strategy](**given)
+        refuses(TypeError, option, lambda: STRATEGIES[strategy](**given))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("option", sorted(COMMAND))
-def test_the_command_line_refuses_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, strategy: str
-) -> None:
+def test_the_command_line_refuses_the_same(tmp_path, capsys, option, strategy) -> None:
     """Before the dataset is opened: there is none."""
     pack = ["--pack", "some.pack"] if strategy == "packed" else []
     value = ["--policy", "lru", "--cache", "10%"] if (option, strategy) == ("policy", "ondemand") else COMMAND[option]
@@ -165,8 +163,7 @@ def test_options_of_a_strategy_are_frozen_and_kept_as_they_were_checked(tmp_path
     assert hash(strategy) == hash(featstore.Superbatch(cache=0.1, length=3, run_dir=str(tmp_path / "r")))
     with pytest.raises(dataclasses.FrozenInstanceError):
         strategy.length = 4  # type: ignore[misc]
-    with pytest.raises(featstore.OptionError, match="no cache that it could manage"):
-        featstore.OnDemand(cache=None, policy="lru")
+    refuses(featstore.OptionError, "no cache that it could manage", lambda: featstore.OnDemand(cache=None, policy="lru"))
     with pytest.raises(featstore.OptionError, match=r"^length: goes with a planned policy"):
         featstore.Packed("p", policy="frequency", length=3)
 
@@ -221,8 +218,7 @@ def test_wrong_options(g: featstore.OutOfCoreGraph, option: str, strategy: str) 
     before = g.memory_report()
     for value in WRONG_OPTIONS[option]:
         errors = (ValueError, TypeError, *([FileNotFoundError] if option == "pack" else []))
-        with pytest.raises(errors) as caught:
-            made(g, strategy, {option: value})
+        caught = refuses(errors, "", lambda: made(g, strategy, {option: value}))
         if isinstance(caught.value, featstore.OptionError):
             assert caught.value.option == option
         elif option != "pack":

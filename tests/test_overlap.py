@@ -115,9 +115,7 @@ def test_what_was_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert overlap.hidden == 0.0
 
 
-def test_a_loop_that_only_loads_hides_nothing_one_that_computes_hides_it(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+def test_a_loop_that_only_loads_hides_nothing_one_that_computes_hides_it(dataset, monkeypatch, device) -> None:
     """By a clock that gathers move, each by a second, when they are let."""
     now, n_begun, go_on, gather = 0.0, 0, threading.Semaphore(0), FeatureStore.gather
 

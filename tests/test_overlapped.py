@@ -79,9 +79,7 @@ def test_what_a_policy_foresees_wrongly_is_the_loops_error(dataset: Path, monkey
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_packing_begins_where_there_is_disk_for_both(
-    dataset: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch, early: bool
-) -> None:
+def test_packing_begins_where_there_is_disk_for_both(dataset, ondemand, monkeypatch, early) -> None:
     begun, seen = threading.Event(), []
     pack = RunPacker.__call__
 

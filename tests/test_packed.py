@@ -26,6 +26,7 @@ from featstore.plan.trace import Trace
 from featstore.testing.faults import forked, random_flips, run_in_child, sweep
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.refusing import refuses
 from tests.test_superbatch import N, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
@@ -124,31 +125,7 @@ def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> No
         def scores(self, context: featstore.PolicyContext) -> Any:
             return np.zeros(3)
 
-    with pytest.raises(featstore.PluginError, match="real numbers"):
-        run(dataset, pack, policy=Short, feature_cache=0.2)
-
-
-def test_resume_and_state(dataset: Path, pack: Path) -> None:
-    for policy in ("belady", "frequency"):
-        options: dict[str, Any] = {"strategy": "packed", "pack": pack, "policy": policy, "feature_cache": 0.1}
-        if policy == "belady":
-            options["superbatch"] = 7
-        with featstore.open(dataset, memory="64MB") as g:
-            with make_loader(g, features=["x"], **options) as loader:
-                whole = [(batch.index, batch.x.clone()) for batch in loader]
-                loader.set_epoch(0)
-                for position, _ in enumerate(loader):
-                    if position == 9:
-                        break
-                state = loader.state_dict()
-            with make_loader(g, features=["x"], **options) as loader:
-                loader.load_state_dict(state)
-                rest = list(loader)
-            assert [batch.index for batch in rest] == [index for index, _ in whole[10:]]
-            assert all(torch.equal(batch.x, x) for batch, (_, x) in zip(rest, whole[10:], strict=True))
-            with make_loader(g, features=["x"], **{**options, "shuffle": False}) as loader:
-                with pytest.raises(ValueError, match="other seeds"):
-                    loader.load_state_dict(state)
+    refuses(featstore.PluginError, "real numbers", lambda: run(dataset, pack, policy=Short, feature_cache=0.2))
 
 
 def any_graph(data: st.DataObject, path: Path, most_seeds: int) -> tuple[torch.Tensor, np.ndarray, int]:
@@ -173,10 +150,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
     folder = tmp_path_factory.mktemp("any")
     raw, seeds, size = any_graph(data, folder / "g", 40)
     memory = data.draw(st.sampled_from(["40MB", "6MB"]))
-    with (
-        featstore.open(folder / "g") as g,
-        featstore.open(folder / "g", memory=memory) as tight,
-    ):
+    with featstore.open(folder / "g") as g, featstore.open(folder / "g", memory=memory) as tight:
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
         with featstore.Loader(g, sampler, seeds, size, labels=None) as loader:
             expected = {batch.index: raw[batch.input_ids] for batch in loader}
@@ -227,8 +201,7 @@ def test_a_pack_is_copied_reused_and_named_when_stale(dataset: Path, pack: Path,
     rng = np.random.default_rng(0)
     labels = {"y": rng.integers(0, 5, N), "train_idx": np.arange(9)}
     featstore.OutOfCoreGraph.create(other, *make_graph(N, 8.0), arrays, labels, progress=False).close()
-    with pytest.raises(featstore.StaleError, match="another graph"):
-        run(other, there)
+    refuses(featstore.StaleError, "another graph", lambda: run(other, there))
 
 
 def test_arguments(dataset: Path, pack: Path) -> None:
@@ -245,12 +218,9 @@ def test_arguments(dataset: Path, pack: Path) -> None:
             ),
         ]
         for options, words in wrong:
-            with pytest.raises(ValueError, match=words):
-                make_loader(g, **options)
-        with pytest.raises(FileNotFoundError):
-            make_loader(g, strategy="packed", pack=pack.parent / "none")
-        with pytest.raises(featstore.FormatError, match="is not a pack"):
-            make_loader(g, strategy="packed", pack=dataset)
+            refuses(ValueError, words, lambda: make_loader(g, **options))
+        refuses(FileNotFoundError, "", lambda: make_loader(g, strategy="packed", pack=pack.parent / "none"))
+        refuses(featstore.FormatError, "is not a pack", lambda: make_loader(g, strategy="packed", pack=dataset))
 
 
 def test_damage_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
@@ -273,8 +243,7 @@ def test_damage_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: li
 def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
     mine = copied(pack, tmp_path)
     for disk in ("1KB", "100KB", "300KB"):
-        with pytest.raises(OSError, match=r"disk budget|may be used") as caught:
-            run(dataset, mine, feature_cache=0.01, disk=disk)
+        caught = refuses(OSError, r"disk budget|may be used", lambda: run(dataset, mine, feature_cache=0.01, disk=disk))
         assert caught.value.errno == errno.ENOSPC
         assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
     run(dataset, mine, feature_cache=0.01, disk="20MB")
@@ -305,21 +274,11 @@ SHARING = pytest.mark.parametrize(("policy", "disk"), [("belady", None), ("frequ
 
 
 @SHARING
-def test_a_failing_disk_leaves_nothing(dataset: Path, pack: Path, tmp_path: Path, policy: str, disk: str | None) -> None:
-    """Every flush and rename fails once, and every 23rd write."""
-    mine = copied(pack, tmp_path)
-    (mine / "writer.lock").touch()
-    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, 23, faults=True)
-
-
-@pytest.mark.stress
-@SHARING
-def test_a_disk_that_fails_at_any_write_leaves_nothing(
-    dataset: Path, pack: Path, tmp_path: Path, policy: str, disk: str | None
-) -> None:
-    mine = copied(pack, tmp_path)
-    (mine / "writer.lock").touch()
-    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, 1, faults=True)
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.stress)])
+def test_a_failing_disk_leaves_nothing(dataset, pack, tmp_path, policy, disk, step) -> None:
+    """Every flush and rename fails once, and every 23rd write, or every one."""
+    (copied(pack, tmp_path) / "writer.lock").touch()
+    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, step, faults=True)
 
 
 def dying_fsync(step: int) -> Callable[[int], None]:
@@ -366,9 +325,7 @@ def _killed(pack: str, folder: str, steps: list[int], dataset: str, policy: str,
 
 
 @SHARING
-def test_killed_at_every_durable_moment(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, disk: str | None
-) -> None:
+def test_killed_at_every_durable_moment(dataset, pack, tmp_path, ondemand, policy, disk) -> None:
     """A killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
     resumed = 0
     for mine in killed(_killed, pack, tmp_path, range(1, 60, 7), str(dataset), policy, disk):
@@ -387,8 +344,7 @@ def test_killed_at_every_durable_moment(
 def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
     """Copied to where nothing else is: the same batches, from files of the pack alone."""
     mine = copied(pack, tmp_path)
-    with pytest.raises(featstore.FormatError, match="no layout"):
-        featstore.PackedGraph(mine)
+    refuses(featstore.FormatError, "no layout", lambda: featstore.PackedGraph(mine))
     for policy in ("belady", "frequency"):
         run(dataset, mine, feature_cache=0.1, epochs=0, policy=policy)
     there = tmp_path / "elsewhere"
@@ -399,8 +355,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
             assert sorted(g.features) == ["x", "z"]
             assert list(g.node_data) == ["y"]
             assert g.features["x"].shape == (N, 33)
-            with pytest.raises(FileNotFoundError, match="not in the pack"):
-                g.features["x"][[1]]
+            refuses(FileNotFoundError, "not in the pack", lambda: g.features["x"][[1]])
             with pytest.raises(AttributeError, match="topology"):
                 _ = g.topology
             for policy in ("belady", "frequency"):
@@ -414,8 +369,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
                     assert torch.equal(batch.y, tensors[2])
                     assert all(torch.equal(b.src, other[0]) for b, other in zip(batch.blocks, blocks, strict=True))
                 del found, batch
-            with pytest.raises(OSError, match="not in the pack"):
-                make_loader(g, features=["x"], strategy="packed", feature_cache=0.2)
+            refuses(OSError, "not in the pack", lambda: make_loader(g, features=["x"], strategy="packed", feature_cache=0.2))
         assert g.budget.used == 0
     assert len(list(there.glob("layout-*"))) == 2
 
@@ -432,8 +386,7 @@ def test_memory_for_reading_ahead_is_given_to_batches(tmp_path: Path, policy: st
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], 30, path=tmp_path / "p", progress=False).close()
         options: dict[str, Any] = {"policy": policy, "feature_cache": 0.05, "prefetch": prefetch, "features": ["x", "z"]}
         with make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, disk="100MB", **options) as loader:
-            for _ in loader:
-                pass
+            sum(1 for _ in loader)
             before = loader.stats()
             window = g.memory_report()["extents read ahead"]
             batches, held, n_batches = iter(loader), [], 0

@@ -18,6 +18,7 @@ from featstore.pack.layout import find_layouts
 from featstore.pack.makelayout import make_layout
 from tests.conftest import skewed_dataset
 from tests.loaders import make_loader
+from tests.refusing import refuses
 
 FANOUTS = ["--fanouts", "4,3"]
 
@@ -29,8 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     assert main([*map(str, arguments), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
@@ -130,8 +130,7 @@ def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.C
     fresh = run(capsys, "train", data, "--device-cache", "0.1", "--batch-size", 100, "--hidden", 8, "--epochs", 1, *FANOUTS)
     assert fresh["stats"]["device_cache"]["rows"] == 200
     assert fresh["stats"]["hits"]["device"] > 0
-    with pytest.raises(SystemExit):
-        main(["train", str(data), "--device", "abacus"])
+    refuses(SystemExit, "", lambda: main(["train", str(data), "--device", "abacus"]))
     assert "device='abacus' is not a device" in capsys.readouterr().err
 
 
@@ -213,10 +212,7 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         (["--length", 3, "--policy", "degree"], "--length: goes with a planned policy"),
         (["--labels", "z"], "labels: the pack has no 'z'; it has ['y']. Where its dataset is: featstore pack DATASET"),
         (["--feature", "z"], "the pack has no 'z'; it has ['x']. Where its dataset is: featstore pack DATASET"),
-        (
-            ["--policy", "lru"],
-            "it takes a planned policy such as 'belady' or a static policy",
-        ),
+        (["--policy", "lru"], "it takes a planned policy such as 'belady' or a static policy"),
         (["--policy", "degree"], "featstore pack DATASET"),
         (["--cache", "0.3"], f"{there}: these rows are not in the pack"),
         (["--policy", "frequency", "--cache", "0.3"], f"{there}: these rows are not in the pack"),
@@ -250,9 +246,7 @@ def sum_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_progress_is_shown_on_a_terminal(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_shown_on_a_terminal(data, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert main(["pack", str(data), str(tmp_path / "pack"), *FANOUTS, "--batch-size", "100"]) == 0
     shown = capsys.readouterr().err
@@ -291,13 +285,11 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
             assert (pack.record["fanouts"], pack.record["batch_size"], pack.record["drop_last"]) == ([4, 3], 100, False)
             with pytest.raises(ValueError, match=r"batch_size=1000: .* of 100 seeds"):
                 make_loader(g, pack=pack, batch_size=1000, **options)
-            with pytest.raises(ValueError, match="drop_last=True"):
-                make_loader(g, pack=pack, drop_last=True, **options)
+            refuses(ValueError, "drop_last=True", lambda: make_loader(g, pack=pack, drop_last=True, **options))
             make_loader(g, pack=pack, batch_size=100, labels=None, **options).close()
         assert not list((tmp_path / "p").glob("data-*"))
         with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
-            with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
-                make_loader(there, strategy="packed", labels="y")
+            refuses(ValueError, "labels: the graph has no 'y'", lambda: make_loader(there, strategy="packed", labels="y"))
             with make_loader(there, strategy="packed", labels=None) as loader:
                 assert next(iter(loader)).y is None
             with featstore.Loader(there, strategy="packed") as loader:  # by default those that there are
@@ -308,8 +300,7 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
         batch = sampler.sample(seeds[:5])
         with featstore.sample_offline(g, [batch], path=tmp_path / "r") as pack:
             assert (pack.record["fanouts"], pack.record["batch_size"]) == (None, None)
-            with pytest.raises(ValueError, match="those of the sampler"):
-                make_loader(g, pack=pack, batch_size=5, **options)
+            refuses(ValueError, "those of the sampler", lambda: make_loader(g, pack=pack, batch_size=5, **options))
 
 
 @pytest.mark.parametrize("size", [None, "auto"])
@@ -349,9 +340,7 @@ def test_options_are_checked_before_anything_is_sampled(data: Path, tmp_path: Pa
     assert "is no pack" in fails(capsys, "pack", data, pack, *FANOUTS)
 
 
-def test_ctrl_c_in_packing_says_how_to_go_on(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_in_packing_says_how_to_go_on(data, tmp_path, capsys, monkeypatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -368,9 +357,7 @@ def test_ctrl_c_in_packing_says_how_to_go_on(
     assert capsys.readouterr().err == "featstore: interrupted\n"
 
 
-def test_a_layout_that_others_made_meanwhile_was_there(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_that_others_made_meanwhile_was_there(data, tmp_path, capsys, monkeypatch) -> None:
     def after_another(*arguments: Any, **options: Any) -> bool:
         assert make_layout(*arguments, **options)
         return make_layout(*arguments, **options)
@@ -383,9 +370,7 @@ def test_a_layout_that_others_made_meanwhile_was_there(
     assert {each["capacity"]: each["new"] for each in more["layouts"]} == {200: False, 600: True}
 
 
-def test_a_pack_where_a_dataset_belongs_and_seeds_that_are_none(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pack_where_a_dataset_belongs_and_seeds_that_are_none(data, tmp_path, capsys) -> None:
     pack, empty = tmp_path / "pack", tmp_path / "empty"
     run(capsys, "pack", data, pack, *FANOUTS)
     for command in (["aggregate", pack], ["bench", pack], ["plan", pack, "--simulate"], ["pack", pack, tmp_path / "other"]):
@@ -443,9 +428,7 @@ def test_layouts_that_were_there_are_looked_at(data: Path, tmp_path: Path, capsy
     assert {each["damage"] for each in found["layouts"]} == {None}
 
 
-def test_a_drive_that_is_full(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drive_that_is_full(data, tmp_path, capsys, monkeypatch) -> None:
     """It is said to be full, by how much where that is known; a larger --disk would not help."""
 
     def no_room(*_: object) -> None:

@@ -23,6 +23,7 @@ from featstore.strategies.packed import Packed
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
 from tests.conftest import skewed_dataset
 from tests.loaders import make_loader, strategy_of
+from tests.refusing import refuses
 
 N = 6000
 SAMPLING = ["--fanouts", "5,3", "--batch-size", "50"]
@@ -79,7 +80,6 @@ def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, option
     assert 0.9 < estimate.samples_bytes / size(tmp_path / "p", "pack", "samples") < 1.1
     assert again.samples_bytes == 0
     for each in (estimate, again):
-        assert each.layout_bytes is not None
         assert 0.75 < each.layout_bytes / size(tmp_path / "p", "layout-*/*") < 1.35
         assert size(tmp_path / "p", "data-*") <= each.node_data_bytes < size(tmp_path / "p", "data-*") + 5000
     assert estimate.free_bytes == pytest.approx(free_bytes(str(tmp_path)), rel=0.5)
@@ -102,12 +102,9 @@ def test_what_cannot_be_estimated(data: Path, tmp_path: Path) -> None:
     with featstore.open(data, memory="64MB") as g:
         seeds = g.node_data["train_idx"]
         batch = sampler_of(g).sample(seeds[:5])
-        with pytest.raises(ValueError, match="list has seeds of its own"):
-            estimate_pack(g, [batch], seeds, 50)
-        with pytest.raises(BudgetError, match="one row"):
-            estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache="10B"))
-        with pytest.raises(ValueError, match="has no unit"):
-            estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache="0.1"))
+        refuses(ValueError, "list has seeds of its own", lambda: estimate_pack(g, [batch], seeds, 50))
+        refuses(BudgetError, "one row", lambda: estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache="10B")))
+        refuses(ValueError, "has no unit", lambda: estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache="0.1")))
         assert estimate_pack(g, sampler_of(g), seeds[:0], 50).total_bytes < 5000
         held = g.budget.reserve("others", g.budget.available - 320_000)
         with held:
@@ -154,8 +151,7 @@ def test_what_cannot_fit_is_refused() -> None:
         if fits:
             estimate.check()
         else:
-            with pytest.raises(OSError, match=r"needs about 1000 B \(250 B of samples, 750 B of layout\), and .* free") as caught:
-                estimate.check()
+            caught = refuses(OSError, r"needs about 1000 B \(250 B of samples, 750 B of layout\), and .* free", estimate.check)
             assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "p")
     assert "which may not suffice" in str(estimate_of(1000, 900))
     assert "suffice" not in str(estimate_of(1000, 1000))
@@ -177,9 +173,7 @@ def test_a_planned_layout_beyond_its_disk_is_refused() -> None:
             assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "p")
 
 
-def test_the_command_refuses_a_planned_layout_beyond_its_disk(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_refuses_a_planned_layout_beyond_its_disk(data, tmp_path, capsys, monkeypatch) -> None:
     def no_sampling(*_: Any, **__: Any) -> Any:
         raise RuntimeError("sampling began")
 
@@ -194,14 +188,11 @@ def test_the_command_refuses_a_planned_layout_beyond_its_disk(
             assert main([*command, *more]) == 2
             assert "a static policy such as 'frequency', whose batches share rows" in capsys.readouterr().err
         else:
-            with pytest.raises(RuntimeError, match="sampling began"):
-                main([*command, *more])
+            refuses(RuntimeError, "sampling began", lambda: main([*command, *more]))
     assert not (tmp_path / "p").exists()
 
 
-def test_the_command_says_it_before_it_samples(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_it_before_it_samples(data, tmp_path, capsys, monkeypatch) -> None:
     def no_sampling(*_: Any, **__: Any) -> Any:
         raise RuntimeError("sampling began")
 
@@ -209,8 +200,7 @@ def test_the_command_says_it_before_it_samples(
     for quiet in ([], ["--json"]):
         with monkeypatch.context() as patched:
             patched.setattr("featstore.cli.pack.sample_offline", no_sampling)
-            with pytest.raises(RuntimeError, match="sampling began"):
-                main(["pack", str(data), str(pack), *SAMPLING, *quiet])
+            refuses(RuntimeError, "sampling began", lambda: main(["pack", str(data), str(pack), *SAMPLING, *quiet]))
         captured = capsys.readouterr()
         said = captured.err if quiet else captured.out
         assert said.count("\n") == 1
@@ -227,9 +217,7 @@ def test_the_command_says_it_before_it_samples(
 
 
 @pytest.mark.parametrize("quiet", [[], ["--json"]])
-def test_a_drive_that_is_too_full_is_refused_before_any_work(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quiet: list[str]
-) -> None:
+def test_a_drive_that_is_too_full_is_refused_before_any_work(data, tmp_path, capsys, monkeypatch, quiet) -> None:
     monkeypatch.setattr("featstore.strategies.packsize.free_bytes", lambda path: 100_000)
     assert main(["pack", str(data), str(tmp_path / "p"), *SAMPLING, *quiet]) == 2
     captured = capsys.readouterr()
@@ -247,9 +235,7 @@ def test_a_drive_that_is_too_full_is_refused_before_any_work(
     assert sorted(os.listdir(tmp_path / "p")) == before
 
 
-def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(data, tmp_path, monkeypatch) -> None:
     """When its tables are made its size is known to the byte; what is there stays as it is."""
 
     def copying(*_: Any, **__: Any) -> Any:

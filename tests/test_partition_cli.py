@@ -45,8 +45,7 @@ TRAINING = [*COMMON, "--epochs", "2", "--hidden", "8", "--lr", "0.02", "--memory
 
 def run(capsys: pytest.CaptureFixture[str], command: str, path: object, *options: object) -> dict[str, Any]:
     assert main([command, str(path), *map(str, options), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 def test_every_strategy_has_the_same_losses(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,8 +133,6 @@ def test_lists_of_a_policy_and_importance_probabilities(data: Path, tmp_path: Pa
         asked = parser.parse_args(["--batch-size", "40", "--fanouts", "4,3", "--seed", "5", *cache, "saved_io"])
         asked.labels = "y"
         sampler = make_sampler(g, asked)
-        assert g.neighbor_cache is not None
-        assert g.neighbor_cache.offset_of_node is not None
         kept = g.neighbor_cache.offset_of_node.copy()
         batches = featstore.RandomBatches(g.node_data["train_idx"], 40, seed=5)
         g.cache_neighbors("16KiB", "saved_io", counts=edges_drawn(sampler, batches, g.num_nodes), progress=False)

@@ -70,9 +70,7 @@ def summed(g: featstore.OutOfCoreGraph, name: str, op: str, memory: int, n_threa
     spare=st.sampled_from([0, 500, 5_000, 10**6]),
     seed=st.integers(0, 5),
 )
-def test_all_memories_and_threads_give_the_bits_of_a_product(
-    tmp_path_factory: pytest.TempPathFactory, n: int, mean: int, hub: int, width: int, spare: int, seed: int
-) -> None:
+def test_all_memories_and_threads_give_the_bits_of_a_product(tmp_path_factory, n, mean, hub, width, spare, seed) -> None:
     """Every dtype and op, both forms of the adjacency; little memory cuts nodes into blocks, and a long list into stretches."""
     indptr, indices = skewed_graph(n, mean, [n // 2] if hub else [], hub, seed)
     features = features_of(n, width, seed)
@@ -148,9 +146,6 @@ def test_blocks_are_the_fewest_for_the_memory_of_their_sums(tmp_path: Path, sum_
     assert len(seen) >= 3
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_every_budget_does_or_names_one_that_does(tmp_path: Path) -> None:
     indptr, indices = skewed_graph(200, 6, [3], 4_000)
     x = np.random.default_rng(0).standard_normal((200, 3_000)).astype(np.float32)
@@ -166,7 +161,6 @@ def test_every_budget_does_or_names_one_that_does(tmp_path: Path) -> None:
                     assert g.budget.peak <= memory
                 break
             except BudgetError as error:
-                assert error.needed is not None
                 assert error.needed > memory, error
                 refused.append(memory)
                 memory = error.needed
@@ -205,9 +199,6 @@ def test_the_process_grows_by_no_more_than_the_budget(tmp_path: Path) -> None:
     features = {"x": rng.standard_normal((n, 128), dtype=np.float32), "warm": np.ones((n, 2), np.float32)}
     featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, features, progress=False).close()
     run_in_child(aggregate_watched, str(tmp_path), 24 << 20, 4 << 20)
-
-
-# --- Ctrl-C ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])

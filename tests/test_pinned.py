@@ -1,7 +1,4 @@
-"""Pinned memory: which blocks of the pool are locked for copies to a device, and by way of which device they are unlocked.
-
-A stand-in for CUDA's runtime says what is asked of it; one test asks a GPU, where there is one.
-"""
+"""Pinned memory: which blocks of the pool are locked for copies to a device, and by way of which device they are unlocked."""
 
 from __future__ import annotations
 

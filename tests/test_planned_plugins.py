@@ -21,6 +21,7 @@ from featstore.storage.reader import MAX_ENGINES
 from tests.conftest import make_graph
 from tests.loaders import make_loader
 from tests.misbehaving_planners import EITHER, REFUSED, RIGHT, TABLE, Base, Misbehaviour
+from tests.sampled import one_in
 
 N, BATCH, N_BATCHES = 300, 8, 9
 ROWS = np.random.default_rng(0).standard_normal((N, 9)).astype(np.float32)
@@ -142,15 +143,8 @@ def test_in_a_simulation(graph: Any, pack: Any, wrong: Misbehaviour) -> None:
 
 
 @pytest.mark.parametrize("way", LOADERS)
-@pytest.mark.parametrize("wrong", TABLE[::20], ids=lambda wrong: wrong.name)
+@pytest.mark.parametrize("wrong", one_in(20, TABLE), ids=lambda wrong: wrong.name)
 def test_in_a_loader(graph: Any, pack: Any, wrong: Misbehaviour, way: str) -> None:
-    check(graph, pack, wrong, way)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("way", LOADERS)
-@pytest.mark.parametrize("wrong", TABLE, ids=lambda wrong: wrong.name)
-def test_all_in_a_loader(graph: Any, pack: Any, wrong: Misbehaviour, way: str) -> None:
     check(graph, pack, wrong, way)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +12,8 @@ import featstore
 from featstore.cli.sage import GraphSAGE
 from tests.loaders import make_loader, row_policies
 from tests.planted import CLASSES, make_planted
+
+pytestmark = pytest.mark.usefixtures("deterministic")
 
 EPOCHS = 2
 BATCH = 50
@@ -26,13 +26,6 @@ ACCURACY = 0.8  # of the test nodes; reached is 0.85, without edges 0.49, by gue
 def planted(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """The dataset."""
     return make_planted(tmp_path_factory.mktemp("planted") / "g")
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def losses_of(epochs: Any, n_words: int) -> tuple[list[float], GraphSAGE]:
@@ -108,9 +101,7 @@ def test_every_kind_of_policy_is_among_the_cases() -> None:
 @pytest.mark.parametrize(
     ("strategy", "options"), cases(), ids=lambda each: each if isinstance(each, str) else "-".join(map(str, each.values()))
 )
-def test_losses_are_those_of_tensors_in_memory(
-    planted: SimpleNamespace, want: list[float], tmp_path: Path, strategy: str, options: dict[str, Any], backend: str
-) -> None:
+def test_losses_are_those_of_tensors_in_memory(planted, want, tmp_path, strategy, options, backend) -> None:
     options = {"strategy": strategy, "features": "x", "labels": "y", "seed": 2, **options}
     with featstore.open(planted.path, memory="64MiB", backend=backend) as g:
         assert g.features["x"].stats()["backend"] == backend

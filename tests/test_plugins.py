@@ -26,6 +26,7 @@ from featstore.cache.lru import LRU
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.partitioning import base as partitioners
 from featstore.strategies import registry as strategies
+from tests.refusing import refuses
 
 PARTITIONERS, STRATEGIES = partitioners.PARTITIONERS, strategies.STRATEGIES
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,9 +51,6 @@ def new_class() -> type[StaticPolicy]:
     return type("New", (Rows,), {"__module__": "somewhere"})
 
 
-# -- the registry ----------------------------------------------------------------------------------------------------------------
-
-
 def test_built_in_policies_are_known() -> None:
     assert set(BUILTIN) <= set(available_policies())
     for name in BUILTIN:
@@ -72,27 +70,22 @@ def test_names_classes_and_instances() -> None:
     assert get_policy("rows").name == "rows"
     assert type("Sub", (Rows,), {})().name == "Sub"  # a subclass does not inherit the name
     for wrong in (7, None, object, np.zeros(3), OnlinePolicy.hit):
-        with pytest.raises(TypeError, match="a policy is a name"):
-            get_policy(wrong)  # type: ignore[arg-type]
+        refuses(TypeError, "a policy is a name", lambda: get_policy(wrong))
 
 
 def test_an_unknown_name_lists_all() -> None:
-    with pytest.raises(ValueError, match="no policy is named 'lrru'") as caught:
-        get_policy("lrru")
+    caught = refuses(ValueError, "no policy is named 'lrru'", lambda: get_policy("lrru"))
     for name in BUILTIN:
         assert repr(name) in str(caught.value)
 
 
 def test_a_name_is_taken_once() -> None:
     register_policy("mine")(new_class())
-    with pytest.raises(ValueError, match=r"'mine' is registered already: somewhere\.New"):
-        register_policy("mine")(new_class())
-    with pytest.raises(ValueError, match=r"'lru' is registered already: featstore\.cache\.lru\.LRU"):
-        register_policy("lru")(new_class())
+    refuses(ValueError, r"'mine' is registered already: somewhere\.New", lambda: register_policy("mine")(new_class()))
+    refuses(ValueError, r"'lru' is registered already: featstore\.cache\.lru\.LRU", lambda: register_policy("lru")(new_class()))
     twice = new_class()
     register_policy("twice")(twice)
-    with pytest.raises(ValueError, match="already"):
-        register_policy("twice")(twice)
+    refuses(ValueError, "already", lambda: register_policy("twice")(twice))
 
 
 def test_a_notebook_cell_may_run_again() -> None:
@@ -101,18 +94,14 @@ def test_a_notebook_cell_may_run_again() -> None:
     register_policy("cell")(second)
     assert type(get_policy("cell")) is second
     other = type("Other", (Rows,), {"__module__": "__main__"})
-    with pytest.raises(ValueError, match="already"):
-        register_policy("cell")(other)
+    refuses(ValueError, "already", lambda: register_policy("cell")(other))
 
 
 def test_what_is_no_policy_is_not_registered() -> None:
     for wrong in (dict, 3, Rows().scores):
-        with pytest.raises(TypeError, match="not a subclass"):
-            register_policy("wrong")(wrong)  # type: ignore[type-var, arg-type]
-    with pytest.raises(TypeError, match="name is a string"):
-        register_policy(Rows)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="empty"):
-        register_policy("")
+        refuses(TypeError, "not a subclass", lambda: register_policy("wrong")(wrong))
+    refuses(TypeError, "name is a string", lambda: register_policy(Rows))
+    refuses(ValueError, "empty", lambda: register_policy(""))
     assert "wrong" not in available_policies()
 
 
@@ -129,14 +118,12 @@ def test_a_policy_that_cannot_be_made() -> None:
         def __init__(self, what: int) -> None: ...
 
     register_policy("needs")(Needs)
-    with pytest.raises(PluginError, match=r"policy 'needs' .*Needs\) cannot be made: .*'what'"):
-        get_policy("needs")
+    refuses(PluginError, r"policy 'needs' .*Needs\) cannot be made: .*'what'", lambda: get_policy("needs"))
     assert type(get_policy(Needs(3))) is Needs
 
     class Abstract(OnlinePolicy): ...
 
-    with pytest.raises(PluginError, match="Abstract"):
-        get_policy(Abstract)
+    refuses(PluginError, "Abstract", lambda: get_policy(Abstract))
 
 
 def test_a_name_is_text() -> None:
@@ -150,8 +137,7 @@ def test_a_name_is_text() -> None:
 
     for wrong, message in ((Nameless, "Nameless: name must be text, not NoneType"), (Fails, "Fails: name raised LookupError")):
         for given in (wrong, wrong()):
-            with pytest.raises(PluginError, match=message):
-                get_policy(given)
+            refuses(PluginError, message, lambda: get_policy(given))
 
 
 def test_many_threads_look_up_at_once() -> None:
@@ -171,9 +157,6 @@ assert seen == ["Sieve"] * 8, seen
 assert {"mine1", "mine7", "lru"} <= set(available_policies())
 """
     run_python(["-c", script], [ROOT])
-
-
-# -- entry points, from distributions made by hand -------------------------------------------------------------------------------
 
 
 def distribute(folder: Path, name: str, entry_points: str, source: str | None = None) -> None:
@@ -220,8 +203,7 @@ def test_entry_points_are_loaded_when_asked_for(tmp_path: Path, monkeypatch: pyt
         "text": r"text = plug_a:text of plug.a 1\.0 is not a subclass .* 'no class'",
         "raises": r"policy 'raises' \(plug_a\.Raises\) cannot be made: no licence",
     }.items():
-        with pytest.raises(PluginError, match=message):
-            get_policy(name)
+        refuses(PluginError, message, lambda: get_policy(name))
     get_policy("lowest")  # the others' faults are theirs
 
 
@@ -239,16 +221,14 @@ def test_an_entry_point_whose_module_registers_itself(tmp_path: Path, monkeypatc
     assert get_policy("own").name == "own"
     del base.POLICIES.known["own"], base.POLICIES.known["clash"]
     sys.modules.pop("plug_d")
-    with pytest.raises(PluginError, match="registers another class"):
-        get_policy("clash")
+    refuses(PluginError, "registers another class", lambda: get_policy("clash"))
 
 
 def test_entry_points_that_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distribute(tmp_path, "plug_e", "same = plug_e:Lowest\nlru = plug_e:Lowest\n", MODULE)
     distribute(tmp_path, "plug_f", "same = plug_f:Lowest\n", MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginError, match=r"several installed packages .*plug_e:Lowest.*plug_f:Lowest"):
-        get_policy("same")
+    refuses(PluginError, r"several installed packages .*plug_e:Lowest.*plug_f:Lowest", lambda: get_policy("same"))
     # A plug-in does not replace what is built in, and that is said, once.
     message = (
         r"the policy 'lru' is featstore\.cache\.lru\.LRU, and entry point .*lru = plug_e:Lowest of plug.e 1\.0, .* is not used"
@@ -290,9 +270,6 @@ def test_every_registry_says_which_of_two_wins(tmp_path: Path, monkeypatch: pyte
         assert "plug_x" not in sys.modules
 
 
-# -- the example package ---------------------------------------------------------------------------------------------------------
-
-
 def run_python(arguments: list[str], path: list[Path], cwd: Path | None = None) -> str:
     """Run this interpreter; its own packages stay visible, ``path`` comes first."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTEST_"))}
@@ -308,17 +285,8 @@ def install(example: Path, folder: Path) -> tuple[Path, Path]:
     """Install an example with pip, offline, into a folder of its own; return that folder and the copied source."""
     source, target = folder / "source", folder / "target"
     shutil.copytree(example, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
-    pip = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
-        "--no-build-isolation",
-        "--no-deps",
-    ]
-    run_python([*pip, "--no-index", "--target", str(target), str(source)], [])
+    quiet = "--quiet --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps --no-index"
+    run_python(["-m", "pip", "install", *quiet.split(), "--target", str(target), str(source)], [])
     return target, source
 
 
@@ -358,9 +326,6 @@ def test_the_example_keeps_the_contract(installed: tuple[Path, Path]) -> None:
 
 def test_it_was_not_there_before() -> None:
     assert "lfu" not in run_python(["-c", "from featstore.cache.base import *; print(available_policies())"], [ROOT])
-
-
-# -- the contract suites find faults ---------------------------------------------------------------------------------------------
 
 
 def test_hypothesis_is_only_needed_for_testing() -> None:

@@ -29,89 +29,33 @@ from featstore.cache.sieve import Sieve
 from featstore.cache.slots import SlotTable
 from featstore.errors import PluginError
 from featstore.testing import OnlinePolicyContract, StaticPolicyContract, play, traces
+from tests.refusing import refuses
 
 PAIRS = [(LRU, ReferenceLRU), (Clock, ReferenceClock), (Sieve, ReferenceSieve), (S3FIFO, ReferenceS3FIFO)]
 
 
+def suite(base: Any, name: str, policy: Any, *golden: int) -> Any:
+    """The contract of a policy; misses of each batch of the golden trace, or the rows that are kept."""
+    return type("Suite", (base,), {"registered_name": name, "make": policy, "golden": golden or None})
+
+
 # Misses of each batch of the golden trace. They change only where a policy changes, which is then worth a line in the CHANGELOG.
-
-
-class TestLRU(OnlinePolicyContract):
-    registered_name = "lru"
-    golden = (3, 4, 5, 4, 4, 5, 4, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
-
-    def make(self) -> LRU:
-        return LRU()
-
-
-class TestClock(OnlinePolicyContract):
-    registered_name = "clock"
-    golden = (3, 4, 5, 4, 4, 5, 3, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
-
-    def make(self) -> Clock:
-        return Clock()
-
-
-class TestSieve(OnlinePolicyContract):
-    registered_name = "sieve"
-    golden = (3, 4, 5, 4, 4, 5, 3, 2, 4, 2, 2, 4, 2, 4, 2, 21, 7, 5, 6, 1, 0, 1, 3, 4)
-
-    def make(self) -> Sieve:
-        return Sieve()
-
-
-class TestS3FIFO(OnlinePolicyContract):
-    registered_name = "s3fifo"
-    golden = (3, 4, 5, 4, 4, 5, 4, 2, 4, 2, 2, 4, 4, 5, 3, 19, 6, 6, 7, 1, 0, 1, 4, 4)
-
-    def make(self) -> S3FIFO:
-        return S3FIFO()
-
-
-class TestDegree(StaticPolicyContract):
-    registered_name = "degree"
-    golden = (4, 6, 8, 9, 15, 17, 19, 27, 29, 31, 38, 40, 42, 50, 52, 54)
-
-    def make(self) -> Degree:
-        return Degree()
-
-
-class TestInOutRatio(StaticPolicyContract):
-    registered_name = "in_out_ratio"
-    golden = (4, 8, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 43, 49, 52, 54)
-
-    def make(self) -> InOutRatio:
-        return InOutRatio()
-
-
-class TestCrossPartition(StaticPolicyContract):
-    registered_name = "cross_partition"
-    golden = (4, 8, 10, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 49, 52, 54)
-
-    def make(self) -> CrossPartition:
-        return CrossPartition()
-
-
-class TestFrequency(StaticPolicyContract):
-    registered_name = "frequency"
-    golden = (2, 7, 9, 14, 19, 21, 26, 28, 33, 38, 40, 45, 50, 52, 57, 59)
-
-    def make(self) -> Frequency:
-        return Frequency()
-
-
-class TestSavedReads(TestFrequency):
-    registered_name = "saved_io"
-
-    def make(self) -> SavedReads:  # type: ignore[override]
-        return SavedReads()
-
-
-class TestRandomRows(StaticPolicyContract):
-    registered_name = "random"
-
-    def make(self) -> RandomRows:
-        return RandomRows()
+TestLRU = suite(OnlinePolicyContract, "lru", LRU, 3, 4, 5, 4, 4, 5, 4, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
+TestClock = suite(OnlinePolicyContract, "clock", Clock, 3, 4, 5, 4, 4, 5, 3, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
+TestSieve = suite(OnlinePolicyContract, "sieve", Sieve, 3, 4, 5, 4, 4, 5, 3, 2, 4, 2, 2, 4, 2, 4, 2, 21, 7, 5, 6, 1, 0, 1, 3, 4)
+TestS3FIFO = suite(
+    OnlinePolicyContract, "s3fifo", S3FIFO, 3, 4, 5, 4, 4, 5, 4, 2, 4, 2, 2, 4, 4, 5, 3, 19, 6, 6, 7, 1, 0, 1, 4, 4
+)
+TestDegree = suite(StaticPolicyContract, "degree", Degree, 4, 6, 8, 9, 15, 17, 19, 27, 29, 31, 38, 40, 42, 50, 52, 54)
+TestInOutRatio = suite(
+    StaticPolicyContract, "in_out_ratio", InOutRatio, 4, 8, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 43, 49, 52, 54
+)
+TestCrossPartition = suite(
+    StaticPolicyContract, "cross_partition", CrossPartition, 4, 8, 10, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 49, 52, 54
+)
+TestFrequency = suite(StaticPolicyContract, "frequency", Frequency, 2, 7, 9, 14, 19, 21, 26, 28, 33, 38, 40, 45, 50, 52, 57, 59)
+TestSavedReads = suite(StaticPolicyContract, "saved_io", SavedReads, 2, 7, 9, 14, 19, 21, 26, 28, 33, 38, 40, 45, 50, 52, 57, 59)
+TestRandomRows = suite(StaticPolicyContract, "random", RandomRows)
 
 
 @pytest.mark.parametrize(("policy", "reference"), PAIRS)
@@ -184,9 +128,7 @@ def wide() -> list[Int64s]:
 
 @pytest.mark.parametrize(("policy", "reference"), PAIRS)
 @pytest.mark.parametrize("capacity", [50, 100, 200, 350])
-def test_batches_wider_than_the_cache_load_no_more_than_one_row_at_a_time(
-    policy: Any, reference: Any, capacity: int, wide: list[Int64s]
-) -> None:
+def test_batches_wider_than_the_cache_load_no_more_than_one_row_at_a_time(policy, reference, capacity, wide) -> None:
     """What a policy decides within a batch is worth as much as what it decides between rows; a batch's hits are known at once."""
     rows = [ids[i : i + 1] for ids in wide for i in range(len(ids))]
     expected = one_at_a_time(reference(), capacity, wide)
@@ -222,32 +164,18 @@ def test_wrong_slots_are_refused(policy: Any) -> None:
     made.start(4, PolicyContext(100, 4))
     rows, slots = np.array([7, 8], np.int64), np.array([0, 1], np.int32)
     for wrong in ([0], [-1], [4], [2**31 - 1]):
-        with pytest.raises(ValueError, match="slot"):
-            made.hit(np.array(wrong, np.int32))
+        refuses(ValueError, "slot", lambda: made.hit(np.array(wrong, np.int32)))
         made.start(4, PolicyContext(100, 4))
     made.insert(rows, slots)
-    with pytest.raises(ValueError, match="slot"):
-        made.insert(rows, slots)
+    refuses(ValueError, "slot", lambda: made.insert(rows, slots))
     made.start(4, PolicyContext(100, 4))
     made.insert(rows, slots)
-    with pytest.raises(ValueError, match="3 asked for, 2 occupied"):
-        made.victims(3)
-
-
-@pytest.mark.parametrize("policy", [LRU, Clock, Sieve, S3FIFO])
-@pytest.mark.parametrize("capacity", [1, 2, 9, 10, 11, 1000, 4097])
-def test_memory_is_what_it_states(policy: Any, capacity: int) -> None:
-    made = policy()
-    made.start(capacity, PolicyContext(10**12, 4))
-    assert 0 < made.nbytes <= policy.slot_bytes * capacity + 64
-    arrays = [value for value in vars(made).values() if isinstance(value, np.ndarray)]
-    assert made.nbytes >= sum(array.nbytes for array in arrays) - 40  # but for the few counters
+    refuses(ValueError, "3 asked for, 2 occupied", lambda: made.victims(3))
 
 
 @pytest.mark.parametrize("policy", [LRU, Sieve, S3FIFO])
 def test_too_many_slots_are_refused_before_any_allocation(policy: Any) -> None:
-    with pytest.raises(ValueError, match="at most 1073741824 slots"):
-        policy().start(2**30 + 1, PolicyContext(2**40, 4))
+    refuses(ValueError, "at most 1073741824 slots", lambda: policy().start(2**30 + 1, PolicyContext(2**40, 4)))
 
 
 def context(**arrays: Any) -> PolicyContext:
@@ -273,8 +201,7 @@ def test_unknown_arrays_are_named() -> None:
         (Frequency(), "counts"),
         (InOutRatio(), "in_degree|out_degree"),
     ]:
-        with pytest.raises(ValueError, match=missing):
-            policy.scores(PolicyContext(3, 4))
+        refuses(ValueError, missing, lambda: policy.scores(PolicyContext(3, 4)))
 
 
 DTYPES = [np.bool_, np.int8, np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64]
@@ -305,9 +232,6 @@ def test_top_rows_over_chunks() -> None:
 
 
 def test_top_rows_refuses() -> None:
-    with pytest.raises(ValueError, match="row 2 is NaN"):
-        top_rows(np.array([1.0, 2.0, np.nan]), 3)
-    with pytest.raises(TypeError, match="complex"):
-        top_rows(np.array([1j]), 1)
-    with pytest.raises(ValueError, match="shape"):
-        top_rows(np.zeros((2, 2)), 1)
+    refuses(ValueError, "row 2 is NaN", lambda: top_rows(np.array([1.0, 2.0, np.nan]), 3))
+    refuses(TypeError, "complex", lambda: top_rows(np.array([1j]), 1))
+    refuses(ValueError, "shape", lambda: top_rows(np.zeros((2, 2)), 1))

@@ -7,23 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tqdm import tqdm
 
 from featstore.cli.main import main
 from featstore.graph import progress
 from featstore.graph.progress import Progress, is_seen, make_bar, note
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KERNEL, SHELL = {"IPKernelApp": {}}, {"TerminalIPythonApp": {}}
-
-
-@pytest.fixture(autouse=True)
-def _restore_torch():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
 
 
 def use_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None) -> None:
@@ -33,9 +25,7 @@ def use_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None) 
 
 
 @pytest.mark.parametrize(("config", "is_notebook"), [(KERNEL, True), (SHELL, False), (None, False)])
-def test_a_notebook_shows_text_bars(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: dict[str, Any] | None, is_notebook: bool
-) -> None:
+def test_a_notebook_shows_text_bars(monkeypatch, capsys, config, is_notebook) -> None:
     monkeypatch.setattr(progress, "find_spec", lambda name: None)  # ipywidgets is not there
     assert not is_seen()
     use_ipython(monkeypatch, config)
@@ -65,9 +55,7 @@ def test_a_notebook_with_widgets_shows_those_of_tqdm(monkeypatch: pytest.MonkeyP
     assert "sampling" in capsys.readouterr().err
 
 
-def test_train_shows_batches_their_rate_and_the_time_left(
-    small: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_shows_batches_their_rate_and_the_time_left(small, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(tqdm, "__init__", with_every_update(tqdm.__init__))
     command = ["train", str(small.path), "--epochs", "2", "--batch-size", "50", "--hidden", "8", "--fanouts", "3,2"]

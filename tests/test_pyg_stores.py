@@ -1,10 +1,4 @@
-"""A dataset as PyG's stores, after PyG's own tests of stores and of loaders over them (its source distribution has none).
-
-Of those tests these have no place here, as a dataset has one type of nodes and of edges and no times: heterogeneous loaders
-(``test_heterogeneous_neighbor_loader*``, ``test_custom_neighbor_loader`` with types, ``test_bidirectional_*hetero*``), loaders
-by time (``test_temporal_*``), ``size`` and ``num_nodes`` of the remote back-end's helpers, which read types. Putting and removing
-are refused.
-"""
+"""A dataset as PyG's stores, after PyG's own tests of stores and of loaders over them (its source distribution has none)."""
 
 from __future__ import annotations
 
@@ -20,18 +14,13 @@ import torch
 
 import featstore
 from tests.pyg import Data, HopSampler, LinkNeighborLoader, NeighborLoader, NodeLoader, data_of
+from tests.refusing import refuses
 
 from featstore.adapters.pyg import Sampler, stores  # isort: skip  # after PyG, which tests.pyg imports without its warnings
 from torch_geometric.data import EdgeAttr, TensorAttr  # isort: skip
 from torch_geometric.data.feature_store import AttrView  # isort: skip
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
-
-
-@pytest.fixture
-def g(small: SimpleNamespace):
-    with featstore.open(small.path, memory="64MiB") as graph:
-        yield graph
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +30,6 @@ def whole(small: SimpleNamespace) -> Any:
     data.x, data.h, data.y = torch.from_numpy(small.x), torch.from_numpy(small.h), torch.from_numpy(small.y)
     return data
 
-
-# -- the feature store ---------------------------------------------------------------------------------------------------------
 
 INDICES = [
     None,
@@ -97,8 +84,7 @@ def test_views_and_forms_of_asking(g, whole) -> None:
     for got in (store[None, "x", None], store[None, "x", :], store[None, "x"][:], store[None, "x"]()):
         assert torch.equal(got, whole.x)
     assert isinstance(store[None, "x"], AttrView)
-    with pytest.raises(ValueError, match="not fully specified"):
-        store.get_tensor(None, "x")
+    refuses(ValueError, "not fully specified", lambda: store.get_tensor(None, "x"))
     as_array = store.get_tensor(None, "x", np.array([3, 1]), convert_type=True)
     assert isinstance(as_array, np.ndarray)
     assert np.array_equal(as_array, whole.x[ids].numpy())
@@ -113,17 +99,13 @@ def test_attributes_are_the_features_and_what_each_node_has(g) -> None:
     only, _ = stores(g, ["y", "x"])
     assert [attr.attr_name for attr in only.get_all_tensor_attrs()] == ["y", "x"]
     assert all(attr.group_name is None and not attr.is_set("index") for attr in only.get_all_tensor_attrs())
-    with pytest.raises(KeyError, match="no attribute 'h'; there is 'y', 'x'"):
-        only.get_tensor(None, "h", None)
-    with pytest.raises(KeyError, match="no node data 'z'"):
-        stores(g, ["x", "z"])
-    with pytest.raises(ValueError, match="'train_idx' of shape"):
-        stores(g, ["x", "train_idx"])
+    refuses(KeyError, "no attribute 'h'; there is 'y', 'x'", lambda: only.get_tensor(None, "h", None))
+    refuses(KeyError, "no node data 'z'", lambda: stores(g, ["x", "z"]))
+    refuses(ValueError, "'train_idx' of shape", lambda: stores(g, ["x", "train_idx"]))
 
 
 def test_stores_of_something_else(whole) -> None:
-    with pytest.raises(TypeError, match="stores are made of an OutOfCoreGraph, not of a Data"):
-        stores(whole)
+    refuses(TypeError, "stores are made of an OutOfCoreGraph, not of a Data", lambda: stores(whole))
 
 
 def test_the_group_alone_is_a_view_and_no_attribute(g, whole) -> None:
@@ -132,13 +114,10 @@ def test_the_group_alone_is_a_view_and_no_attribute(g, whole) -> None:
     ids = torch.tensor([4, 2])
     for view in (store[None], store.view(None), store.view(group_name=None)):
         assert torch.equal(view.h[ids], whole.h[ids])
-        with pytest.raises(KeyError, match="no attribute without a name: give attr_name; there is 'h', 'x', 'y'"):
-            view()
-    with pytest.raises(KeyError, match="without a name"):
-        store.get_tensor_size(TensorAttr(None))
+        refuses(KeyError, "no attribute without a name: give attr_name; there is 'h', 'x', 'y'", view)
+    refuses(KeyError, "without a name", lambda: store.get_tensor_size(TensorAttr(None)))
     for ask in (lambda: store["paper"], lambda: store["x", ids], lambda: store.view(group_name="paper")):
-        with pytest.raises(KeyError, match="group_name=None is the one type of nodes, as in store"):
-            ask()
+        refuses(KeyError, "group_name=None is the one type of nodes, as in store", ask)
 
 
 def test_sizes_are_not_read(small) -> None:
@@ -156,16 +135,12 @@ def test_what_is_not_there(g) -> None:
     store, _ = stores(g)
     for group, name in [(None, "z"), (None, "train_idx"), ("paper", "x"), (None, None)]:
         for ask in (store.get_tensor, store.get_tensor_size):
-            with pytest.raises(KeyError, match="no attribute"):
-                ask(group, name, None)
-    with pytest.raises(KeyError, match="group_name=None is the one type of nodes"):
-        store["paper", "x", None]
+            refuses(KeyError, "no attribute", lambda: ask(group, name, None))
+    refuses(KeyError, "group_name=None is the one type of nodes", lambda: store["paper", "x", None])
     for name in ("x", "y"):
         for ids in (torch.tensor([0, 1000]), np.array([-1001]), 1000, torch.ones(999, dtype=torch.bool)):
-            with pytest.raises(IndexError):
-                store.get_tensor(None, name, ids)
-        with pytest.raises(TypeError):
-            store.get_tensor(None, name, torch.tensor([0.5]))
+            refuses(IndexError, "", lambda: store.get_tensor(None, name, ids))
+        refuses(TypeError, "", lambda: store.get_tensor(None, name, torch.tensor([0.5])))
     with pytest.raises(KeyError):
         store.multi_get_tensor([TensorAttr(None, "x", torch.tensor([0])), TensorAttr(None, "z", torch.tensor([0]))])
 
@@ -185,11 +160,7 @@ def test_stores_are_read_only(g) -> None:
         lambda: edges.__delitem__((None, "csc")),
         lambda: edges.coo(store=True),
     ):
-        with pytest.raises(NotImplementedError, match=r"make one with featstore\.adapters\.pyg\.create"):
-            change()
-
-
-# -- the graph store -----------------------------------------------------------------------------------------------------------
+        refuses(NotImplementedError, r"make one with featstore\.adapters\.pyg\.create", change)
 
 
 def test_layouts(small, g, whole) -> None:
@@ -220,8 +191,7 @@ def test_graphs_at_the_borders(tmp_path) -> None:
             store, edges = stores(g)
             assert torch.stack(edges.coo()[:2]).tolist() == data_of(np.array(indptr), np.array(indices, int)).edge_index.tolist()
             assert store.get_all_tensor_attrs() == []
-    with pytest.raises(KeyError, match="there is none"):
-        store.get_tensor(None, "x", None)
+    refuses(KeyError, "there is none", lambda: store.get_tensor(None, "x", None))
 
 
 def test_an_adjacency_beyond_the_budget(tmp_path) -> None:
@@ -230,13 +200,9 @@ def test_an_adjacency_beyond_the_budget(tmp_path) -> None:
         pass
     with featstore.open(tmp_path / "g", memory="16MiB") as g:
         _, edges = stores(g)
-        with pytest.raises(featstore.BudgetError, match=r"the whole adjacency in memory: .*adapters\.pyg\.Sampler"):
-            edges.csc()
+        refuses(featstore.BudgetError, r"the whole adjacency in memory: .*adapters\.pyg\.Sampler", lambda: edges.csc())
         sampler = Sampler(featstore.NeighborSampler(g, [5], redraw=False))
         assert next(iter(NodeLoader(stores(g), sampler, torch.arange(10), batch_size=10))).edge_index.shape == (2, 50)
-
-
-# -- under PyG's loaders -------------------------------------------------------------------------------------------------------
 
 
 def check_same(mine: Any, its: Any) -> None:
@@ -317,22 +283,18 @@ def test_stores_closed_in_the_middle(small, g) -> None:
     next(batches)
     next(workers)
     g.close()
-    with pytest.raises(featstore.ClosedError):
-        list(batches)
+    refuses(featstore.ClosedError, "", lambda: list(batches))
     assert len(list(workers)) == 19  # a worker has the dataset open for itself
     for ask in (lambda: pair[0][None, "x", [1]], lambda: pair[0][None, "y", [1]], pair[1].csc, lambda: stores(g)):
-        with pytest.raises(featstore.ClosedError):
-            ask()
-    with pytest.raises(featstore.ClosedError):
-        pickle.dumps(pair)
+        refuses(featstore.ClosedError, "", ask)
+    refuses(featstore.ClosedError, "", lambda: pickle.dumps(pair))
 
 
 def test_an_error_in_a_worker_keeps_its_kind(small, g) -> None:
     sampler = Sampler(featstore.NeighborSampler(g, [3], redraw=False))
     for workers in (0, 1):
         loader = NodeLoader(stores(g), sampler, torch.tensor([0, 1000]), batch_size=2, num_workers=workers)
-        with pytest.raises(IndexError, match="seed 1000 at position 1 is out of range"):
-            list(loader)
+        refuses(IndexError, "seed 1000 at position 1 is out of range", lambda: list(loader))
 
 
 def test_stores_that_travel_share_one_graph(g, whole) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,13 +70,6 @@ def accuracy(model: Net, batches: Iterable[Any]) -> float:
     return torch.cat([model(batch).argmax(1) == batch.y[: batch.batch_size] for batch in batches]).double().mean().item()
 
 
-@pytest.fixture
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """The dataset."""
@@ -87,7 +80,7 @@ def widths_of(planted: SimpleNamespace) -> tuple[int, ...]:
     return planted.x.shape[1], 32, CLASSES
 
 
-@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("conv", CONVS)
 def test_losses_are_those_of_tensors_in_memory(planted: SimpleNamespace, tmp_path: Path, conv: Any) -> None:
     x, y = torch.from_numpy(planted.x), torch.from_numpy(planted.y)

@@ -22,6 +22,7 @@ from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, Reader
 from featstore.storage.rowfile import RowFile
 from tests.kernel_counts import agree_with_the_kernel
+from tests.refusing import refuses
 from tests.written_rows import open_record, opened, write_rows
 
 BACKENDS = ["io_uring", "pread"]
@@ -144,8 +145,7 @@ def test_a_checksum_table_over_the_budgets_share_is_paged(tmp_path: Path, backen
             sums.seek(-1, os.SEEK_CUR)
             sums.write(bytes([byte ^ 1]))
             sums.flush()
-            with pytest.raises(CorruptionError, match="checksums is damaged"):
-                file.read(n - 1, 1)
+            refuses(CorruptionError, "checksums is damaged", lambda: file.read(n - 1, 1))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -160,8 +160,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, backend: str) -> None:
     with opened(tmp_path, record, backend=backend) as (file, _):
         out = np.zeros((3, 400), np.uint8)
         for call in (lambda: file.gather(ids, out), lambda: file.read(0, 100)):
-            with pytest.raises(CorruptionError) as caught:
-                call()
+            caught = refuses(CorruptionError, "", call)
             assert caught.value.path == str(path)
             assert caught.value.offset == (PAGE_BYTES + record.layout.offset(55)) // PAGE_BYTES * PAGE_BYTES
         file.gather(np.array([1, 99]), out[:2])  # the next correct call works
@@ -230,8 +229,7 @@ def test_a_file_shrunk_while_open_is_an_error_not_a_loop(tmp_path: Path, backend
     with opened(tmp_path, record, backend=backend, verify="off") as (file, _):
         os.truncate(tmp_path / "rows.bin", 20 * PAGE_BYTES + 100)
         out = np.zeros((2, 512), np.uint8)
-        with pytest.raises(CorruptionError, match="ends before"):
-            file.gather(np.array([3, 900]), out)
+        refuses(CorruptionError, "ends before", lambda: file.gather(np.array([3, 900]), out))
         file.gather(np.array([3, 5]), out)
         assert np.array_equal(out, rows[[3, 5]])
 
@@ -299,29 +297,24 @@ def test_endless_end_of_file_ends(tmp_path: Path, backend: str) -> None:
     record = write_rows(tmp_path, np.zeros((100, 512), np.uint8))
     with opened(tmp_path, record, backend=backend) as (file, reader):
         borrow(reader).inject(b"z" * 100)
-        with pytest.raises(CorruptionError, match="ends before"):
-            file.read(0, 100)
+        refuses(CorruptionError, "ends before", lambda: file.read(0, 100))
 
 
 def test_rows_out_of_range(tmp_path: Path) -> None:
     record = write_rows(tmp_path, np.zeros((100, 512), np.uint8))
     with opened(tmp_path, record) as (file, _):
         out = np.zeros((3, 512), np.uint8)
-        with pytest.raises(IndexError, match="row 100 at position 1"):
-            file.gather(np.array([1, 100, 3]), out)
-        with pytest.raises(IndexError, match="row -1 at position 2"):
-            file.gather(np.array([1, 2, -1]), out)
+        refuses(IndexError, "row 100 at position 1", lambda: file.gather(np.array([1, 100, 3]), out))
+        refuses(IndexError, "row -1 at position 2", lambda: file.gather(np.array([1, 2, -1]), out))
         for bad in (3, -1, 2**62):
             with pytest.raises(IndexError, match="out of range for 3 rows of out"):
                 file.gather(np.array([1, 2, 3]), out, np.array([0, 1, bad]))
         for first, n in ((0, 101), (101, 0), (50, 51)):
-            with pytest.raises(IndexError):
-                file.read(first, n)
+            refuses(IndexError, "", lambda: file.read(first, n))
 
 
 def test_backend_by_name_is_a_demand_and_auto_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no backend"):
-        Engine("threads", 8, 1 << 20)
+    refuses(ValueError, "no backend", lambda: Engine("threads", 8, 1 << 20))
     reader = Reader(Options(memory=1 << 30, backend="auto"), Budget(1 << 30))
     assert (reader.backend, reader.reason) == ("io_uring", "the kernel allows it")
     reader.close()
@@ -384,8 +377,7 @@ def test_close_drains_and_later_calls_are_refused(tmp_path: Path, backend: str) 
         thread.join()
     assert outcomes.count("closed") == 3
     assert budget.used == 0
-    with pytest.raises(ClosedError):
-        file.read(0, 1)
+    refuses(ClosedError, "", lambda: file.read(0, 1))
     file.close()
     reader.close()
 
@@ -444,8 +436,7 @@ def test_ctrl_c_stops_a_long_gather(tmp_path: Path) -> None:
 
 def test_the_budget_names_the_least_that_works(tmp_path: Path) -> None:
     record = write_rows(tmp_path, np.zeros((100, 512), np.uint8))
-    with pytest.raises(BudgetError) as caught:
-        Reader(Options(memory=100_000), Budget(100_000))
+    caught = refuses(BudgetError, "", lambda: Reader(Options(memory=100_000), Budget(100_000)))
     assert caught.value.needed == MIN_ARENA_BYTES >= PREAD_THREADS * PAGE_BYTES
     with opened(tmp_path, record, memory=2 * MIN_ARENA_BYTES) as (file, reader):
         big = np.zeros((50_000, 512), np.uint8)

@@ -27,25 +27,13 @@ Batches = dict[tuple[int, int], str]  # a digest of each, by epoch and index
 
 @dataclass(frozen=True)
 class Case:
-    """How an epoch is drawn.
-
-    Parameters
-    ----------
-    chunk_bytes : int or None
-        None: CSC.
-    window : int or str
-    threads : int
-    memory : int or None
-        None: the least that an error names.
-    cached : float
-        Of the adjacency, this part is in the neighbour cache.
-    """
+    """How an epoch is drawn: in chunks, or None for CSC; in a memory, or None for the least that an error names."""
 
     chunk_bytes: int | None
     window: int | str = "auto"
     threads: int = 2
     memory: int | None = 256 << 20
-    cached: float = 0.0
+    cached: float = 0.0  # so much of the adjacency is in the neighbour cache
 
 
 CASES = (

@@ -21,6 +21,7 @@ from featstore.storage.reader import MIN_ARENA_BYTES, STREAM_THREADS
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import Fault, deny_syscalls, forked, run_in_child
+from tests.refusing import refuses
 from tests.written_rows import opened, write_rows
 
 ROWS = np.random.default_rng(0).integers(0, 256, (90_000, 512), dtype=np.uint8)
@@ -50,8 +51,7 @@ def refused_from_the_start(path: str, x: npt.NDArray[np.float32], error: int) ->
         assert np.array_equal(store[:].numpy(), x)
         assert store.stats()["backend"] == "pread"
         assert os.strerror(error) in store.stats()["reason"]
-    with pytest.raises(OSError, match=os.strerror(error)) as caught:
-        featstore.open(path, memory="64MiB", backend="io_uring")
+    caught = refuses(OSError, os.strerror(error), lambda: featstore.open(path, memory="64MiB", backend="io_uring"))
     assert caught.value.errno == error
 
 
@@ -85,8 +85,7 @@ def to_a_stream(folder: Path, record: FileRecord) -> None:
         assert streams(file)
         assert (reader.backend, reader.reason.startswith("io_uring was refused")) == ("pread", True)
         assert gathers(file)
-        with pytest.raises(OSError, match=os.strerror(errno.EPERM)) as caught:
-            streams(other)
+        caught = refuses(OSError, os.strerror(errno.EPERM), lambda: streams(other))
         assert caught.value.errno == errno.EPERM
         assert gathers(other)  # its ring is there
         assert demanding.backend == "io_uring"
@@ -118,8 +117,7 @@ def while_in_use(folder: Path, record: FileRecord) -> None:
         assert gathers(file)
         deny_syscalls(["io_uring_enter"], errno.ENXIO)
         for _ in range(2):
-            with pytest.raises(OSError, match=os.strerror(errno.ENXIO)) as caught:
-                gathers(file)
+            caught = refuses(OSError, os.strerror(errno.ENXIO), lambda: gathers(file))
             assert (caught.value.errno, caught.value.filename) == (errno.ENXIO, file.path)
         assert streams(file)  # a ring that can be made and not be used is none
         assert reader.backend == "pread"

@@ -21,6 +21,7 @@ from featstore.storage import rundir
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.testing.faults import flipped
+from tests.refusing import refuses
 
 
 def test_record_and_files(tmp_path: Path) -> None:
@@ -39,10 +40,8 @@ def test_record_and_files(tmp_path: Path) -> None:
     on_disk.close()
     for policy in ("belady", "lru", "frequency"):
         assert np.array_equal(simulate(tmp_path / "trace", 12, policy), simulate(in_memory, 12, policy))
-    with pytest.raises(PluginError, match="node 80; there are 80"):
-        record(Doubling(), batches, 80)
-    with pytest.raises(PluginError, match="node 80; there are 80"):
-        record(Doubling(), batches, 80, tmp_path / "abandoned")
+    refuses(PluginError, "node 80; there are 80", lambda: record(Doubling(), batches, 80))
+    refuses(PluginError, "node 80; there are 80", lambda: record(Doubling(), batches, 80, tmp_path / "abandoned"))
     assert not list(tmp_path.glob("abandoned*"))
     (tmp_path / "trace.tmp").write_bytes(b"of a writer that was killed")
     in_memory.save(tmp_path / "trace")
@@ -72,25 +71,20 @@ def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         path.write_bytes(bad)
-        with pytest.raises(FeatstoreError):
-            read_all()
+        refuses(FeatstoreError, "", read_all)
     for length in range(len(good)):
         path.write_bytes(good[:length])
-        with pytest.raises(FeatstoreError):
-            read_all()
+        refuses(FeatstoreError, "", read_all)
     swapped = bytearray(good)
     swapped[0:40], swapped[80:120] = good[80:120], good[0:40]  # equal arrays under another number are harmless
     path.write_bytes(swapped)
     assert np.array_equal(read_all()[0], arrays[0])
     path.write_bytes(good)
-    with pytest.raises(FormatError, match="'test', not 'trace'"):
-        Trace.open(path)
+    refuses(FormatError, "'test', not 'trace'", lambda: Trace.open(path))
     file = SectionFile(path, "test")
-    with pytest.raises(IndexError):
-        file[4]
+    refuses(IndexError, "", lambda: file[4])
     file.close()
-    with pytest.raises(ClosedError):
-        file[0]
+    refuses(ClosedError, "", lambda: file[0])
 
 
 def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
@@ -102,17 +96,14 @@ def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
         assert np.array_equal(writer.read(2), np.arange(1000))
         assert len(writer.read(1)) == 0
         for bad in (-1, 3):
-            with pytest.raises(IndexError, match=f"no array {bad} of 3"):
-                writer.read(bad)
+            refuses(IndexError, f"no array {bad} of 3", lambda: writer.read(bad))
         with flipped(tmp_path / "file.tmp", 12 + 999 * 4, 5):
             assert np.array_equal(writer.read(0), [0, 1, 2])
-            with pytest.raises(CorruptionError, match="array 2 is damaged") as caught:
-                writer.read(2)
+            caught = refuses(CorruptionError, "array 2 is damaged", lambda: writer.read(2))
             assert (caught.value.path, caught.value.offset) == (str(tmp_path / "file.tmp"), 12)
         writer.abort()
         assert disk.used == 0
-        with pytest.raises(ClosedError):
-            writer.read(0)
+        refuses(ClosedError, "", lambda: writer.read(0))
     assert not list(tmp_path.iterdir())
 
 
@@ -121,8 +112,7 @@ def test_the_disk_budget_is_an_enospc_that_leaves_nothing(tmp_path: Path) -> Non
     writer = SectionWriter(tmp_path / "a", "test", disk)
     writer.append(np.zeros(500, np.int64))
     writer.append(np.zeros(500, np.int64))
-    with pytest.raises(OSError, match="disk budget") as caught:
-        writer.append(np.zeros(500, np.int64))
+    caught = refuses(OSError, "disk budget", lambda: writer.append(np.zeros(500, np.int64)))
     assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "a"))
     assert disk.used == 0
     assert disk.peak <= 10_000
@@ -220,8 +210,7 @@ def test_a_parent_is_not_left_where_nothing_can_be_made_in_it(tmp_path: Path, mo
     for name in ("_mark", "_sweep"):
         with monkeypatch.context() as patched:
             patched.setattr(rundir, name, full)
-            with pytest.raises(OSError, match="No space"):
-                RunDirectory(tmp_path / "runs")
+            refuses(OSError, "No space", lambda: RunDirectory(tmp_path / "runs"))
         assert os.listdir(tmp_path) == []
 
 

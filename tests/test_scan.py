@@ -54,9 +54,7 @@ def words_of(n: int, width: int, folder: Path) -> tuple[npt.NDArray[Any], Any]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(n_bytes=SIZES, most_bytes=st.integers(0, 400_000), width=st.sampled_from([4, 8]))
-def test_all_words_come_in_order_within_the_memory(
-    tmp_path_factory: pytest.TempPathFactory, streams: list[Noted], n_bytes: int, most_bytes: int, width: int
-) -> None:
+def test_all_words_come_in_order_within_the_memory(tmp_path_factory, streams, n_bytes, most_bytes, width) -> None:
     streams.clear()
     folder = tmp_path_factory.mktemp("scan")
     words, record = words_of(n_bytes // width, width, folder)
@@ -64,7 +62,6 @@ def test_all_words_come_in_order_within_the_memory(
     with opened(folder, record) as (file, _):
         for first, block in scan_words(file, len(words), words.dtype, most_bytes):
             assert first == len(found)
-            assert block.base is not None
             held = block.base.nbytes + streams[0].buffer_bytes
             assert held <= scan_bytes(n_bytes, most_bytes) <= max(3 * PAGE_BYTES, most_bytes)
             found = np.concatenate([found, block])
@@ -118,8 +115,7 @@ def test_what_a_stream_reads_is_counted(tmp_path: Path, backend: str, n_blocks: 
 
         def scan() -> None:
             blocks = scan_words(file, len(words), words.dtype, 1 << 20)
-            for _ in zip(range(n_blocks), blocks, strict=False):
-                pass
+            sum(1 for _ in zip(range(n_blocks), blocks, strict=False))
             blocks.close()  # type: ignore[attr-defined]  # a generator
 
         n_bytes = agree_with_the_kernel(file, scan)

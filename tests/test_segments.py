@@ -16,6 +16,7 @@ from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.pack.segments import Segment, Stored, segments, shortest_segments, stored_bytes, stored_rows
 from featstore.plan.trace import Trace
+from tests.refusing import refuses
 
 N = 40
 ROW_BYTES = st.sampled_from([1, 4, 100, 512, 3072, 4095, 4096, 4097, 10_000])
@@ -51,9 +52,7 @@ def check(segment: Segment, batches: list[np.ndarray], row_bytes: int, threshold
 
 
 @given(traces(), ROW_BYTES, st.integers(1, 12), st.integers(0, 3), st.sampled_from(["minhash", "row"]))
-def test_segments_are_those_of_brute_force(
-    batches: list[np.ndarray], row_bytes: int, length: int, threshold: int, order: str
-) -> None:
+def test_segments_are_those_of_brute_force(batches, row_bytes, length, threshold, order) -> None:
     row_bytes = min(row_bytes, 4097) if len(batches) > 4 else row_bytes  # brute force looks at every byte
     found = list(segments(batches, N, length, row_bytes, threshold=threshold, order=order))
     assert [(s.first, s.stop) for s in found] == [(a, min(a + length, len(batches))) for a in range(0, len(batches), length)]
@@ -90,8 +89,7 @@ def test_shortest_is_the_first_of_an_exhaustive_search_that_fits(batches: list[n
         found = shortest_segments(batches, N, row_bytes, disk)
         assert (found.length, found.disk_bytes) == (fits[0], takes[fits[0] - 1])
     else:
-        with pytest.raises(OSError, match="shared by all") as caught:
-            shortest_segments(batches, N, row_bytes, disk)
+        caught = refuses(OSError, "shared by all", lambda: shortest_segments(batches, N, row_bytes, disk))
         assert caught.value.errno == 28
 
 
@@ -120,8 +118,7 @@ def test_the_least_that_is_quoted_would_do() -> None:
     batches = [np.arange(0, 30, dtype=np.int32), np.arange(10, 40, dtype=np.int32)]
     least = traffic(batches, N, 2, 4096, order=None).disk_bytes
     assert shortest_segments(batches, N, 4096, least).length == 2
-    with pytest.raises(OSError, match="shared by all"):
-        shortest_segments(batches, N, 4096, least - 1)
+    refuses(OSError, "shared by all", lambda: shortest_segments(batches, N, 4096, least - 1))
 
 
 def clusters(rng: np.random.Generator, n: int, n_batches: int) -> list[np.ndarray]:
@@ -183,12 +180,10 @@ def test_search_keeps_within_the_ledger() -> None:
     shortest_segments(batches, 20_000, 256, 1 << 30, budget=budget)
     assert budget.used == 0
     assert budget.peak >= 4 * 20_000 + 16 * 4000
-    with pytest.raises(BudgetError) as caught:
-        shortest_segments(batches, 20_000, 256, 1 << 30, budget=Budget(1000))
+    caught = refuses(BudgetError, "", lambda: shortest_segments(batches, 20_000, 256, 1 << 30, budget=Budget(1000)))
     assert caught.value.needed is not None
     small = Budget(1000)
-    with pytest.raises(BudgetError):
-        list(segments(batches, 20_000, 4, 256, budget=small))
+    refuses(BudgetError, "", lambda: list(segments(batches, 20_000, 4, 256, budget=small)))
     assert small.used == 0
 
 
@@ -204,5 +199,4 @@ def test_from_disk(tmp_path) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("bad", [{"length": 0}, {"threshold": -1}, {"n_hashes": 0}])
 def test_what_cannot_be(bad: dict[str, int]) -> None:
     options = {"length": 1, **bad}
-    with pytest.raises(ValueError, match="at least"):
-        next(segments([np.arange(3)], 3, options.pop("length"), 4, **options))
+    refuses(ValueError, "at least", lambda: next(segments([np.arange(3)], 3, options.pop("length"), 4, **options)))

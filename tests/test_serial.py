@@ -23,6 +23,7 @@ from featstore.strategies.memory import Memory
 from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.refusing import refuses
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -94,7 +95,6 @@ def test_one_memory_for_both_caches(g: featstore.OutOfCoreGraph, monkeypatch: py
         for report, cache in zip(sampler.reports, sampler.caches, strict=True):
             assert held <= report[NEIGHBORS] <= held + more
             assert FEATURES not in report
-            assert cache is not None
             assert 0 < cache.n_cached < N
             assert held * (more > 0) < cache.nbytes <= report[NEIGHBORS]
         assert sampler.reports[0][NEIGHBORS] == held + more
@@ -117,9 +117,7 @@ def test_the_neighbor_cache_has_all_but_working_buffers(dataset: Path) -> None:
         assert all(cache.n_cached == N for cache in sampler.caches[1:])
 
 
-def test_a_superbatch_is_planned_while_the_next_one_is_sampled(
-    g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superbatch_is_planned_while_the_next_one_is_sampled(g, monkeypatch) -> None:
     """Ginex, figure 9: by events, which never come if one waits for the other."""
     planning, sampling, plan = threading.Event(), threading.Event(), Belady.plan
     met: list[int] = []
@@ -144,17 +142,6 @@ def test_a_superbatch_is_planned_while_the_next_one_is_sampled(
         next(batches)
         assert sorted(met) == list(range(1, 10))  # of two superbatches, the first batch having been sampled before
         assert [batch.index for batch in batches] == list(range(1, 20))
-
-
-def test_a_superbatch_may_be_a_whole_epoch(g: featstore.OutOfCoreGraph) -> None:
-    sampler = featstore.NeighborSampler(g, [2], seed=1)
-    with serial(g, sampler=sampler, superbatch="auto", labels=None) as loader:
-        assert loader._runner._planning.superbatch == len(loader)  # type: ignore[attr-defined]
-    rolling = {"strategy": "superbatch", "feature_cache": SHARE, "labels": None}
-    with make_loader(g, sampler, g.node_data["train_idx"], 2, **rolling) as loader:
-        assert loader._runner._planning.superbatch == 200  # type: ignore[attr-defined]
-    with make_loader(g, sampler, g.node_data["train_idx"], 2, **rolling, overlap=False) as loader:
-        assert loader._runner._planning.superbatch == 500  # type: ignore[attr-defined]
 
 
 def expected_loads(g: featstore.OutOfCoreGraph, size: int, capacity: int) -> tuple[int, int]:
@@ -185,14 +172,12 @@ def expected_loads(g: featstore.OutOfCoreGraph, size: int, capacity: int) -> tup
 def test_loads_are_those_of_the_initial_prefetch_and_belady(g: featstore.OutOfCoreGraph, capacity: int) -> None:
     ahead, missed = expected_loads(g, 5, capacity)
     with serial(g, feature_cache=capacity / N) as loader:
-        for _ in loader:
-            pass
+        sum(1 for _ in loader)
         stats = loader.stats()
         assert stats["rows_loaded"] == ahead + missed
         assert stats["hits"]["base"] == missed
         assert stats["hits"]["base"] + stats["hits"]["host"] == stats["rows"]
         cache = g.features["x"].cache
-        assert cache is not None
         assert cache.stats()["fill_rows"] == ahead  # counts go on from cache to cache
         assert cache.stats()["misses"] == missed
 
@@ -216,8 +201,7 @@ def test_a_neighbor_cache_of_the_users_own_stays(g: featstore.OutOfCoreGraph) ->
     own = g.neighbor_cache
     sampler = Watched(g)
     with serial(g, sampler=sampler) as loader:
-        for _ in loader:
-            pass
+        sum(1 for _ in loader)
     assert {id(cache) for cache in sampler.caches} == {id(own)}
     assert g.neighbor_cache is own
 
@@ -261,8 +245,7 @@ def test_leaving_early_leaves_nothing(g: featstore.OutOfCoreGraph, how: str, sto
     del batch
     if how == "close":
         loader.close()
-        with pytest.raises(featstore.ClosedError):
-            next(iterator)
+        refuses(featstore.ClosedError, "", lambda: next(iterator))
     elif how == "set_epoch":
         del iterator
         loader.set_epoch(0)
@@ -285,9 +268,7 @@ def test_the_graph_may_be_closed_first(dataset: Path) -> None:
     iterator = iter(loader)
     next(iterator)
     g.close()
-    with pytest.raises((featstore.ClosedError, OSError)):
-        for _ in iterator:
-            pass
+    refuses((featstore.ClosedError, OSError), "", lambda: sum(1 for _ in iterator))
     loader.close()
     assert not g.memory_report().get(FEATURES)
 
@@ -305,36 +286,10 @@ def test_a_failing_switch_is_the_loops_error(g: featstore.OutOfCoreGraph, monkey
             raise OSError(errno.EIO, "broken")
 
         monkeypatch.setattr(source, "gather", fails)
-        with pytest.raises(OSError, match="broken"):
-            next(iter(loader))
+        refuses(OSError, "broken", lambda: next(iter(loader)))
         monkeypatch.setattr(source, "gather", reads)
         loader.set_epoch(0)
         assert all(torch.equal(batch.x, x) for batch, x in zip(loader, plain, strict=True))
-
-
-def test_a_loader_made_while_another_has_the_cache(g: featstore.OutOfCoreGraph) -> None:
-    """It takes no part of the memory that the other has, and has a share of its own once that epoch is over."""
-    with serial(g) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(featstore.BusyError):
-            g.cache("x", "1MB", "lru")
-        held = g.memory_report()["superbatch caches (features)"]
-        with serial(g) as other:
-            assert g.memory_report()["superbatch caches (features)"] == held
-            assert len(list(other)) == 20
-            assert other.stats()["epochs_beside"] == 1
-            assert len(list(iterator)) == 19
-            assert loader.stats()["epochs_beside"] == 0
-            loader.close()
-            assert len(list(other)) == 20
-            assert other.stats()["epochs_beside"] == 1
-            assert g.memory_report()["superbatch caches (features)"] == held
-
-
-def test_no_features_and_no_cache(g: featstore.OutOfCoreGraph) -> None:
-    with serial(g, features=[], feature_cache=None, labels=None) as loader:
-        assert [batch.index for batch in loader] == list(range(20))
 
 
 def test_leaving_while_the_next_superbatch_is_waited_for(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.testing import RowSourceContract
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.refusing import refuses
 from tests.written_rows import write_rows
 
 _readers: list[Reader] = []
@@ -148,8 +149,6 @@ class TestShards(RowSourceContract):
         return shards(rows, folder)
 
 
-# -- stores ----------------------------------------------------------------------------------------------------------------------
-
 N, FIRST = 900, 12_345
 
 
@@ -210,13 +209,11 @@ def test_slices_are_of_ids(store: Any, first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [FIRST - 1, 0, FIRST + N, -N - 1, [FIRST, FIRST - 1], [FIRST + N], np.array([2**64 - 1], np.uint64)],
+    "wrong", [FIRST - 1, 0, FIRST + N, -N - 1, [FIRST, FIRST - 1], [FIRST + N], np.array([2**64 - 1], np.uint64)]
 )
 def test_ids_outside_are_named(store: FeatureStore, wrong: Any) -> None:
     worst = np.asarray(wrong).reshape(-1)[-1]
-    with pytest.raises(IndexError, match=rf"^row {worst} at position \d is out of range for 900 rows from 12345"):
-        store[wrong]
+    refuses(IndexError, rf"^row {worst} at position \d is out of range for 900 rows from 12345", lambda: store[wrong])
     assert store.stats()["rows_loaded"] == 0
 
 
@@ -234,8 +231,7 @@ def test_a_planned_cache_holds_rows_not_ids(store: Any) -> None:
     cache._cut(1)
     assert torch.equal(store.gather(ids, hits, None, tally), store.x[rows])
     assert (tally.rows, tally.read.rows) == ({Tier.BASE: 5, Tier.HOST: 4}, 5)
-    with pytest.raises(IndexError, match="row 7 at position 0"):
-        store.gather(torch.from_numpy(rows))
+    refuses(IndexError, "row 7 at position 0", lambda: store.gather(torch.from_numpy(rows)))
 
 
 def test_short_memory_leaves_an_extent_where_it_is(store: Any) -> None:
@@ -265,8 +261,7 @@ def test_short_memory_leaves_an_extent_where_it_is(store: Any) -> None:
     store._gather.source = Short(rows, 1)
     store.use_cache(None)
     ids, tiers = torch.arange(5) + FIRST, {Tier.PACKED: Once(rows[:2], 1)}
-    with pytest.raises(BudgetError):
-        store.gather(ids, plan, tiers)
+    refuses(BudgetError, "", lambda: store.gather(ids, plan, tiers))
     assert torch.equal(store.gather(ids, plan, tiers), store.x[[1, 8, 1, 2, 0]])
     assert calls == ["base", "base", "once"]
 
@@ -276,8 +271,7 @@ def test_a_closed_source_is_the_stores_error(store: FeatureStore) -> None:
     assert store.stats()["mode"] == "sharded"
     store.close()
     for ids in ([], [FIRST], [FIRST, FIRST + 1]):
-        with pytest.raises(ClosedError):
-            store[ids]
+        refuses(ClosedError, "", lambda: store[ids])
 
 
 PLANNERS: dict[str, dict[str, Any]] = {
@@ -318,7 +312,6 @@ def test_planners_have_rows_not_ids(tmp_path: Path, planner: str, monkeypatch: p
                 for number, batch in enumerate(loader):
                     assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])
                     if number == 5:
-                        assert store.cache is not None
                         store.cache.lend()
                         assert store.cache.give_back(store.cache.array.nbytes) > 0
             assert loader.stats()["hits"]["host"] > 0

@@ -31,9 +31,7 @@ def mask(ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["val_idx", "valid_idx", "val_mask", "valid_mask"])
-def test_every_name_of_the_validation_split_gives_its_accuracy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_every_name_of_the_validation_split_gives_its_accuracy(tmp_path, capsys, name) -> None:
     held_out = ORDER[60:90]
     path = dataset(tmp_path / "g", train_idx=ORDER[:60], **{name: mask(held_out) if name.endswith("mask") else held_out})
     with featstore.open(path) as g:
@@ -72,9 +70,7 @@ def described(capsys: pytest.CaptureFixture[str], path: Path, *more: str) -> tup
 
 @pytest.mark.parametrize("dtype", ["int64", "int8", "float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(N,), (N, 1)])
-def test_labels_as_datasets_have_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: tuple[int, ...], dtype: str
-) -> None:
+def test_labels_as_datasets_have_them(tmp_path, capsys, shape, dtype) -> None:
     """A column, whole floats, and NaN for no label train as the same integers do, and what is left out is said."""
     splits = {"train_idx": ORDER[:60], "val_idx": ORDER[60:90]}
     plain = np.arange(N) % 3

@@ -20,48 +20,22 @@ from featstore.testing import StrategyContract
 from featstore.testing.loading import AMPLE, BATCH, SAMPLERS, SEED, contract_graph, failures
 
 
-class TestOnDemand(StrategyContract):
-    registered_name = "ondemand"
+def contract(name: str, cls: type[featstore.Strategy], **given: Any) -> type[StrategyContract]:
+    """The suite of a strategy with some options."""
+    make = lambda self, **options: cls(**{**given, **options})  # noqa: E731
+    return type("Contract", (StrategyContract,), {"registered_name": name, "strategy": make})
 
-    def strategy(self, **options: Any) -> featstore.Strategy:
-        return featstore.OnDemand(**options)
 
-
-class Online(StrategyContract):
-    def strategy(self, **options: Any) -> featstore.Strategy:
-        return featstore.OnDemand(**{"cache": 0.1, "policy": "lru", **options})
+TestOnDemand = contract("ondemand", featstore.OnDemand)
+TestSuperbatch = contract("superbatch", featstore.Superbatch, length=5)
+TestGinex = contract("ginex", featstore.Ginex, length=5)
+TestStreamed = contract("streamed", featstore.Streamed, length=5)
+TestAuto = contract("auto", featstore.Auto)
 
 
 def test_on_demand_with_an_online_policy() -> None:
-    assert not failures(Online(), ["test_batches_with_any_threads", "test_little_memory", "test_training_resumes_in_the_middle"])
-
-
-class TestSuperbatch(StrategyContract):
-    registered_name = "superbatch"
-
-    def strategy(self, **options: Any) -> featstore.Strategy:
-        return featstore.Superbatch(**{"length": 5, **options})
-
-
-class TestGinex(StrategyContract):
-    registered_name = "ginex"
-
-    def strategy(self, **options: Any) -> featstore.Strategy:
-        return featstore.Ginex(**{"length": 5, **options})
-
-
-class TestStreamed(StrategyContract):
-    registered_name = "streamed"
-
-    def strategy(self, **options: Any) -> featstore.Strategy:
-        return featstore.Streamed(**{"length": 5, **options})
-
-
-class TestAuto(StrategyContract):
-    registered_name = "auto"
-
-    def strategy(self, **options: Any) -> featstore.Strategy:
-        return featstore.Auto(**options)
+    suite = contract("ondemand", featstore.OnDemand, cache=0.1, policy="lru")()
+    assert not failures(suite, ["test_batches_with_any_threads", "test_little_memory", "test_training_resumes_in_the_middle"])
 
 
 @cache
@@ -89,9 +63,6 @@ class TestPacked(StrategyContract):
 
     def command(self) -> list[str]:
         return ["--pack", pack_of("neighbor"), "--cache", "auto"]
-
-
-# -- strategies that break a promise ---------------------------------------------------------------------------------------------
 
 
 class FaultyRunner(featstore.Runner):

@@ -43,9 +43,7 @@ def leaves(taker: Any, path: Path, drives: list[Path]) -> None:
 
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("how", ["cp -a", "mv", "hard links", "mv, and cp -a back", "mv, and hard links back"])
-def test_every_copy_leaves_the_stripes_to_the_original(
-    root: Path, tmp_path: Path, drives: list[Path], how: str, taker: Any
-) -> None:
+def test_every_copy_leaves_the_stripes_to_the_original(root, tmp_path, drives, how, taker) -> None:
     other = tmp_path / "other"
     if how.startswith("mv"):
         root.rename(other)
@@ -68,9 +66,7 @@ def test_every_copy_leaves_the_stripes_to_the_original(
 
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("same", ["inode", "inode and place", "inode and time"])
-def test_a_copy_with_the_same_inode_number_leaves_the_stripes(
-    tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch, same: str, taker: Any
-) -> None:
+def test_a_copy_with_the_same_inode_number_leaves_the_stripes(tmp_path, drives, monkeypatch, same, taker) -> None:
     """As on a fresh file system of another drive; put where the original was; in a snapshot that is mounted elsewhere."""
     root, copy, lstat = tmp_path / "g", tmp_path / "copy", os.lstat
     original = root
@@ -117,9 +113,7 @@ def test_copied_stripes_are_left(root: Path, tmp_path: Path, drives: list[Path])
     assert held(drives) == stripes(root)
 
 
-def test_a_stripe_that_is_mounted_in_the_dataset_is_left(
-    root: Path, tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stripe_that_is_mounted_in_the_dataset_is_left(root, tmp_path, drives, monkeypatch) -> None:
     """A mount point cannot be renamed: EBUSY."""
     mounted, rename = tmp_path / "mounted", os.rename
     shutil.copytree(root, mounted)

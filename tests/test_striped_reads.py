@@ -28,6 +28,7 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.stripedrows import StripedRows
 from featstore.testing.faults import flipped
 from tests.loaders import make_loader
+from tests.refusing import refuses
 from tests.test_convert import N, make, opened
 from tests.test_epoch_sampler import batches_of, window_of
 from tests.test_sampler import same
@@ -58,9 +59,6 @@ def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 def chunks_of(g: featstore.OutOfCoreGraph) -> Any:
     assert isinstance(g.topology, ChunkedTopology)
     return g.topology.chunks
-
-
-# -- rows ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -111,14 +109,11 @@ def same_rows(one: Any, several: Any, data: st.DataObject, piece: int, room: int
 def test_rows_out_of_range_and_files_that_do_not_fit(both: list[tuple[Any, Any]]) -> None:
     for one, several in both:
         for first, n in ((several.n_rows, 1), (several.n_rows - 1, 2), (0, several.n_rows + 1)):
-            with pytest.raises(IndexError):
-                several.read(first, n)
+            refuses(IndexError, "", lambda: several.read(first, n))
         out = np.empty((2, several.row_bytes), np.uint8)
         for row in (-1, several.n_rows):
-            with pytest.raises(IndexError):
-                several.gather(np.array([0, row]), out)
-        with pytest.raises(FormatError, match="cannot hold row"):
-            StripedRows(several.files, 3 * one.n_rows, Budget(1 << 20))
+            refuses(IndexError, "", lambda: several.gather(np.array([0, row]), out))
+        refuses(FormatError, "cannot hold row", lambda: StripedRows(several.files, 3 * one.n_rows, Budget(1 << 20)))
 
 
 def test_pages_are_read_once_however_many_rows_are_asked_for(forms: SimpleNamespace) -> None:
@@ -159,8 +154,7 @@ def test_a_damaged_file_fails_a_gather_when_no_other_is_read(forms: SimpleNamesp
         with flipped(path, 5000), opened(forms.three) as g:
             chunks = chunks_of(g)
             rows = np.concatenate([int(first) + np.arange(600) for first in chunks.first_rows])
-            with pytest.raises(CorruptionError) as caught:
-                chunks.gather(rows, np.empty((len(rows), 4), np.uint8))
+            caught = refuses(CorruptionError, "", lambda: chunks.gather(rows, np.empty((len(rows), 4), np.uint8)))
             assert (caught.value.path, caught.value.offset) == (str(path), 4096)
             assert not under_way
 
@@ -188,13 +182,9 @@ def test_each_file_is_read_for_its_own_rows_alone(forms: SimpleNamespace) -> Non
         for number in range(3):
             nodes = np.flatnonzero(g.topology.files_of(np.arange(N)) == number)[:-1]
             counts = read_of(chunks.files)
-            for _ in g.topology.lists(nodes):
-                pass
+            sum(1 for _ in g.topology.lists(nodes))
             grown = [now > count for now, count in zip(read_of(chunks.files), counts, strict=True)]
             assert grown == [number == k for k in range(3)]
-
-
-# -- samplers --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("memory", ["9MiB", "64MiB"])
@@ -250,9 +240,6 @@ def test_every_strategy_gives_the_same_batches(forms: SimpleNamespace, strategy:
         assert all(torch.equal(a, b) for a, b in zip(one[1:], two[1:], strict=True))
 
 
-# -- each file at its rate -------------------------------------------------------------------------------------------------------
-
-
 @given(
     file_of=st.lists(st.integers(0, 4), max_size=60),
     n_workers=st.integers(1, 6),
@@ -285,9 +272,7 @@ def test_turns_keep_every_file_busy(file_of: list[int], n_workers: int, order: l
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
 @pytest.mark.usefixtures("many_ranges")
-def test_a_slow_file_holds_up_no_other(
-    forms: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int
-) -> None:
+def test_a_slow_file_holds_up_no_other(forms, tmp_path, monkeypatch, slow) -> None:
     """A read of one file, for a range of its own, ends only when all ranges of the others are done in that hop."""
     path = str(chunk_files(forms.three)[slow])
     lock, all_others = threading.Lock(), threading.Event()

@@ -21,6 +21,7 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import read_catalog, write_catalog
 from featstore.storage.update import Update
 from featstore.testing.faults import flipped, truncated
+from tests.refusing import refuses
 from tests.test_convert import make, opened
 
 IN_CHUNKS: dict[str, Any] = {"topology": "chunked", "chunk_bytes": 4096}
@@ -67,9 +68,6 @@ def whole(root: Path) -> int:
     with opened(root) as g:
         g.verify(progress=False)
         return g.num_edges
-
-
-# -- what is written -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("chunk_bytes", "n_stripes"), [(4096, 1), (4096, 5), (65536, 2), (1 << 20, 2)])
@@ -148,18 +146,14 @@ def test_what_is_refused(root: Path, tmp_path: Path, drives: list[Path]) -> None
         ("chunked", [drives[0], root], ValueError, "lies within the dataset"),
         ("chunked", [tmp_path / "link"], ValueError, "lies within the dataset"),
     ):
-        with pytest.raises(error, match=match):
-            to(root, topology, stripes=given)
-        with pytest.raises(error, match=match):
-            make(root, topology=topology, stripes=given)
+        refuses(error, match, lambda: to(root, topology, stripes=given))
+        refuses(error, match, lambda: make(root, topology=topology, stripes=given))
     assert held(drives) == before == stripes(root)
     assert sorted(os.listdir(tmp_path)) == ["drive-0", "drive-1", "file", "g", "link"]
 
 
 @pytest.mark.parametrize("how", ["create", "convert"])
-def test_names_are_durable_before_what_needs_them(
-    tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_names_are_durable_before_what_needs_them(tmp_path, drives, monkeypatch, how) -> None:
     """The link before the stripe, the stripe and its file before the catalog that names it."""
     root, steps = tmp_path / "g", list[tuple[str, str]]()
 
@@ -195,9 +189,6 @@ def test_names_are_durable_before_what_needs_them(
         assert ("fsync", target) in steps[named:catalog]
 
 
-# -- what is removed -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_replaced_dataset_takes_its_stripes_with_it(root: Path, drives: list[Path]) -> None:
     before = stripes(root)
     assert held(drives) == before
@@ -220,9 +211,7 @@ def test_stripes_stay_while_somebody_reads_them(root: Path, drives: list[Path]) 
     assert held(drives) == set() == stripes(root)
 
 
-def test_a_stripe_that_cannot_be_removed_is_tried_again(
-    root: Path, tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stripe_that_cannot_be_removed_is_tried_again(root, tmp_path, drives, monkeypatch) -> None:
     rmdir = os.rmdir
 
     def fail(path: str) -> None:
@@ -250,30 +239,23 @@ def test_a_stripe_that_cannot_be_removed_is_tried_again(
     assert len(os.listdir(tmp_path)) == 3
 
 
-# -- what is damaged -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_missing_stripe_is_named(root: Path, tmp_path: Path, drives: list[Path]) -> None:
     (name,) = os.listdir(drives[1])
     drives[1].rename(tmp_path / "elsewhere")
     for call in (lambda: opened(root), lambda: to(root, "csc")):
-        with pytest.raises(FileNotFoundError, match=r"a stripe of the dataset .* is missing") as caught:
-            call()
+        caught = refuses(FileNotFoundError, r"a stripe of the dataset .* is missing", call)
         assert caught.value.filename == str(drives[1] / name)
     shutil.copytree(root, tmp_path / "copy", symlinks=True)
-    with pytest.raises(FileNotFoundError, match="is missing"):
-        opened(tmp_path / "copy")
+    refuses(FileNotFoundError, "is missing", lambda: opened(tmp_path / "copy"))
     # The drive is mounted elsewhere: the user leads the link there.
     (root / name).unlink()
     (root / name).symlink_to(tmp_path / "elsewhere" / name)
     whole(root)
     (root / name).unlink()
-    with pytest.raises(FileNotFoundError) as caught:
-        opened(root)
+    caught = refuses(FileNotFoundError, "", lambda: opened(root))
     assert caught.value.filename.startswith(str(root / name))
     (root / name).symlink_to(tmp_path)
-    with pytest.raises(FormatError, match="symbolic link within a dataset"):
-        opened(root)
+    refuses(FormatError, "symbolic link within a dataset", lambda: opened(root))
     with pytest.warns(UserWarning, match="stays"):
         make(root).close()  # it can still be replaced
     assert os.listdir(tmp_path / "elsewhere") == [name]
@@ -287,8 +269,7 @@ def test_other_files_in_a_stripe_are_found(root: Path, tmp_path: Path, suffix: s
             opened(root)
         assert caught.value.path == str(paths[1])
     paths[2].rename(tmp_path / "renamed")
-    with pytest.raises(FileNotFoundError) as missing:
-        opened(root)
+    missing = refuses(FileNotFoundError, "", lambda: opened(root))
     assert missing.value.filename == str(paths[2])
     (tmp_path / "renamed").rename(paths[2])
     whole(root)
@@ -303,14 +284,12 @@ def test_swapped_and_older_stripes_are_found(root: Path, drives: list[Path]) -> 
     for file, other in ((one, two), (two, one)):  # two stripes of one dataset, changed for each other
         file.write_bytes(old[other][0])
         Path(f"{file}.sums").write_bytes(old[other][1])
-    with pytest.raises(CorruptionError, match="another file, or an older copy, is in its place") as caught:
-        opened(root)
+    caught = refuses(CorruptionError, "another file, or an older copy, is in its place", lambda: opened(root))
     assert caught.value.path == str(min(one, two, key=str))
     make(root, **IN_CHUNKS, stripes=[*drives, *drives]).close()
     again = chunk_files(root)[files.index(one)]
     again.write_bytes(old[one][0])  # of an earlier dataset with the same content
-    with pytest.raises(CorruptionError, match="another file, or an older copy, is in its place") as caught:
-        opened(root)
+    caught = refuses(CorruptionError, "another file, or an older copy, is in its place", lambda: opened(root))
     assert caught.value.path == str(again)
 
 
@@ -320,8 +299,7 @@ def test_flipped_bits_are_named_with_file_and_page(root: Path) -> None:
         for at in rng.integers(4096, file.stat().st_size, 4).tolist():
             with flipped(file, at), opened(root) as g:
                 for read in (lambda g=g: g.verify(progress=False), lambda g=g: list(g.topology.blocks())):
-                    with pytest.raises(CorruptionError) as caught:
-                        read()
+                    caught = refuses(CorruptionError, "", read)
                     assert (caught.value.path, caught.value.offset) == (str(file), at // 4096 * 4096)
     whole(root)
 
@@ -345,14 +323,10 @@ def test_catalogs_that_cut_chunks_are_refused(root: Path) -> None:
     whole(root)
 
 
-# -- the command line ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_command_line(tmp_path: Path, drives: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: Any) -> dict[str, Any]:
         assert main([str(each) for each in (*arguments, "--json")]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
+        return json.loads(capsys.readouterr().out)
 
     root, rng = tmp_path / "g", np.random.default_rng(0)
     np.save(tmp_path / "edges.npy", rng.integers(0, 500, (2, 9000)))

@@ -23,6 +23,7 @@ from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips
 from tests.directory_size import bytes_at_one_moment
 from tests.loaders import make_loader
+from tests.refusing import refuses
 from tests.test_packed import any_graph, copied, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
 
@@ -104,7 +105,6 @@ def test_shared_rows_are_those_used_twice_in_a_segment(dataset: Path, pack: Path
     run(dataset, mine, epochs=0, disk=most * 4 // 5, feature_cache=0.02, **STATIC)
     opened, g, layout = open_layout(dataset, mine)
     tables, shared = layout.tables, layout.tables.shared
-    assert shared is not None
     rows = shared.rows(0, len(shared))
     before = 0
     for first in range(0, len(opened), shared.length):
@@ -135,8 +135,7 @@ def test_a_disk_of_so_many_times_the_features(dataset: Path, pack: Path, tmp_pat
     folders = [sorted((path.name, path.stat().st_size) for path in tmp_path.glob(f"{k}/copy/layout-*/*")) for k in (0, 1)]
     assert folders[0] == folders[1]
     mine = copied(pack, tmp_path / "small")
-    with pytest.raises(OSError, match="shared by all") as caught:
-        run(dataset, mine, epochs=0, disk="0.5x", feature_cache=0.02, **STATIC)
+    caught = refuses(OSError, "shared by all", lambda: run(dataset, mine, epochs=0, disk="0.5x", feature_cache=0.02, **STATIC))
     assert caught.value.errno == errno.ENOSPC
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
@@ -189,13 +188,11 @@ def test_the_disk_budget_is_never_exceeded_while_it_runs(dataset: Path, pack: Pa
 
 def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
     mine = copied(pack, tmp_path)
-    with pytest.raises(OSError, match="shared by all, take") as caught:
-        run(dataset, mine, feature_cache=0.02, disk="300KB", **STATIC)
+    caught = refuses(OSError, "shared by all, take", lambda: run(dataset, mine, feature_cache=0.02, disk="300KB", **STATIC))
     assert caught.value.errno == errno.ENOSPC
     assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
     least = least_in(caught.value)
-    with pytest.raises(OSError, match="shared by all, take"):
-        run(dataset, mine, feature_cache=0.02, disk=least - 1, epochs=0, **STATIC)
+    refuses(OSError, "shared by all, take", lambda: run(dataset, mine, feature_cache=0.02, disk=least - 1, epochs=0, **STATIC))
     run(dataset, mine, feature_cache=0.02, disk=least, epochs=0, **STATIC)
     assert least - 20_000 < layout_bytes(mine) <= least
 
@@ -203,9 +200,7 @@ def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "given"), [("belady", "the cache too"), ("belady", "nothing else"), ("frequency", "nothing else")]
 )
-def test_a_layout_that_is_there_keeps_within_the_disk(
-    dataset: Path, pack: Path, tmp_path: Path, policy: str, given: str, device: str
-) -> None:
+def test_a_layout_that_is_there_keeps_within_the_disk(dataset, pack, tmp_path, policy, given, device) -> None:
     """One that was made with more is refused to the byte, by what it takes, and is as it was; so is one without its labels."""
     mine = copied(pack, tmp_path)
     run(dataset, mine, policy=policy, feature_cache=0.02, epochs=0)
@@ -223,15 +218,12 @@ def test_a_layout_that_is_there_keeps_within_the_disk(
     labels = next(mine.glob("data-*"))
     size = labels.stat().st_size
     labels.unlink()
-    with pytest.raises(OSError, match="disk budget"):
-        run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size - 1)
+    refuses(OSError, "disk budget", lambda: run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size - 1))
     run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size, device=device)
     assert next(mine.glob("data-*")).stat().st_size == size
 
 
-def test_with_less_disk_a_smaller_layout_is_made_beside(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str
-) -> None:
+def test_with_less_disk_a_smaller_layout_is_made_beside(dataset, pack, tmp_path, ondemand, device) -> None:
     """The one that takes most of what there is of the disk runs, and none is made twice."""
     mine, options = copied(pack, tmp_path), {"feature_cache": 0.02, **STATIC}
 
@@ -265,8 +257,7 @@ def test_with_less_disk_a_smaller_layout_is_made_beside(
         assert taken(limit, feature_cache=None) == (expected, False)
         assert taken(limit, feature_cache="auto")[1] is False
     assert sorted((path.name, path.stat().st_mtime_ns) for path in (mine / largest).iterdir()) == before
-    with pytest.raises(OSError, match="shared by all, take") as caught:
-        taken(1000)
+    caught = refuses(OSError, "shared by all, take", lambda: taken(1000))
     assert caught.value.errno == errno.ENOSPC
     assert sorted(path.name for path in mine.glob("layout-*")) == sorted([largest, smaller, least])
     with featstore.Pack(mine) as opened:
@@ -287,8 +278,7 @@ def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Pat
                 found += 1
         assert found >= 8, name
     os.unlink(folder / "shared")
-    with pytest.raises(FileNotFoundError) as caught:
-        run(dataset, mine, device=device, **STATIC)
+    caught = refuses(FileNotFoundError, "", lambda: run(dataset, mine, device=device, **STATIC))
     assert caught.value.filename == str(folder / "shared")
 
 
@@ -305,16 +295,7 @@ def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int
 @pytest.mark.parametrize("on_device", [0, 0.05, 1.0])
 @pytest.mark.parametrize("on_host", [0, 0.1, 1.0])
 @pytest.mark.parametrize("disk", [None, "tight"])
-def test_tiers_empty_partly_and_entirely_full(
-    dataset: Path,
-    pack: Path,
-    tmp_path: Path,
-    ondemand: list[Any],
-    device: str,
-    on_device: float,
-    on_host: float,
-    disk: str | None,
-) -> None:
+def test_tiers_empty_partly_and_entirely_full(dataset, pack, tmp_path, ondemand, device, on_device, on_host, disk) -> None:
     options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, **STATIC}
     mine = copied(pack, tmp_path)
     n_bytes = None if disk is None else tight_disk(dataset, pack, tmp_path, **options)
@@ -369,8 +350,7 @@ def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path, dev
             assert g.memory_report().get("device cache", 0) == (139 * 100 if device == "cpu" else 0)
             assert loader.stats()["device_cache"]["bytes"] == 139 * 100
         assert "device cache" not in g.memory_report()
-        with pytest.raises(ValueError, match="0 layouts"):
-            make_loader(g, device_cache=0.5, **{**options, "feature_cache": None})
+        refuses(ValueError, "0 layouts", lambda: make_loader(g, device_cache=0.5, **{**options, "feature_cache": None}))
 
 
 def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:

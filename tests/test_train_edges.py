@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,13 @@ import torch
 import featstore
 from featstore.cli.main import main
 from featstore.cli.model import load_model
-from featstore.cli.sage import GraphSAGE, SageLayer
+from featstore.cli.sage import SageLayer
 from featstore.sampling.batch import Block
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 N, E = 400, 4000
 OPTIONS = ["--fanouts", "6,4", "--batch-size", "60", "--hidden", "8", "--epochs", "2", "--lr", "0.02", "--memory", "64MiB"]
-
-
-@pytest.fixture(autouse=True)
-def _restore_torch() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +43,7 @@ def told_by_edges(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     assert main(["train", str(path), *OPTIONS, *more, "--json"]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(3, 5), (5, 3)])
@@ -64,7 +55,6 @@ def test_a_layer_against_plain_loops(n_in: int, n_out: int, weighted: bool) -> N
     block = Block(src, dst, 4, 3, None, weight)  # the last destination has no edges
     h, e = torch.randn(4, n_in, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
     layer = SageLayer(n_in, n_out, 2).double()
-    assert layer.of_edges is not None
     both = torch.cat([layer.of_neighbors.weight, layer.of_edges.weight], 1)
     expected = layer.of_self(h[:3]).clone()
     for v in range(2):
@@ -75,15 +65,6 @@ def test_a_layer_against_plain_loops(n_in: int, n_out: int, weighted: bool) -> N
     torch.testing.assert_close(layer(h, block, e), expected)
     with pytest.raises(ValueError, match="weights for rows of edges"):
         layer(h, block)
-
-
-def test_without_edge_features_a_model_is_what_it_was() -> None:
-    torch.manual_seed(2)
-    one = GraphSAGE(3, 4, 2, 2).state_dict()
-    torch.manual_seed(2)
-    two = GraphSAGE(3, 4, 2, 2, n_edge=0).state_dict()
-    assert list(one) == list(two)
-    assert not any("edges" in name for name in one)
 
 
 def test_edges_tell_the_classes(told_by_edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,9 +97,7 @@ STRATEGIES = [
     ],
     ids=["neighbor", "labor", "epoch", "layer", "shadow"],
 )
-def test_the_same_losses_under_every_strategy(
-    told_by_edges: Path, capsys: pytest.CaptureFixture[str], sampler: list[str], n_strategies: int
-) -> None:
+def test_the_same_losses_under_every_strategy(told_by_edges, capsys, sampler, n_strategies) -> None:
     losses = []
     for strategy in [[], *STRATEGIES[:n_strategies]]:
         command = ["train", str(told_by_edges), *OTHERS, *sampler, "--edge-features", "w", "kind", *strategy]

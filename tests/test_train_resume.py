@@ -22,6 +22,9 @@ from featstore.errors import BusyError, CorruptionError, FormatError, VersionErr
 from featstore.storage.sections import SectionWriter
 from featstore.testing.faults import Fault, flipped, forked, run_in_child, sweep
 from tests.conftest import skewed_dataset
+from tests.refusing import refuses
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EPOCHS = 3
 SMALL = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--json"]
@@ -36,15 +39,6 @@ WAYS = {
     "at once": ["--sampler", "epoch", "--window", "2"],
     "planned": ["--strategy", "superbatch", "--length", "3", "--cache", "10%"],
 }
-
-
-@pytest.fixture(autouse=True)
-def _restore_torch():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +117,6 @@ def test_another_strategy_goes_on_with_the_same_batches(data: Path, tmp_path: Pa
         assert all(each == results[0] for each in results)
 
 
-# -- kills and faults ----------------------------------------------------------------------------------------------------------
-
-
 def _quiet(path: str, folder: str, *more: str, epochs: int = 2) -> None:
     """Train in this process; its result goes to a file."""
     os.makedirs(folder, exist_ok=True)
@@ -159,13 +150,9 @@ def _killed_anywhere(path: str, folder: str, step: int) -> None:
     assert seen == {0, 1, 2} if step == 1 else len(seen) > 1
 
 
-def test_a_kill_leaves_a_checkpoint(data: Path, tmp_path: Path) -> None:
-    run_in_child(_killed_anywhere, str(data), str(tmp_path), 37, faults=True)
-
-
-@pytest.mark.stress
-def test_a_kill_at_any_call_leaves_a_checkpoint(data: Path, tmp_path: Path) -> None:
-    run_in_child(_killed_anywhere, str(data), str(tmp_path), 1, faults=True, timeout_s=3000)
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.stress)])
+def test_a_kill_leaves_a_checkpoint(data: Path, tmp_path: Path, step: int) -> None:
+    run_in_child(_killed_anywhere, str(data), str(tmp_path), step, faults=True, timeout_s=3000)
 
 
 def _failing(path: str, folder: str) -> None:
@@ -229,9 +216,6 @@ def test_a_kill_while_the_model_is_saved(data: Path, tmp_path: Path, capsys: pyt
     assert not (tmp_path / "model.tmp").exists()
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(data, tmp_path, epochs=1) == 0
     kept = tmp_path / "kept" / NAME
@@ -263,11 +247,9 @@ def test_what_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "of another graph" in capsys.readouterr().err
     with Checkpoints(tmp_path / "kept", resume=True), pytest.raises(BusyError, match="held by another"):
         Checkpoints(tmp_path / "kept", resume=True)
-    with pytest.raises(FileNotFoundError):
-        Checkpoints(tmp_path / "none" / "kept")
+    refuses(FileNotFoundError, "", lambda: Checkpoints(tmp_path / "none" / "kept"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
-        Checkpoints(tmp_path / "file")
+    refuses(NotADirectoryError, "", lambda: Checkpoints(tmp_path / "file"))
 
 
 def test_a_damaged_checkpoint_is_said(data: Path, tmp_path: Path) -> None:
@@ -276,8 +258,7 @@ def test_a_damaged_checkpoint_is_said(data: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"no checkpoint", (tmp_path / "model").read_bytes()):
         file.write_bytes(damaged)
-        with pytest.raises((CorruptionError, FormatError), match=re.escape(str(file))):
-            Checkpoints(tmp_path / "kept", resume=True)
+        refuses((CorruptionError, FormatError), re.escape(str(file)), lambda: Checkpoints(tmp_path / "kept", resume=True))
     file.write_bytes(whole)
     for offset in range(0, len(whole), len(whole) // 97):
         with flipped(file, offset, offset % 8), pytest.raises((CorruptionError, FormatError, VersionError)):
@@ -292,7 +273,6 @@ def test_a_damaged_checkpoint_is_said(data: Path, tmp_path: Path) -> None:
         with SectionWriter(file, KIND) as writer:
             writer.append(np.frombuffer(record, np.uint8))
             writer.finish().close()
-        with pytest.raises(FormatError, match=re.escape(str(file))):
-            Checkpoints(tmp_path / "kept", resume=True)
+        refuses(FormatError, re.escape(str(file)), lambda: Checkpoints(tmp_path / "kept", resume=True))
     file.write_bytes(whole)
     Checkpoints(tmp_path / "kept", resume=True).close()

@@ -1,8 +1,4 @@
-"""Transfer of batches: beside the next batch's assembly, in memory that is counted, and never before a copy is complete.
-
-CUDA's own part runs where there is a device (tests/test_tiers.py); here a stand-in for its streams says what is asked of
-them, and when.
-"""
+"""Transfer of batches: beside the next batch's assembly, in memory that is counted, and never before a copy is complete."""
 
 from __future__ import annotations
 
@@ -73,16 +69,7 @@ class Order:
 
 @pytest.mark.parametrize("wait_for", ["begun", "ended"])
 @pytest.mark.parametrize("policy", ["frequency", "belady"])
-def test_assembly_goes_on_beside_the_transfer(
-    dataset: Path,
-    pack: Path,
-    tmp_path: Path,
-    ondemand: list[Any],
-    policy: str,
-    wait_for: str,
-    device: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_assembly_goes_on_beside_the_transfer(dataset, pack, tmp_path, ondemand, policy, wait_for, device, monkeypatch) -> None:
     """Each batch is put together after the next one's gather, and with Belady its changes of the host's cache, and is as ever."""
     mine = copied(pack, tmp_path)
     options = {**TIERS, "policy": policy, "device": device, **({"superbatch": 7} if policy == "belady" else {})}
@@ -95,9 +82,7 @@ def test_assembly_goes_on_beside_the_transfer(
     assert sum(stats["hits"].values()) == stats["rows"]
 
 
-def test_short_memory_between_features_loses_no_counts(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_memory_between_features_loses_no_counts(dataset, pack, tmp_path, ondemand, device, monkeypatch) -> None:
     mine = copied(pack, tmp_path)
     want = run(dataset, mine, epochs=1, policy="frequency", device=device, **TIERS)[1]
     gather, calls = FeatureStore.gather, [0]
@@ -145,9 +130,6 @@ def test_a_tier_in_host_memory_takes_none_that_is_not_counted(dtype: torch.dtype
     assert set(made) <= views  # no copies
     got, want = (t.reshape(5000, -1).contiguous() for t in (batch, whole[torch.from_numpy(order)]))
     assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
-
-
-# -- a device with streams
 
 
 class Stream:

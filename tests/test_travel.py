@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import featstore
+from tests.refusing import refuses
 
 
 def make(g: featstore.OutOfCoreGraph, **options: Any) -> featstore.Loader:
@@ -27,8 +28,7 @@ def test_what_belongs_to_a_process_says_so_and_what_to_use_instead(small: Simple
         )
         for each, message in stay:
             for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-                with pytest.raises(TypeError, match=message):
-                    attempt(each)
+                refuses(TypeError, message, lambda: attempt(each))
         batches = [batch.x.clone() for batch in loader]
     assert len(batches) == len(loader)
 
@@ -43,8 +43,7 @@ def test_a_loader_says_what_it_is(small: SimpleNamespace) -> None:
             )
             assert repr(loader) == expected
         assert repr(loader) == f"{expected[:-1]}, closed)"
-    with pytest.raises(featstore.ClosedError, match=f"the loader is closed; it was of {small.path}"):
-        iter(loader)
+    refuses(featstore.ClosedError, f"the loader is closed; it was of {small.path}", lambda: iter(loader))
     assert "not made" in repr(object.__new__(featstore.Loader))
     batches = featstore.RandomBatches(np.arange(7), 2)
     assert repr(batches) == "RandomBatches(<7 ids>, batch_size=2, shuffle=True, seed=0, drop_last=False)"
@@ -73,7 +72,5 @@ def test_what_is_closed_is_named(small: SimpleNamespace, topology: str) -> None:
         lambda: pickle.dumps(g),
     )
     for call in calls:
-        with pytest.raises(featstore.ClosedError, match=f"{path}.* is closed"):
-            call()
-    with pytest.raises(featstore.ClosedError, match="the cache of 'x' was closed"):
-        cache.plan(np.arange(3))
+        refuses(featstore.ClosedError, f"{path}.* is closed", call)
+    refuses(featstore.ClosedError, "the cache of 'x' was closed", lambda: cache.plan(np.arange(3)))
