@@ -336,14 +336,14 @@ def individually(bench: Bench, layout: Any) -> tuple[float, float]:
     from featstore.pack.makelayout import layout_sizes
     from featstore.pack.tiers import make_tables
     from featstore.storage.extents import KIND, PAGES
-    from featstore.storage.rundir import DiskBudget
+    from featstore.storage.rundir import DiskQuota
     from featstore.storage.writer import RowFileWriter
 
     folder, store = bench.folder / "individual", bench.g.features["x"]
     folder.mkdir()
     begin = time.perf_counter()
     sizes = layout_sizes(layout.options, [bench.width], bench.g.budget)
-    make_tables(bench.pack, sizes, get_policy("belady"), lambda _: np.empty(0), bench.g.budget, str(folder), DiskBudget(None))
+    make_tables(bench.pack, sizes, get_policy("belady"), lambda _: np.empty(0), bench.g.budget, str(folder), DiskQuota(None))
     tables_s = time.perf_counter() - begin
     part, done = np.unique(np.linspace(0, bench.n - 1, bench.args.part, dtype=np.int64)).tolist(), 0
     begin = time.perf_counter()

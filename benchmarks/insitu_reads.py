@@ -61,7 +61,7 @@ def hops_child(job: dict[str, Any]) -> dict[str, Any]:
     """Draw a window hop by hop; of each hop, seconds and bytes, what was needed, and seconds of reading it alone."""
     import featstore
     from featstore.sampling.window import Window
-    from featstore.storage.rundir import DiskBudget, RunDirectory
+    from featstore.storage.rundir import DiskQuota, RunDirectory
 
     marks: list[tuple[float, int]] = []
     lock = threading.Lock()
@@ -97,7 +97,7 @@ def hops_child(job: dict[str, Any]) -> dict[str, Any]:
                 n_bytes=n_bytes,
                 n_workers=g.options.threads,
                 path=lambda: runs.file(f"drawn-{next(numbers)}"),
-                disk=DiskBudget(None),
+                disk=DiskQuota(None),
                 access="pass",  # the lists are counted
             )
             window.draw()

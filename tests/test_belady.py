@@ -22,7 +22,7 @@ from featstore.gather.plan import Changeset, Tier
 from featstore.plan.planmemory import Spill, planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from tests.loaders import row_policies
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -260,10 +260,10 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
     for spilled in (False, True):
         policy = Belady()
         policy.start(capacity, PolicyContext(n, 1))
-        disk = DiskBudget(None)
+        disk = DiskQuota(None)
         files: list[Spill] = []
 
-        def spill(k: int, files: list[Spill] = files, disk: DiskBudget = disk) -> Spill:
+        def spill(k: int, files: list[Spill] = files, disk: DiskQuota = disk) -> Spill:
             files.append(Spill(str(tmp_path / f"next-{len(files)}"), disk))
             return files[-1]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from featstore.errors import CorruptionError
 from featstore.storage import direct
 from featstore.storage.extents import ExtentMap, ExtentWriter
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 from tests.written_rows import opened, write_rows
 
@@ -126,7 +126,7 @@ def test_short_transfers_go_on_where_they_stopped(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("k", range(4))
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
     """Whichever of the writes behind the caller's back fails, the caller hears of it and the file is gone."""
-    disk, pwrite, left = DiskBudget(None), os.pwrite, [k]
+    disk, pwrite, left = DiskQuota(None), os.pwrite, [k]
 
     def failing(fd: int, data: Any, offset: int) -> int:
         left[0] -= 1
@@ -217,7 +217,7 @@ def closing_badly(monkeypatch: pytest.MonkeyPatch, n_good: int = 0) -> list[int]
 def test_a_close_that_fails_is_the_error_and_is_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int
 ) -> None:
-    disk = DiskBudget(None)
+    disk = DiskQuota(None)
     file = write(tmp_path / "good", arrays_of([(10, 0)]), 0)
     writer = SectionWriter(tmp_path / "file", "test", disk, n_bytes)
     writer.append(np.arange(10))

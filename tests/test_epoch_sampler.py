@@ -22,7 +22,7 @@ from featstore.errors import BudgetError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from tests.array_graphs import ArrayGraph, graphs, random_graph
 from tests.test_sampler import FANOUTS, WORDS, same
 
@@ -82,7 +82,7 @@ def window_of(
         n_bytes=n_bytes,
         n_workers=n_workers,
         path=lambda: str(path / f"run-{next(numbers)}"),
-        disk=DiskBudget(None),
+        disk=DiskQuota(None),
         access=access,
     )
     try:

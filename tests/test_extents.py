@@ -26,7 +26,7 @@ from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.pagestream import PageStream, least_window
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.testing.faults import random_flips, run_in_child, sweep
 from tests.rowfiles import check_sums
@@ -315,7 +315,7 @@ def test_an_extent_beyond_the_table_of_sums_is_not_written(tmp_path: Path) -> No
 def test_disk_budget_and_interruption(tmp_path: Path) -> None:
     _, reader, _, base, batches = small_set(tmp_path)
     extents = ExtentMap(np.array([len(batch) for batch in batches]), 512)
-    disk = DiskBudget(extents.disk_bytes - 1)
+    disk = DiskQuota(extents.disk_bytes - 1)
     with pytest.raises(OSError, match="disk budget") as caught:
         ExtentWriter(tmp_path / "e", extents, disk)
     assert caught.value.errno == errno.ENOSPC
@@ -324,7 +324,7 @@ def test_disk_budget_and_interruption(tmp_path: Path) -> None:
     def check() -> None:
         raise KeyboardInterrupt
 
-    disk = DiskBudget(extents.disk_bytes)
+    disk = DiskQuota(extents.disk_bytes)
     with pytest.raises(KeyboardInterrupt):
         with ExtentWriter(tmp_path / "e", extents, disk) as writer:
             assert disk.used == extents.disk_bytes

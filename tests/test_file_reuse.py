@@ -13,7 +13,7 @@ import pytest
 
 import featstore
 from featstore.storage.reuse import FileReuse
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from tests.loaders import make_loader
 from tests.test_superbatch import batches, dataset, ondemand, same
 
@@ -36,7 +36,7 @@ def make(path: Path, n_bytes: int) -> str:
 
 
 def test_a_spare_is_the_nearest_in_size_and_keeps_its_blocks(tmp_path: Path) -> None:
-    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(10_000)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskQuota(10_000)
     reuse.use(disk)
     inodes = {}
     for n_bytes in (1000, 5000, 3000):
@@ -61,11 +61,11 @@ def test_a_spare_is_the_nearest_in_size_and_keeps_its_blocks(tmp_path: Path) -> 
 
 
 def test_a_short_disk_budget_takes_spares_before_it_fails(tmp_path: Path) -> None:
-    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(10_000)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskQuota(10_000)
     reuse.use(disk)
     disk.take(6000, "a")
     reuse.keep(make(tmp_path / "old", 6000), 6000)
-    later = DiskBudget(10_000)
+    later = DiskQuota(10_000)
     reuse.use(later)  # the next run: what is kept counts there
     assert later.used == 6000
     later.take(4000, "b")
@@ -81,7 +81,7 @@ def test_a_short_disk_budget_takes_spares_before_it_fails(tmp_path: Path) -> Non
 
 def test_without_a_place_to_keep_it_a_file_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "runs").write_bytes(b"not a directory")
-    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(None)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskQuota(None)
     reuse.use(disk)
     disk.take(5, "a")
     reuse.keep(make(tmp_path / "old", 5), 5)
@@ -120,7 +120,7 @@ def test_batches_written_over_others_are_those_of_on_demand(dataset: Path, super
 
 
 def test_files_that_somebody_removed_are_not_missed(tmp_path: Path) -> None:
-    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(10_000)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskQuota(10_000)
     reuse.use(disk)
     disk.take(3000, "a")
     reuse.keep(make(tmp_path / "old", 3000), 3000)

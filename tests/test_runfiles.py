@@ -18,7 +18,7 @@ from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import SampledBatch
 from featstore.storage import rundir
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.testing.faults import flipped
 from tests.refusing import refuses
@@ -88,7 +88,7 @@ def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:
 
 
 def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
-    disk = DiskBudget(1 << 20)
+    disk = DiskQuota(1 << 20)
     with SectionWriter(tmp_path / "file", "test", disk) as writer:
         for n in (3, 0, 1000):
             writer.append(np.arange(n, dtype=np.int32))
@@ -108,7 +108,7 @@ def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
 
 
 def test_the_disk_budget_is_an_enospc_that_leaves_nothing(tmp_path: Path) -> None:
-    disk = DiskBudget(10_000)
+    disk = DiskQuota(10_000)
     writer = SectionWriter(tmp_path / "a", "test", disk)
     writer.append(np.zeros(500, np.int64))
     writer.append(np.zeros(500, np.int64))

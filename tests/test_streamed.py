@@ -17,7 +17,7 @@ import torch
 import featstore
 from featstore.gather.sources import ExtentSource
 from featstore.storage.pagestream import least_window
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.strategies import streamed as streamed_module
 from featstore.strategies.streamed import WINDOWS
 from tests.directory_size import bytes_at_one_moment
@@ -122,12 +122,12 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(dataset, ondeman
     """A few batches sampled ahead say how many rows the cache will lack; where they are wrong, the disk still bounds all."""
     sizes, peaks, accounts = [], [], []
 
-    class Watched(DiskBudget):
+    class Watched(DiskQuota):
         def __init__(self, total: int | None) -> None:
             super().__init__(total)
             accounts.append(self)
 
-    monkeypatch.setattr("featstore.strategies.superbatchepoch.DiskBudget", Watched)
+    monkeypatch.setattr("featstore.strategies.superbatchepoch.DiskQuota", Watched)
     real = streamed_module.look_ahead
     disk = 400_000
     shares = []

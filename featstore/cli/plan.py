@@ -45,7 +45,7 @@ from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace, record
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
-from featstore.storage.rundir import DiskBudget, RunDirectory, runs_directory
+from featstore.storage.rundir import DiskQuota, RunDirectory, runs_directory
 from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicecache import DeviceCache
@@ -313,7 +313,7 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
                 path = runs.file("trace")
             elif os.path.exists(path):
                 raise FileExistsError(errno.EEXIST, "a file is there already; use it with --trace, or remove it", path)
-            disk = DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path)
+            disk = DiskQuota(options.disk, "the trace", path if options.save_trace is not None else graph.path)
             sampler = make_sampler(graph, options)
             batches = make_batches(graph, options, seeds_of(graph, options.labels, options.seeds))
             with graph.budget.reserve("loader order", batches.nbytes):

@@ -41,7 +41,7 @@ from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, mos
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
 from featstore.storage.reader import Reader
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.writer import free_bytes, fsync_directory, make_durable
 
 __all__ = ["BEGUN", "layout_sizes", "make_layout"]
@@ -62,7 +62,7 @@ class _Job:
     sources: Mapping[str, PackedFeature]
     reader: Reader
     budget: Budget
-    disk: DiskBudget
+    disk: DiskQuota
     progress: bool
     folder: str
 
@@ -107,7 +107,7 @@ def make_layout(
             lock.release()
             _use(pack, node_data, target, disk)
             return False
-        accounts = DiskBudget(disk, "the layout", target)
+        accounts = DiskQuota(disk, "the layout", target)
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
         with Carrier(pack, accounts) as carrier:
             for data in node_data:
@@ -150,7 +150,7 @@ def _carry_where_possible(pack: OfflineSamples, node_data: Sequence[NodeData], t
         raise
     with lock:
         pack.check_in_place()
-        accounts = DiskBudget(disk, "the layout and what copies of the pack have besides", pack.path)
+        accounts = DiskQuota(disk, "the layout and what copies of the pack have besides", pack.path)
         accounts.take(layout_bytes(target), target)
         with Carrier(pack, accounts) as carrier:
             for data in node_data:

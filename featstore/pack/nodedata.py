@@ -23,7 +23,7 @@ from featstore.errors import CorruptionError, FeatstoreError, FormatError, Stale
 from featstore.graph.source import dtype_name, torch_dtype
 from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, fits, write_record
 from featstore.storage.format import DTYPES
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = [
@@ -94,7 +94,7 @@ class Carrier:
     pays for the files, and for what the record grows by.
     """
 
-    def __init__(self, pack: OfflineSamples, disk: DiskBudget | None = None) -> None:
+    def __init__(self, pack: OfflineSamples, disk: DiskQuota | None = None) -> None:
         self._pack, self._disk = pack, disk
         self._before = named(pack)
         self._new: dict[str, dict[str, str]] = {}

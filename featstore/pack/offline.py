@@ -31,7 +31,7 @@ from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.sampling.macrolists import SHARE, macro_lists
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -173,7 +173,7 @@ def sample_offline(
     threads = g.options.threads if threads is None else threads
     with BuildDirectory(target, overwrite=overwrite, marker=RECORD, what="pack") as build:
         total = 0 if batcher is None else epochs * len(batcher)
-        accounts = DiskBudget(budget, "the samples", target)
+        accounts = DiskQuota(budget, "the samples", target)
         with Progress("sample", total, progress, unit=" batches") as bar:
             n_batches, n_hops, file_id = _write_samples(
                 os.path.join(build.path, SAMPLES), g, _epochs(g, sampler, batcher, epochs, threads), accounts, bar, epochs
@@ -209,7 +209,7 @@ def _fanouts(sampler: Any, n_hops: int | None) -> list[int] | None:
 
 
 def _write_samples(
-    path: str, g: OutOfCoreGraph, batches: Iterable[SampledBatch], disk: DiskBudget, bar: Progress, epochs: int
+    path: str, g: OutOfCoreGraph, batches: Iterable[SampledBatch], disk: DiskQuota, bar: Progress, epochs: int
 ) -> tuple[int, int, str]:
     """Write all batches; return how many an epoch has, their hops, and the file's id."""
     counts = [0] * epochs

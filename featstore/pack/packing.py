@@ -21,7 +21,7 @@ from featstore.storage.pagestream import Arenas, PagedRows
 from featstore.storage.reader import Reader
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import ReadStats, RowFile
-from featstore.storage.rundir import DiskBudget, RunDirectory, remove_file
+from featstore.storage.rundir import DiskQuota, RunDirectory, remove_file
 from featstore.storage.writer import FileRecord
 
 __all__ = ["PackArenas", "PackCounts", "RowsOf", "RunPacker", "fill_extents", "open_extents"]
@@ -101,7 +101,7 @@ class RunPacker:
         bases: Mapping[str, PagedRows],
         reader: Reader,
         runs: RunDirectory,
-        disk: DiskBudget,
+        disk: DiskQuota,
         memory: Reservation,
         window_bytes: int,
         reuse: FileReuse,
@@ -168,7 +168,7 @@ class _PackedRun:
     def __init__(
         self,
         reader: Reader,
-        disk: DiskBudget,
+        disk: DiskQuota,
         window_bytes: int,
         reuse: FileReuse,
         arenas: Mapping[str, Arenas],

@@ -20,7 +20,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import UNKNOWN_TOGETHER
 from featstore.sampling.foreign import adjacency_of
 from featstore.storage.directory import OpenDirectory, with_directory
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def fits(value: Any, spec: Any) -> bool:
     return isinstance(value, spec) if isinstance(spec, type) else bool(value == spec)
 
 
-def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudget | None = None) -> None:
+def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskQuota | None = None) -> None:
     """Write a JSON object as a file of one section, durably."""
     with SectionWriter(path, kind, disk) as writer:
         writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))

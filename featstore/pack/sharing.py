@@ -16,7 +16,7 @@ from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, RO
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 
 __all__ = ["count_planned", "count_static", "merged_reads", "shared_there"]
 
@@ -75,7 +75,7 @@ def count_static(
     with budget.reserve("cost model", 16 * n):
         tier_of_row = assign_tiers(scores, sizes.device_rows, sizes.host_rows)
         batches = DiskRows(pack, tier_of_row)
-        found = segmentation(pack, batches, sizes, tier_of_row, budget, DiskBudget(disk))
+        found = segmentation(pack, batches, sizes, tier_of_row, budget, DiskQuota(disk))
         counted = _Counted(widths, gap_bytes)
         if found.length == 1:
             for number in range(min(LOOKED_AT, len(pack))):

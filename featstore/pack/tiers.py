@@ -31,7 +31,7 @@ from featstore.pack.tables import DEVICE, FILL, PLAN, SHARED, SHARED_HEAD, TABLE
 from featstore.plan.planfile import Append, write_plan
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionWriter
 
 __all__ = [
@@ -105,7 +105,7 @@ class _Table:
 class _Writers:
     """The files of tables under way; ``plan`` is finished last, so that it says that all are there. No folder: only counted."""
 
-    def __init__(self, stack: contextlib.ExitStack, folder: str | None, disk: DiskBudget) -> None:
+    def __init__(self, stack: contextlib.ExitStack, folder: str | None, disk: DiskQuota) -> None:
         self._stack, self._folder, self._disk = stack, folder, disk
         self._open: dict[str, _Table] = {}
         for name in TABLES if folder is not None else ():  # of a maker that was killed before its plan was whole
@@ -133,7 +133,7 @@ class _Writers:
 
 
 def make_tables(
-    pack: OfflineSamples, sizes: Sizes, policy: Policy, scores_of: ScoresOf, budget: Budget, folder: str, disk: DiskBudget
+    pack: OfflineSamples, sizes: Sizes, policy: Policy, scores_of: ScoresOf, budget: Budget, folder: str, disk: DiskQuota
 ) -> None:
     """Decide where each row of a pack's batches is, and write it to ``folder``.
 
@@ -210,7 +210,7 @@ def write_static(
 
 
 def _plan_static(
-    pack: OfflineSamples, sizes: Sizes, tier_of_row: npt.NDArray[np.int32], files: _Writers, budget: Budget, disk: DiskBudget
+    pack: OfflineSamples, sizes: Sizes, tier_of_row: npt.NDArray[np.int32], files: _Writers, budget: Budget, disk: DiskQuota
 ) -> None:
     """The same rows in memory for all batches; the others to extents and, where that is too much, to segments' caches."""
     batches, n = DiskRows(pack, tier_of_row), pack.num_nodes
@@ -248,7 +248,7 @@ def segmentation(
     sizes: Sizes,
     tier_of_row: npt.NDArray[np.int32],
     budget: Budget,
-    disk: DiskBudget,
+    disk: DiskQuota,
 ) -> Segmentation:
     """Find how many batches share a cache on disk so that a layout fits what is left of ``disk``; 1 where none need.
 
@@ -302,7 +302,7 @@ def _plan_planned(
     tier_of_row: npt.NDArray[np.int32] | None,
     files: _Writers,
     budget: Budget,
-    disk: DiskBudget,
+    disk: DiskQuota,
 ) -> None:
     """Other rows in memory from batch to batch; where ``disk`` has no room for the others, say how much would do."""
     before = disk.used

@@ -15,7 +15,7 @@ from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
 from featstore.gather.buffers import BufferPool
 from featstore.plan.planfile import write_bytes
 from featstore.plan.planmemory import Spill, must_spill
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["CachePlanner"]
@@ -34,7 +34,7 @@ class CachePlanner:
     n, capacity : int
         Ids of the domain; rows of each of its caches.
     runs : RunDirectory
-    disk : DiskBudget
+    disk : DiskQuota
     memory : Reservation
         What planning may hold; grown where a window is larger than was expected, see
         :func:`~featstore.plan.planmemory.must_spill`.
@@ -52,7 +52,7 @@ class CachePlanner:
         capacity: int,
         *,
         runs: RunDirectory,
-        disk: DiskBudget,
+        disk: DiskQuota,
         memory: Reservation,
         room: Callable[[], int],
         pool: BufferPool,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from featstore.budget import Budget
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.numbered import edge_numbers
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["DistinctEdges", "EdgeTrace", "EdgeTraceWriter", "distinct_edges"]
@@ -44,7 +44,7 @@ def distinct_edges(batch: SampledBatch, n_edges: int, budget: Budget) -> Distinc
 class EdgeTraceWriter(SectionWriter):
     """Write the edges of a superbatch's batches, in order."""
 
-    def __init__(self, path: str | os.PathLike[str], disk: DiskBudget | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], disk: DiskQuota | None = None) -> None:
         super().__init__(path, KIND, disk)
 
     def add(self, edges: DistinctEdges) -> None:

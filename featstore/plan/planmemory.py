@@ -12,7 +12,7 @@ from featstore.budget import Reservation
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.planfile import write_bytes
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["PLANNER_SHARE", "Spill", "Switch", "must_spill", "planning_bytes"]
@@ -91,7 +91,7 @@ def must_spill(
 class Spill:
     """Next positions of a window's planned batches in a run file, for as long as they are needed."""
 
-    def __init__(self, path: str, disk: DiskBudget) -> None:
+    def __init__(self, path: str, disk: DiskQuota) -> None:
         self._writer = SectionWriter(path, "next", disk)
         self._numbers: dict[int, int] = {}
         self._file: SectionFile | None = None

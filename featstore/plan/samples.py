@@ -16,7 +16,7 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import EDGE_ARRAYS, HISTORY_ARRAYS, Block, HistoryRows, SampledBatch
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["KeptIds", "SampleFile", "SampleWriter", "sample_bytes"]
@@ -138,7 +138,7 @@ class SampleWriter(SectionWriter):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], num_nodes: int, disk: DiskBudget | None = None, keep: Budget | None = None
+        self, path: str | os.PathLike[str], num_nodes: int, disk: DiskQuota | None = None, keep: Budget | None = None
     ) -> None:
         self._kept: KeptIds | None = None
         super().__init__(path, KIND, disk)

@@ -16,7 +16,7 @@ from featstore.config import check_at_least, user_path
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, replacing
 
 __all__ = ["Trace", "record"]
@@ -144,7 +144,7 @@ class Trace(Sequence[Ints]):
             self._file.close()
 
 
-def _write(path: str | os.PathLike[str], n: int, batches: Iterable[Ints], disk: DiskBudget | None = None) -> None:
+def _write(path: str | os.PathLike[str], n: int, batches: Iterable[Ints], disk: DiskQuota | None = None) -> None:
     """Write a trace file of a field of ``n`` rows; ``batches`` have distinct ones."""
     with replacing(user_path(path), KIND, disk) as writer:
         writer.append(np.array([n], np.int64))
@@ -158,7 +158,7 @@ def record(
     n: int,
     path: str | os.PathLike[str] | None = None,
     epoch: int = 0,
-    disk: DiskBudget | None = None,
+    disk: DiskQuota | None = None,
 ) -> Trace:
     """Sample batches and keep the rows that each asks for, in memory, or in a trace file that is made at ``path``.
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from featstore._core.epochs import BLOCK_BYTES, LEAST_BLOCK_WORDS, LEAST_BLOCKS, LOG_BYTES, Logs
 from featstore.cache.rowmap import huge_array
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionWriter
 
 __all__ = ["SpillingLogs", "least_log_bytes"]
@@ -46,7 +46,7 @@ class SpillingLogs:
     """
 
     def __init__(
-        self, n_logs: int, n_workers: int, wide: bool, n_bytes: int, path: Callable[[], str], disk: DiskBudget | None = None
+        self, n_logs: int, n_workers: int, wide: bool, n_bytes: int, path: Callable[[], str], disk: DiskQuota | None = None
     ) -> None:
         self._wide, self._path, self._disk = wide, path, disk
         self.n_logs = n_logs

@@ -23,7 +23,7 @@ from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes
-from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -140,7 +140,7 @@ class _Open:
             n_bytes=plan.n_bytes,
             n_workers=sampler.threads,
             path=self._path,
-            disk=DiskBudget(disk, "what is sampled ahead"),
+            disk=DiskQuota(disk, "what is sampled ahead"),
             access=sampler.access,
         )
         thread = ThreadPoolExecutor(1, thread_name_prefix="featstore-window")

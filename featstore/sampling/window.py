@@ -31,7 +31,7 @@ from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -161,7 +161,7 @@ class EpochWindow:
         n_bytes: int,
         n_workers: int,
         path: Callable[[], str],
-        disk: DiskBudget,
+        disk: DiskQuota,
         access: str = "auto",
     ) -> None:
         self._access = access

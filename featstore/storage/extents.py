@@ -41,7 +41,7 @@ from featstore.storage.ordered import Ordered
 from featstore.storage.pagestream import Arenas, PagedRows, arena_bytes, least_window
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import ReadStats
-from featstore.storage.rundir import DiskBudget
+from featstore.storage.rundir import DiskQuota
 from featstore.storage.writer import FileRecord, free_bytes, fsync_directory
 
 __all__ = ["KIND", "PAGES", "WRITERS", "Episode", "ExtentMap", "ExtentWriter", "episodes", "least_memory", "most_memory"]
@@ -66,7 +66,7 @@ class ExtentWriter:
     ----------
     path : path-like
     extents : ExtentMap
-    disk : DiskBudget, optional
+    disk : DiskQuota, optional
         Pays for the whole file before it is made; OSError (ENOSPC) where it, or the disk, is too small.
     resumable : bool
         Keep a record beside the file, durably, of what is filled: after every episode, and every half minute in the middle of
@@ -81,7 +81,7 @@ class ExtentWriter:
         self,
         path: str | os.PathLike[str],
         extents: ExtentMap,
-        disk: DiskBudget | None = None,
+        disk: DiskQuota | None = None,
         *,
         resumable: bool = False,
         ordered: Ordered | None = None,

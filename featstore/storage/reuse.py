@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from featstore.storage.rundir import DiskBudget, RunDirectory, remove_file
+from featstore.storage.rundir import DiskQuota, RunDirectory, remove_file
 
 __all__ = ["FileReuse"]
 
@@ -13,7 +13,7 @@ __all__ = ["FileReuse"]
 class FileReuse:
     """Files that nobody reads any more, in a run directory of their own, made in ``parent`` with the first file. Thread-safe.
 
-    They count in the disk budget of the run that goes on, and are deleted where it is short.
+    They count in the quota of the run that goes on, and are deleted where it is short.
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
@@ -23,21 +23,21 @@ class FileReuse:
         self._n_kept = 0
         self._closed = False
         self._lock = threading.Lock()
-        self._disk: DiskBudget | None = None
+        self._disk: DiskQuota | None = None
 
     @property
     def n_bytes(self) -> int:
         with self._lock:
             return sum(self._files.values())
 
-    def use(self, disk: DiskBudget) -> None:
+    def use(self, disk: DiskQuota) -> None:
         """Count in ``disk``, of a run that begins, from now on."""
         self._disk = disk
         disk.reclaim = self.drop
         disk.take(self.n_bytes, os.fspath(self._parent))
 
     def keep(self, path: str, n_bytes: int) -> None:
-        """Take over a closed file of ``n_bytes``, which the disk budget has counted so far."""
+        """Take over a closed file of ``n_bytes``, which the quota has counted so far."""
         with self._lock:
             try:
                 if self._closed:

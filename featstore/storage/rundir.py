@@ -19,7 +19,7 @@ from featstore.errors import BusyError
 from featstore.storage.calls import CANNOT_WRITE, close_quietly
 from featstore.storage.lock import FileLock
 
-__all__ = ["DiskBudget", "RunDirectory", "finalize_here", "remove_file", "runs_directory"]
+__all__ = ["DiskQuota", "RunDirectory", "finalize_here", "remove_file", "runs_directory"]
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # in a parent of run directories: it goes with the last of them
@@ -75,7 +75,7 @@ def remove_file(path: str) -> bool:
     return True
 
 
-class DiskBudget:
+class DiskQuota:
     """Most bytes that files may take at once; ``total`` None: as much as the disk has. Thread-safe.
 
     ``what`` the files are together, and the ``path`` where the user wants them, are for messages. ``reclaim`` is called where

@@ -23,7 +23,7 @@ from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming, o
 from featstore.storage.direct import DirectWriter, pread_direct, set_direct
 from featstore.storage.directory import OpenDirectory
 from featstore.storage.format import DTYPES, file_seed
-from featstore.storage.rundir import DiskBudget, remove_file
+from featstore.storage.rundir import DiskQuota, remove_file
 from featstore.storage.writer import fsync_directory, make_durable
 
 __all__ = ["SectionFile", "SectionWriter", "replacing"]
@@ -55,7 +55,7 @@ class SectionWriter:
     :meth:`finish` returns, past the page cache, through two buffers of so many bytes, which the caller counts.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: str, disk: DiskBudget | None = None, direct: int = 0) -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: str, disk: DiskQuota | None = None, direct: int = 0) -> None:
         self.path = os.fspath(path)
         self._kind = kind.encode("ascii")
         self._id = uuid.uuid4().bytes
@@ -170,7 +170,7 @@ class SectionWriter:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str], kind: str, disk: DiskBudget | None = None) -> Iterator[SectionWriter]:
+def replacing(path: str | os.PathLike[str], kind: str, disk: DiskQuota | None = None) -> Iterator[SectionWriter]:
     """Write a file of sections, durably, in place of what is there: a kill leaves that, or the new file."""
     remove_file(f"{os.fspath(path)}.tmp")  # of a writer that was killed
     with SectionWriter(path, kind, disk) as writer:
@@ -190,7 +190,7 @@ class SectionFile:
         path: str | os.PathLike[str],
         kind: str,
         *,
-        disk: DiskBudget | None = None,
+        disk: DiskQuota | None = None,
         paid: int = 0,
         direct: bool = False,
         directory: OpenDirectory | None = None,
@@ -325,7 +325,7 @@ class SectionFile:
             close_quietly(fd)
 
     def remove(self) -> None:
-        """Close the file and delete it; its bytes go back to the disk budget, unless it cannot be deleted now."""
+        """Close the file and delete it; its bytes go back to the quota, unless it cannot be deleted now."""
         self.close()
         if remove_file(self.path) and self._disk is not None:
             self._disk.give(self._paid)

@@ -13,7 +13,7 @@ from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Memo
-from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.context import Context
 
 __all__ = ["DISK_SHARE", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
@@ -83,7 +83,7 @@ class Profile(Memo):
         self._changed = threading.Condition(self._lock)
         self._n_reading = 0
         self._file: SampleFile | None = None
-        accounts = DiskBudget(None if disk is None else disk // DISK_SHARE)
+        accounts = DiskQuota(None if disk is None else disk // DISK_SHARE)
         try:
             begin = time.perf_counter()
             most = min(len(order), most or profile_batches(len(order), batches.together))

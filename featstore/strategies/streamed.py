@@ -35,7 +35,7 @@ from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memor
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, PagedRows, least_window
 from featstore.storage.reuse import FileReuse
-from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.context import Context
@@ -229,7 +229,7 @@ class StreamedRunner(SuperbatchRunner):
         if self.profile is not None:
             self.profile.close()
 
-    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:
+    def _packer(self, runs: RunDirectory, disk: DiskQuota) -> PackSuperbatch | None:
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
         # are read where they are.
         may_skip = isinstance(self._sizes.planning.superbatch, str)

@@ -34,7 +34,7 @@ from featstore.plan.cost import (
     random_reads,
 )
 from featstore.plan.overlapped import PackSuperbatch
-from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here, runs_directory
+from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, runs_directory
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import LeasedCaches, size_caches
@@ -244,7 +244,7 @@ class SuperbatchRunner(Runner):
             name = self.name if self._planning.overlap else "ginex"
             warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
 
-    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:
+    def _packer(self, runs: RunDirectory, disk: DiskQuota) -> PackSuperbatch | None:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
 

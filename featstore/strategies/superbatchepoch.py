@@ -20,7 +20,7 @@ from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import EpochBatches
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import CacheLease, LeasedCaches
 from featstore.strategies.context import Context
@@ -65,7 +65,7 @@ class SuperbatchEpoch(EpochRun):
         use: Use,
         caches: LeasedCaches | CacheSwitch,
         lease: CacheLease,
-        packer: Callable[[RunDirectory, DiskBudget], PackSuperbatch | None],
+        packer: Callable[[RunDirectory, DiskQuota], PackSuperbatch | None],
         fixed: Int64s | None,
         filled: dict[str, FeatureCache],
         edge_caches: LeasedCaches,
@@ -94,7 +94,7 @@ class SuperbatchEpoch(EpochRun):
             if switch is None:
                 self._fill(residents, filled)
             self._runs = RunDirectory(planning.run_dir)
-            disk = DiskBudget(planning.disk)
+            disk = DiskQuota(planning.disk)
             if switch is not None:
                 switch.begin(self._runs, disk, planner)
             pack = packer(self._runs, disk)
@@ -138,7 +138,7 @@ class SuperbatchEpoch(EpochRun):
                 self._runs.close()
             raise
 
-    def _edge_planner(self, planning: Planning, disk: DiskBudget, room: Callable[[], int]) -> EdgePlanner | None:
+    def _edge_planner(self, planning: Planning, disk: DiskQuota, room: Callable[[], int]) -> EdgePlanner | None:
         """Return what plans the caches of edge features, empty now; None where there are none."""
         policy, graph = planning.edge_policy, self._context.graph
         if policy is None or not planning.edge_capacity or self._runs is None:

@@ -19,7 +19,7 @@ from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.strategies.caches import CacheLease
 from featstore.strategies.domain import Domain
@@ -37,7 +37,7 @@ Int64s = npt.NDArray[np.int64]
 class NeighborFile:
     """A neighbour cache in a run file, to be loaded again superbatch after superbatch."""
 
-    def __init__(self, path: str, cache: NeighborCache, disk: DiskBudget) -> None:
+    def __init__(self, path: str, cache: NeighborCache, disk: DiskQuota) -> None:
         self._shapes: dict[str, tuple[int, np.dtype[Any]]] = {}
         with SectionWriter(path, "neighbors", disk) as writer:
             for name, array in cache.to_arrays().items():
@@ -146,7 +146,7 @@ class CacheSwitch:
         self._neighbors: NeighborCache | None = None
         self._file: NeighborFile | None = None
         self._runs: RunDirectory | None = None
-        self._disk = DiskBudget(0)
+        self._disk = DiskQuota(0)
         self._planner: Reservation | None = None
         self._lease: weakref.ref[CacheLease] | None = None
         self._taking = threading.Lock()  # held while the share is taken or given back
@@ -236,7 +236,7 @@ class CacheSwitch:
             if cache is not None and cache.budget is self.share:
                 cache.release()
 
-    def begin(self, runs: RunDirectory, disk: DiskBudget, planner: Reservation) -> None:
+    def begin(self, runs: RunDirectory, disk: DiskQuota, planner: Reservation) -> None:
         """Keep the neighbour cache among the run files of an epoch from now on, and choose its nodes in what the planner holds.
 
         The planner rests meanwhile.
