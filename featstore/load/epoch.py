@@ -11,7 +11,6 @@ from featstore.errors import ClosedError
 from featstore.gather.buffers import memory_errors
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
-from featstore.load.prepared import PreparedCheck
 from featstore.load.stages import Stages
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Batch, EpochRun
@@ -43,7 +42,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         See :class:`Pipeline`.
     owner : object
         Kept alive until the threads have ended: what the stages use is closed with it.
-    check : PreparedCheck, optional
+    check : callable (batch, position), optional
         Of every batch that ``run`` returns.
     """
 
@@ -56,7 +55,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         depth: int,
         owner: object,
         most: int = 0,
-        check: PreparedCheck | None = None,
+        check: Callable[[Any, int], None] | None = None,
     ) -> None:
         self._run = run
         self._position = position

@@ -22,10 +22,10 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
 from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch, check_ranks
+from featstore.load.batchcheck import batch_check
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
-from featstore.load.prepared import PreparedCheck
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
@@ -174,18 +174,18 @@ class Loader:
         check_ranks()
         self._strategy = get_strategy(strategy)
         self._g, self._sampler = cast(Any, g), sampler
-        by_stage = stage_threads(threads, g.options.threads)
+        sampling, copying, reading = stage_threads(threads, g.options.threads)
         target = numbered(check_device(device))
         context = partial(
             Context,
             g,
-            threads=by_stage.sample,
-            copy_threads=g.options.threads if by_stage.gather is None else by_stage.gather,
+            threads=sampling,
+            copy_threads=copying,
             nodes=Domain.of_nodes(g, check_features(g, features)),
             edges=Domain.of_edges(g, check_edge_features(g, edge_features, sampler)),
             labels=check_labels(g, labels),
             device=target,
-            prefetch=check_prefetch(prefetch, by_stage.sample),
+            prefetch=check_prefetch(prefetch, sampling),
         )
         cache = None if device_cache is None else DeviceCache.of(device_cache)
         self._held: list[Reservation] = []
@@ -204,9 +204,9 @@ class Loader:
         self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
         self._close_batches = weakref.finalize(self, batches.close)
         try:
-            if by_stage.read is not None:
+            if reading is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
-                g.reader.bound(id(self), by_stage.read)
+                g.reader.bound(id(self), reading)
             with memory_errors():
                 self._make_runner(context(batches, has_history=history is not None), cache, history)
         except BaseException:
@@ -347,7 +347,7 @@ class Loader:
             try:
                 depth = self._runner.prefetch
                 most = MOST_AHEAD if self._adapts and depth > 1 else depth  # not where memory was short from the start
-                check = PreparedCheck(self._strategy.name, len(self), None if self._sampler is None else epoch)
+                check = batch_check(self._strategy.name, len(self), None if self._sampler is None else epoch)
                 running = RunningEpoch(run, self._stages, position, len(self), depth, self, most, check)
             except BaseException:
                 run.close()

@@ -17,7 +17,6 @@ from featstore.gather.plan import Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import MiniBatch
-from featstore.load.prepared import PreparedCheck
 from featstore.load.transfer import Transfer
 from featstore.sampling.numbered import edge_numbers
 from featstore.storage.rowfile import ReadStats
@@ -82,7 +81,7 @@ class Stages:
             self._on_device.step_done(self._context)
 
     def of(
-        self, run: EpochRun, check: PreparedCheck | None = None
+        self, run: EpochRun, check: Callable[[Any, int], None] | None = None
     ) -> tuple[Callable[[int], Batch], Callable[[int, Batch], Any], Callable[[int, Any], MiniBatch] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
 
@@ -141,7 +140,7 @@ class Stages:
         if was_short:
             self._g.reader.made_do()
 
-    def _sample(self, run: EpochRun, position: int, check: PreparedCheck | None = None) -> Batch:
+    def _sample(self, run: EpochRun, position: int, check: Callable[[Any, int], None] | None = None) -> Batch:
         try:
             batch = run.batch(position)
             if check is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from featstore.config import check_at_least
 from featstore.errors import OptionError
 
-__all__ = ["STAGES", "StageThreads", "stage_threads"]
+__all__ = ["STAGES", "stage_threads"]
 
 STAGES = {
     "sample": "batches sampled at once, or samples read at once",
@@ -17,27 +16,8 @@ STAGES = {
 }
 
 
-@dataclass(frozen=True)
-class StageThreads:
-    """Threads of each stage.
-
-    Parameters
-    ----------
-    sample : int
-        Batches sampled at once.
-    gather : int
-        Threads that copy the rows of a batch.
-    read : int, optional
-        See :meth:`featstore.storage.reader.Reader.bound`; None: as many as the dataset has by itself.
-    """
-
-    sample: int
-    gather: int
-    read: int | None = None
-
-
-def stage_threads(threads: int | Mapping[str, int] | None, default: int) -> StageThreads:
-    """Return the threads of each stage.
+def stage_threads(threads: int | Mapping[str, int] | None, default: int) -> tuple[int, int, int | None]:
+    """Return how many threads sample, copy, and read; None: as many as the dataset reads with by itself.
 
     Parameters
     ----------
@@ -58,4 +38,4 @@ def stage_threads(threads: int | Mapping[str, int] | None, default: int) -> Stag
         if stage not in STAGES:
             raise OptionError("threads", f"there is no stage {stage!r}; the stages are {', '.join(map(repr, STAGES))}")
         given[stage] = check_at_least("threads" if not isinstance(threads, Mapping) else f"threads[{stage!r}]", number, 1)
-    return StageThreads(given.get("sample", default), given.get("gather", default), given.get("read"))
+    return given.get("sample", default), given.get("gather", default), given.get("read")

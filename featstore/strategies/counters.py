@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from featstore.gather.plan import Tier
@@ -26,9 +26,14 @@ class Stopwatch:
         with self._lock:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
-    def time(self, name: str) -> _Timer:
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
         """Context manager that adds the time spent inside to ``name``."""
-        return _Timer(self, name)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - begin)
 
     def seconds(self) -> dict[str, float]:
         """Return seconds by name."""
@@ -93,18 +98,6 @@ class ReadCounts:
                 "bytes_requested": n.bytes_requested,
                 "bytes_read": n.bytes_read,
             }
-
-
-class _Timer:
-    def __init__(self, watch: Stopwatch, name: str) -> None:
-        self._watch = watch
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._watch.add(self._name, time.perf_counter() - self._start)
 
 
 class BatchCounts:

@@ -220,7 +220,10 @@ class SuperbatchRunner(Runner):
         self._sizes = sizes
         size, least = sizes.granted_length(memory)
         self._planning = replace(sizes.planning, superbatch=size)
-        self._drops: list[Callable[[], None]] = [partial(context.batches.keep_ahead, 0), partial(_drop_plans, policy)]
+        self._drops: list[Callable[[], None]] = [
+            partial(context.batches.keep_ahead, 0),
+            partial(CheckedPolicy(policy).keep_memory, False),
+        ]
         held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
         self._memory = EpochMemory(context.graph.budget, held, partial(_drop, self._drops))
         self._switch: CacheSwitch | None = None
@@ -358,10 +361,6 @@ class SuperbatchRunner(Runner):
             )
             undo.pop_all()
         return run
-
-
-def _drop_plans(policy: PlannedPolicy) -> None:
-    CheckedPolicy(policy).keep_memory(False)
 
 
 def _drop(drops: Sequence[Callable[[], None]]) -> None:

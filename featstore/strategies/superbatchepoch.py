@@ -98,21 +98,13 @@ class SuperbatchEpoch(EpochRun):
             if switch is not None:
                 switch.begin(self._runs, disk, planner)
             pack = packer(self._runs, disk)
+            plans = partial(CachePlanner, runs=self._runs, disk=disk, room=room, pool=graph.pool)
             self._inspector = SuperbatchInspector(
                 order.sample,
                 start=start,
                 stop=len(order),
                 size=max(1, int(planning.superbatch)),  # of no batches at all none
-                planner=CachePlanner(
-                    planning.policy,
-                    graph.num_nodes,
-                    capacity,
-                    runs=self._runs,
-                    disk=disk,
-                    memory=planner,
-                    room=room,
-                    pool=graph.pool,
-                ),
+                planner=plans(planning.policy, graph.num_nodes, capacity, memory=planner),
                 threads=threads,
                 time=context.watch.time,
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
@@ -120,7 +112,7 @@ class SuperbatchEpoch(EpochRun):
                 pack=pack,
                 residents=residents,
                 tier=lambda: context.tier,
-                edges=self._edge_planner(planning, disk, room),
+                edges=self._edge_planner(planning, plans),
             )
             if context.features and pack is None:
                 widths = context.nodes.row_bytes
@@ -138,26 +130,14 @@ class SuperbatchEpoch(EpochRun):
                 self._runs.close()
             raise
 
-    def _edge_planner(self, planning: Planning, disk: DiskQuota, room: Callable[[], int]) -> EdgePlanner | None:
+    def _edge_planner(self, planning: Planning, plans: Callable[..., CachePlanner]) -> EdgePlanner | None:
         """Return what plans the caches of edge features, empty now; None where there are none."""
-        policy, graph = planning.edge_policy, self._context.graph
-        if policy is None or not planning.edge_capacity or self._runs is None:
+        policy, edges, memory = planning.edge_policy, self._context.edges, self._memory
+        if policy is None or not planning.edge_capacity:
             return None
-        for name in self._context.edges.stores:
-            self._context.edges.clear_cache(name)
-        return EdgePlanner(
-            CachePlanner(
-                policy,
-                graph.num_edges,
-                planning.edge_capacity,
-                runs=self._runs,
-                disk=disk,
-                memory=self._memory[EDGE_PLANNER],
-                room=room,
-                pool=graph.pool,
-                label="edges-",
-            )
-        )
+        for name in edges.stores:
+            edges.clear_cache(name)
+        return EdgePlanner(plans(policy, edges.n, planning.edge_capacity, memory=memory[EDGE_PLANNER], label="edges-"))
 
     def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> None:
         """Let caches begin with the rows that stay, which they may have already, or with none."""
