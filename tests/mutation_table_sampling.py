@@ -194,7 +194,7 @@ SAMPLING: tuple[Mutation, ...] = (
         "src_cython/featstore/_core/epochs.h",
         "pass->keys + FS_KEY_WORDS * log;",
         "pass->keys + FS_KEY_WORDS * hop * pass->n_batches;",
-        ("tests/test_epoch_labor.py::test_batches_do_not_depend_on_threads",),
+        ("tests/test_epoch_labor_edges.py::test_threads",),
     ),
     Mutation(
         "places count from the part of a list that is here",
