@@ -103,7 +103,6 @@ def test_a_static_host_cache_is_made_anew_beside_it(
         check(list(made), arrays, device)
         for feature in g.features:
             cache = g.features[feature].cache
-            assert cache is not None
             assert not ((cache.map.slot_of_row >= 0) & (tier.map.slot_of_row >= 0)).any()
             assert cache.n_cached == min(cache.capacity, N - len(tier))
 
@@ -246,7 +245,6 @@ def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path) -> None:
 
 def made_tier(setup: featstore.Setup) -> None:
     tier = make_tier(setup, featstore.DeviceCache().static_policy, N // 10)
-    assert tier is not None
     tier.close()
 
 
@@ -285,7 +283,6 @@ def test_the_device_is_the_one_that_was_current(dataset: Path, monkeypatch: pyte
         for device in ("cuda", "cuda:1"):
             with loader(g, {"device": device}) as made:
                 setup = made._runner.setup
-                assert setup.on_device is not None
                 setup.on_device.step_done(setup)
                 assert tier_of(made) is None
                 assert made.stats()["device_cache"]["why"].startswith("there is no room: ")
