@@ -43,9 +43,6 @@ def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch,
     assert "--explain" in capsys.readouterr().err
 
 
-# -- the loader
-
-
 def loader(g: featstore.OutOfCoreGraph, strategy: str, **options: Any) -> featstore.Loader:
     sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
     return make_loader(g, sampler, g.node_data["train_idx"], batch_size=100, features=["x", "z"], strategy=strategy, **options)
@@ -224,9 +221,6 @@ def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path
 def test_what_auto_does_not_take(bad: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match=r"policy|length|epochs"):
         featstore.Auto(**bad)
-
-
-# -- command line
 
 
 @pytest.mark.shares_resources  # matplotlib keeps its fonts open

@@ -73,9 +73,6 @@ def named(root: Path) -> set[str]:
     return {name for record in read_catalog(root).files.values() for name in (record.name, record.sums_name)}
 
 
-# -- there and back --------------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     degrees=st.lists(st.sampled_from([0, 0, 0, 1, 2, 5, 1008, 3000]), max_size=30),
@@ -189,9 +186,6 @@ def test_a_damaged_graph_is_not_converted(tmp_path: Path, name: str) -> None:
     assert caught.value.path == str(path)
     assert read_catalog(tmp_path / "g").topology == "csc"
     assert files_in(tmp_path / "g") == named(tmp_path / "g")
-
-
-# -- all that takes a graph ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cached", [None, "60KB", "1MiB"])

@@ -100,9 +100,6 @@ def test_counting_is_counted(tmp_path: Path) -> None:
         assert wide.tolist() == brute(*arrays(g), range(n))
 
 
-# -- the policy ------------------------------------------------------------------------------------------------------------------
-
-
 def scores_of(cross: list[int], in_degree: list[int], **options: Any) -> list[float]:
     context = featstore.PolicyContext(
         len(cross), 4, in_degree_of=lambda: np.array(in_degree), cross_out_degree_of=lambda: np.array(cross, np.int32)
