@@ -451,9 +451,3 @@ def test_a_full_drive_is_said_before_anything_is_written(tmp_path: Path, monkeyp
         g.aggregate("x", progress=False)
     assert caught.value.errno == errno.ENOSPC
     assert not (path / "making.x_mean").exists()
-
-
-def test_nothing_warns(made: Any, tmp_path: Path) -> None:
-    with featstore.open(copy_of(made[0], tmp_path), memory="32MiB") as g, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        g.aggregate("float32", progress=False)

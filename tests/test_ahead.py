@@ -151,14 +151,19 @@ def test_rows_read_ahead_are_those_that_the_plan_misses() -> None:
         BatchPlan(4, parts).read_ahead(2)
 
 
+def created(path: Path, width: int) -> np.ndarray[Any, Any]:
+    """Create a dataset of 3,000 nodes; return its feature."""
+    n = 3000
+    x = np.random.default_rng(0).standard_normal((n, width)).astype(np.float32)
+    data = {"train_idx": np.arange(0, n, 3)}
+    featstore.OutOfCoreGraph.create(path, *make_graph(n, 8.0), {"x": x}, data, progress=False).close()
+    return x
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_loader_reads_ahead(tmp_path: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer gathers than batches, none but them; an error reaches the loop after the batches before it."""
-    n = 3000
-    indptr, indices = make_graph(n, 8.0)
-    x = np.random.default_rng(0).standard_normal((n, 8)).astype(np.float32)  # many rows fit the planner's memory
-    data = {"train_idx": np.arange(0, n, 3)}
-    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, data, progress=False).close()
+    x = created(tmp_path / "g", 8)  # many rows fit the planner's memory
     with featstore.open(tmp_path / "g", memory="16MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "labels": None, "superbatch": 10, "feature_cache": 0.1, "overlap": overlap}
@@ -270,11 +275,7 @@ def all_of(budget: Budget) -> Reservation:
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_reading_ahead_makes_room_for_a_batch(tmp_path: Path, prefetch: int) -> None:
     """Where the budget has nothing else left, the epoch goes on without it; the next one has it again."""
-    n = 3000
-    indptr, indices = make_graph(n, 8.0)
-    x = np.random.default_rng(0).standard_normal((n, 256)).astype(np.float32)
-    data = {"train_idx": np.arange(0, n, 3)}
-    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, data, progress=False).close()
+    x = created(tmp_path / "g", 256)
     with featstore.open(tmp_path / "g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "labels": None, "superbatch": 5, "feature_cache": 0.1, "prefetch": prefetch}

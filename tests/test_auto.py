@@ -43,32 +43,9 @@ def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch,
     assert "--explain" in capsys.readouterr().err
 
 
-# -- the loader
-
-
 def loader(g: featstore.OutOfCoreGraph, strategy: str, **options: Any) -> featstore.Loader:
     sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
     return make_loader(g, sampler, g.node_data["train_idx"], batch_size=100, features=["x", "z"], strategy=strategy, **options)
-
-
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "packed"])
-@pytest.mark.parametrize("cache", [None, 0.1, "50KB", 1.0])
-def test_batches_are_those_of_ondemand_whatever_is_taken(
-    data: Path, strategy: str, cache: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steer(monkeypatch, strategy)
-    with featstore.open(data, memory="64MiB") as g, featstore.open(data, memory="64MiB") as plain:
-        with loader(g, "auto", feature_cache=cache, epochs=2) as ours, loader(plain, "ondemand") as theirs:
-            for _ in range(2):
-                for a, b in zip(ours, theirs, strict=True):
-                    assert torch.equal(a.input_ids, b.input_ids)
-                    for name in ("x", "z"):
-                        assert torch.equal(a.features[name].view(torch.int32), b.features[name].view(torch.int32))
-            stats = ours.stats()
-        assert stats["auto"]["taken"]["strategy"] == strategy
-        assert stats["seconds"]["auto"] > 0
-        json.dumps(stats["auto"])
-    assert not (data.parent / "g.runs").exists()
 
 
 def test_auto_takes_the_least_and_says_why(data: Path) -> None:
@@ -118,7 +95,6 @@ def test_batches_sampled_to_choose_are_used_by_the_run(data: Path, strategy: str
                 assert sum(1 for _ in ours) == 20
             assert sorted(sampled) == [(epoch, index) for epoch in range(2) for index in range(20)]  # each once
             profile = ours._runner._decision.profile
-            assert profile is not None
             assert not (Path(profile._runs.path) / "profile").exists()  # gone with the epoch that it belonged to
     assert not (data.parent / "g.runs").exists()
 
@@ -245,9 +221,6 @@ def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path
 def test_what_auto_does_not_take(bad: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match=r"policy|length|epochs"):
         featstore.Auto(**bad)
-
-
-# -- command line
 
 
 @pytest.mark.shares_resources  # matplotlib keeps its fonts open

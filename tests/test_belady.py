@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 from featstore._core import distinct
 from featstore.cache.base import PolicyContext, get_policy
 from featstore.cache.belady import Belady
-from featstore.cache.planned import Int32s, NextAccess, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import Int32s, PlannedBatch, Window
 from featstore.cache.table import FeatureCache
 from featstore.errors import PluginError
-from featstore.gather.plan import Changeset, Tier
 from featstore.plan.planmemory import Spill, planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskQuota
-from tests.loaders import row_policies
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -110,17 +108,6 @@ def test_loads_are_those_of_brute_force(trace: tuple[int, list[list[int]]], capa
     assert run_windows(n, batches, min(capacity, n), max(1, len(batches)), 0, dtype) == optimal_loads(batches, capacity)
 
 
-def test_a_thousand_random_traces() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(1000):
-        n, n_batches = int(rng.integers(1, 30)), int(rng.integers(1, 12))
-        batches = [rng.permutation(n)[: rng.integers(0, n + 1)].tolist() for _ in range(n_batches)]
-        capacity = int(rng.integers(0, n + 1))
-        assert simulate([np.array(b, np.int64) for b in batches], capacity, "belady", n=n).tolist() == optimal_loads(
-            batches, capacity
-        )
-
-
 @given(trace=traces(rows=5, batches=5), capacity=st.integers(0, 4))
 def test_no_schedule_loads_fewer(trace: tuple[int, list[list[int]]], capacity: int) -> None:
     n, batches = trace
@@ -153,33 +140,6 @@ def test_rows_hit_before_stay_first() -> None:
     planned = list(policy.plan(Window(3, np.array([0, 1, 3, 5], np.int64), batches.__getitem__, 3)))
     assert sum(len(p.changes.in_rows) for p in planned) == 1
     assert [int((p.slots < 0).sum()) for p in planned] == [1, 1, 1]
-
-
-def test_next_positions_may_be_spilled(tmp_path: Path) -> None:
-    """With the ids and the next positions on disk the plan is the same."""
-    rng = np.random.default_rng(2)
-    batches = [np.unique((300 * rng.random(80) ** 2).astype(np.int64)) for _ in range(30)]
-
-    class Spill:
-        def __init__(self, n_batches: int) -> None:
-            self.directory = tmp_path / str(n_batches)
-            self.directory.mkdir()
-
-        def __setitem__(self, b: int, array: np.ndarray) -> None:
-            np.save(self.directory / f"{b}.npy", array)
-
-        def __getitem__(self, b: int) -> np.ndarray:
-            return np.asarray(np.load(self.directory / f"{b}.npy"))
-
-    Trace(batches, 300).save(tmp_path / "trace")
-    on_disk = Trace.open(tmp_path / "trace")
-    spilled, plain = Belady(spill=Spill), Belady()
-    for policy in (spilled, plain):
-        policy.start(25, PolicyContext(300, 1))
-    for a, b in zip(spilled.plan(on_disk.window()), plain.plan(Trace(batches, 300).window()), strict=True):
-        assert np.array_equal(a.slots, b.slots)
-        assert np.array_equal(a.changes.in_slots, b.changes.in_slots)
-    on_disk.close()
 
 
 def plans_of(n: int, batches: list[list[int]], capacity: int, size: int, ahead: int, dtype: Any) -> list[list[list[int]]]:
@@ -253,11 +213,12 @@ def test_memory_follows_the_accesses() -> None:
 
 
 def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
-    """Between windows with look-ahead the planner keeps its arrays; they never come to more than the ledger was told."""
+    """Between windows with look-ahead the planner keeps its arrays, or spills them: never more than the ledger was told."""
     rng = np.random.default_rng(7)
     n, capacity = 50_000, 5_000
     batches = [np.unique((n * rng.random(9000) ** 2).astype(np.int32)) for _ in range(12)]
-    for spilled in (False, True):
+    plans: dict[bool, list[Any]] = {False: [], True: []}
+    for spilled, found in plans.items():
         policy = Belady()
         policy.start(capacity, PolicyContext(n, 1))
         disk = DiskQuota(None)
@@ -270,7 +231,8 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
         for first in (0, 4, 8):
             seen = batches[first : first + 8]
             offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
-            for _ in policy.plan(Window(n, offsets, seen.__getitem__, 4, spill if spilled else None)):
+            for planned in policy.plan(Window(n, offsets, seen.__getitem__, 4, spill if spilled else None)):
+                found.append((planned.slots.tolist(), planned.changes.in_slots.tolist()))
                 size = (n, int(offsets[-1]), int(offsets[4]), max(map(len, seen)))
                 assert policy.nbytes <= planning_bytes(*size, capacity=capacity, spilled=spilled)
                 assert spilled or policy.nbytes > 4 * int(offsets[4])
@@ -280,6 +242,7 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
         assert (disk.peak > 4 * sum(map(len, batches))) == spilled
         assert not list(tmp_path.iterdir())
         assert policy.nbytes == 8 * capacity  # the last window looked no further
+    assert plans[True] == plans[False]
 
 
 def test_batches_of_very_different_size() -> None:
@@ -354,54 +317,6 @@ def test_next_access_is_the_first_later_batch(trace: tuple[int, list[list[int]]]
         access.next(np.array([99], np.int64), 0)
 
 
-def test_a_planned_policy_of_the_users_own() -> None:
-    """Belady written with NextAccess, slow and plain, loads the same rows."""
-
-    class Plain(PlannedPolicy):
-        def start(self, capacity: int, context: PolicyContext) -> None:
-            self.capacity = capacity
-
-        def plan(self, window: Window) -> Any:
-            access: NextAccess = window.next_access
-            cached: dict[int, int] = {}
-            for b in range(window.n_planned):
-                ids = window.ids(b)
-                slots = np.array([cached.get(int(row), -1) for row in ids], np.int32)
-                candidates = np.array(sorted({*cached, *ids.tolist()}), np.int64)
-                uses = access.next(candidates, b)
-                candidates, uses = candidates[uses >= 0], uses[uses >= 0]
-                kept = {int(row) for row in candidates[np.argsort(uses, kind="stable")][: self.capacity]}
-                gone = [row for row in cached if row not in kept]
-                cached = {row: slot for row, slot in cached.items() if row in kept}
-                free = [slot for slot in range(self.capacity) if slot not in cached.values()]
-                come = {row: free.pop() for row in sorted(kept - cached.keys())}
-                cached |= come
-                positions = [ids.tolist().index(row) for row in come]
-                changes = [np.array(each, np.int64) for each in ([*come], positions, [*come.values()], gone)]
-                yield PlannedBatch(slots, Changeset(changes[0], changes[1], changes[2].astype(np.int32), changes[3]))
-
-    rng = np.random.default_rng(4)
-    batches = [np.unique((60 * rng.random(25) ** 2).astype(int)) for _ in range(25)]
-    assert simulate(batches, 9, Plain()).tolist() == simulate(batches, 9, "belady").tolist()
-
-
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
-def test_no_policy_loads_fewer_than_belady(share: float) -> None:
-    rng = np.random.default_rng(5)
-    n = 2000
-    batches = [np.unique((n * rng.random(300) ** 3).astype(int)) for _ in range(40)]
-    capacity = int(share * n)
-    degree = np.arange(n)[::-1].copy()
-    total = {
-        name: int(simulate(batches, capacity, name, n=n, in_degree=lambda: degree + 1, out_degree=lambda: degree).sum())
-        for name in row_policies()
-        if not issubclass(type(get_policy(name)), PlannedPolicy) or name == "belady"
-    }
-    assert {"lru", "sieve", "degree", "frequency"} <= total.keys()
-    assert min(total.values()) == total["belady"]
-    assert total["frequency"] <= total["degree"]
-
-
 def test_simulate_counts_the_fill_and_extremes() -> None:
     batches = [np.array([0, 1]), np.array([0, 1]), np.array([2])]
     assert simulate(batches, 3, "frequency").tolist() == [2, 0, 1]  # everything fits: each row once
@@ -438,30 +353,6 @@ def test_a_simulation_does_not_believe_what_a_plug_in_foresees() -> None:
 
     with pytest.raises(PluginError, match=r"foresee|foresaw|miss"):
         simulate([np.arange(k, k + 5) for k in range(20)], 5, Hopeful(), n=30)
-
-
-def test_planned_changesets_run_in_the_cache() -> None:
-    """The plan, applied by the same table that on-demand policies use, delivers every row's own bytes."""
-    rng = np.random.default_rng(6)
-    n = 200
-    values = rng.integers(0, 256, (n, 24), dtype=np.uint8)
-    trace = Trace([np.unique((n * rng.random(60) ** 2).astype(int)) for _ in range(30)], n)
-    policy = Belady()
-    policy.start(20, PolicyContext(n, 24))
-    cache = FeatureCache(20, 24, n, None)
-    for ids, planned in zip(trace, policy.plan(trace.window()), strict=True):
-        plan = cache.plan(ids.astype(np.int64))
-        host: dict[int, int] = {}
-        for part in plan.parts:
-            if part.tier == Tier.HOST:
-                positions = range(len(part.addresses)) if part.positions is None else part.positions.tolist()
-                host |= dict(zip(positions, part.addresses.tolist(), strict=True))
-        assert host == {i: s for i, s in enumerate(planned.slots.tolist()) if s >= 0}
-        for position, slot in host.items():
-            assert np.array_equal(cache.array[slot], values[ids[position]])
-        cache.apply(planned.changes, values[ids])
-        cache._check()
-    cache.close()
 
 
 def test_planned_policies_are_not_for_on_demand_caches() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli.main import main
 from tests.test_convert import make, opened, pair  # noqa: F401 - a fixture
 
 STRATEGIES = ["ondemand", "superbatch", "ginex", "streamed", "auto"]
@@ -59,13 +57,3 @@ def test_lists_of_macro_batches(tmp_path: Path, kind: type[featstore.NeighborSam
             with featstore.Loader(g, kind(g, [5, 3], seed=1), batches, labels=None) as loader:
                 found.append([batch.input_ids.clone() for batch in loader])
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
-
-
-def test_the_command_line_trains_epoch_wide_on_chunks(pair: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
-    losses = []
-    for form, sampler in (("csc", "neighbor"), ("chunked", "epoch")):
-        line = ["train", str(getattr(pair, form)), "--epochs", "1", "--hidden", "4", "--json", "--threads", "2"]
-        line += ["--batch-size", "100", "--fanouts", "4,3", "--memory", "64MiB", "--sampler", sampler]
-        assert main(line) == 0
-        losses.append(json.loads(capsys.readouterr().out)["losses"])
-    assert losses[0] == losses[1]

@@ -16,32 +16,20 @@ from featstore import config
 from featstore.cli.main import main
 from featstore.config import parse_cache_size, parse_memory
 from tests.loaders import make_loader
+from tests.support_cases import each
+
+SIZES: dict[float, list[Any]] = {
+    0.1: [0.1, "10%"],
+    0.125: [" 12.5 % "],
+    0.5: [np.float32(0.5), np.float64(0.5)],
+    1.0: ["100%", 1.0],
+    0: [0, "0", "0%", 0.0, "0B"],
+    5000: [np.int64(5000), "5000"],
+    512: ["0.5KiB"],
+} | {4096: [4096], 10: ["10B"], 1000: ["1KB"], 2**30: ["1GiB"]}
 
 
-@pytest.mark.parametrize(
-    ("size", "parsed"),
-    [
-        (0.1, 0.1),
-        ("10%", 0.1),
-        (" 12.5 % ", 0.125),
-        ("100%", 1.0),
-        (1.0, 1.0),
-        (np.float32(0.5), 0.5),
-        (np.float64(0.5), 0.5),
-        (0, 0),
-        ("0", 0),
-        ("0%", 0),
-        (0.0, 0),
-        ("0B", 0),
-        (4096, 4096),
-        (np.int64(5000), 5000),
-        ("5000", 5000),
-        ("10B", 10),
-        ("1KB", 1000),
-        ("0.5KiB", 512),
-        ("1GiB", 2**30),
-    ],
-)
+@pytest.mark.parametrize(("parsed", "size"), each(SIZES))
 def test_what_is_a_size(size: Any, parsed: int | float) -> None:
     found = parse_cache_size(size)
     assert (found, type(found)) == (parsed, type(parsed))

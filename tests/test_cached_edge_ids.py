@@ -88,8 +88,6 @@ def test_numbers_in_memory_are_those_of_the_file(
     g, ids, graphs = cached(*widths)
     graph = graphs[share]
     topology, cache = graph.topology, graph.neighbor_cache
-    assert topology.edge_ids is not None
-    assert cache is not None
     file: Any = topology.edge_ids._file
     before = file.n_gathered
     batch = SAMPLERS[name](graph).sample(torch.tensor(seeds, dtype=torch.int64), 0, index)
@@ -115,8 +113,6 @@ def test_numbers_lie_where_the_ids_do(widths: tuple[int, int], share: float, mon
     monkeypatch.setattr("featstore.graph.neighborcache._READ_EDGES", 100)
     graph = with_cache(g, ids, share)
     cache = graph.neighbor_cache
-    assert cache is not None
-    assert cache.edge_ids is not None
     assert len(cache.edge_ids) == len(cache.records)
     if cache.offset_of_node is None:
         np.testing.assert_array_equal(cache.edge_ids, ids)
@@ -133,7 +129,6 @@ def test_numbers_of_another_topology_are_refused() -> None:
     g, ids, _ = cached(4, 4)
     for share in (0.4, 1.0):
         graph = with_cache(g, ids, share)
-        assert graph.neighbor_cache is not None
         arrays = graph.neighbor_cache.to_arrays()
         numbers = arrays["edge_ids"]
         for bad in (numbers[:-1], numbers.astype(np.int64)):
@@ -173,8 +168,6 @@ def test_a_hop_takes_numbers_of_its_records_alone() -> None:
     assert scratch.hops.number()
     assert edge_pos.tolist() == [5, 6]
 
-
-# -- datasets --------------------------------------------------------------------------------------------------------------------
 
 EDGES = edges_of(300, 4000, 3)
 EPOCHS: dict[str, Any] = {
@@ -247,7 +240,6 @@ def test_they_are_counted_within_the_size_and_asked_for(tmp_path: Path) -> None:
         for budget, edges in (("24KiB", False), ("24KiB", True), (None, False), (None, True)):
             g.cache_neighbors(budget, edges=edges)
             cache = g.neighbor_cache
-            assert cache is not None
             assert (cache.edge_ids is not None) == edges
             assert cache.whole == (budget is None or not edges)
             held.append(g.memory_report()["neighbor cache"])
@@ -262,7 +254,6 @@ def test_nothing_is_kept_where_lists_are_stored_as_they_were_given(tmp_path: Pat
     edges = EDGES[:, np.lexsort(EDGES)]
     with from_pairs(tmp_path / "g", edges, 300) as g:
         g.cache_neighbors(edges=True)
-        assert g.neighbor_cache is not None
         assert g.neighbor_cache.edge_ids is None
         batch = featstore.NeighborSampler(g, [-1], edges=True).sample(torch.arange(300))
         np.testing.assert_array_equal(batch.blocks[0].edge_pos.numpy(), np.arange(4000))
@@ -271,12 +262,10 @@ def test_nothing_is_kept_where_lists_are_stored_as_they_were_given(tmp_path: Pat
 def test_they_are_saved_with_the_lists(tmp_path: Path) -> None:
     with made(tmp_path / "g") as g:
         g.cache_neighbors("15KiB", edges=True, save=True)
-        assert g.neighbor_cache is not None
         saved = g.neighbor_cache.to_arrays()
     with featstore.open(tmp_path / "g", memory="16MiB") as g, pytest.MonkeyPatch.context() as patch:
         patch.setattr(NeighborCache, "build", None)  # would fail if it were used
         g.cache_neighbors("15KiB", edges=True)
-        assert g.neighbor_cache is not None
         loaded = g.neighbor_cache.to_arrays()
         assert saved.keys() == loaded.keys()
         for name, array in saved.items():
@@ -285,13 +274,11 @@ def test_they_are_saved_with_the_lists(tmp_path: Path) -> None:
             g.cache_neighbors("14KiB", edges=True)  # another size
     with featstore.open(tmp_path / "g", memory="16MiB") as g:
         g.cache_neighbors("15KiB", save=True)  # without numbers it holds more lists
-        assert g.neighbor_cache is not None
         assert g.neighbor_cache.edge_ids is None
         assert len(g.neighbor_cache.records) > len(saved["records"])
         g.verify(progress=False)
     with featstore.open(tmp_path / "g", memory="16MiB") as g:
         g.cache_neighbors("15KiB", edges=True)
-        assert g.neighbor_cache is not None
         assert g.neighbor_cache.edge_ids is not None  # the saved one has none, and was not used
     with Update(tmp_path / "g"):
         pass  # what was superseded is swept

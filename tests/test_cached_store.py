@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 import torch
 
 import featstore
-from featstore.cache.base import Int32s, Int64s
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap
 from featstore.gather.buffers import carve
 from featstore.storage.rowfile import RowFile
+from tests.test_cache_faults import Faulty
 
 POLICIES = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3fifo", "sieve"]
 
@@ -60,24 +59,6 @@ def test_the_plan_of_a_large_take_is_paid_for_or_made_in_parts(small: SimpleName
         assert counted["hits"] + counted["misses"] == 2 * n
 
 
-@pytest.mark.parametrize("policy", ["s3fifo", "degree"])
-def test_threads(small: SimpleNamespace, policy: str) -> None:
-    reference = torch.from_numpy(small.x)
-
-    def work(seed: int) -> bool:
-        rng = np.random.default_rng(seed)
-        batches = [torch.from_numpy(rng.integers(0, small.num_nodes, 150)) for _ in range(40)]
-        return all(torch.equal(store[ids], reference[ids]) for ids in batches)
-
-    with featstore.open(small.path, memory="50MB") as g:
-        g.cache("x", budget=40_000, policy=policy)
-        store = g.features["x"]
-        with ThreadPoolExecutor(4) as workers:
-            assert list(workers.map(work, range(4))) == [True] * 4
-        assert store.cache is not None
-        store.cache._check()
-
-
 @pytest.mark.parametrize("policy", ["lru", "clock", "sieve", "s3fifo"])
 def test_ids_that_change_during_a_gather_spoil_no_cache(
     small: SimpleNamespace, policy: str, monkeypatch: pytest.MonkeyPatch
@@ -100,39 +81,12 @@ def test_ids_that_change_during_a_gather_spoil_no_cache(
         assert torch.equal(g.features["x"][:], torch.from_numpy(small.x))
 
 
-class Fickle(featstore.OnlinePolicy):
-    """Raises in one hook, once."""
-
-    def __init__(self, hook: str) -> None:
-        self.hook = hook
-
-    def start(self, capacity: int, context: featstore.PolicyContext) -> None:
-        self.queue: list[int] = []
-
-    def _act(self, hook: str) -> None:
-        if hook == self.hook:
-            self.hook = ""
-            raise RuntimeError("boom")
-
-    def hit(self, slots: Int32s) -> None:
-        self._act("hit")
-
-    def victims(self, n: int) -> Any:
-        self._act("victims")
-        taken, self.queue = self.queue[:n], self.queue[n:]
-        return taken
-
-    def insert(self, rows: Int64s, slots: Int32s) -> None:
-        self._act("insert")
-        self.queue += slots.tolist()
-
-
 @pytest.mark.parametrize("hook", ["hit", "victims", "insert"])
 def test_a_faulty_plug_in_never_harms_the_rows(small: SimpleNamespace, hook: str) -> None:
     reference = torch.from_numpy(small.x)
     rng = np.random.default_rng(5)
     with featstore.open(small.path, memory="50MB") as g:
-        g.cache("x", budget=8_000, policy=Fickle(hook))
+        g.cache("x", budget=8_000, policy=Faulty(hook, RuntimeError("boom")))
         store = g.features["x"]
         faults = 0
         for _ in range(20):
@@ -142,7 +96,7 @@ def test_a_faulty_plug_in_never_harms_the_rows(small: SimpleNamespace, hook: str
                 store.take(ids, out=out)
             except featstore.PluginError as error:
                 faults += 1
-                assert "'Fickle'" in str(error)
+                assert "'Faulty'" in str(error)
                 assert "boom" in str(error)
             assert torch.equal(out, reference[ids])  # also where it raised
         assert faults == 1
@@ -151,7 +105,7 @@ def test_a_faulty_plug_in_never_harms_the_rows(small: SimpleNamespace, hook: str
 
 def test_a_fault_in_a_batch_that_only_hits_shows_at_once(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="50MB") as g:
-        g.cache("x", budget=20_000, policy=Fickle("hit"))
+        g.cache("x", budget=20_000, policy=Faulty("hit", RuntimeError("boom")))
         store = g.features["x"]
         first = store[[1, 2, 3]]
         with pytest.raises(featstore.PluginError, match="hit raised RuntimeError: boom"):

@@ -26,6 +26,7 @@ from featstore.storage.lock import READERS_LOCK, WRITER_LOCK
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import forked, run_in_child
+from tests.support_cases import each
 
 DATASET = {
     "id": "0" * 32, "generation": 1, "num_nodes": 10, "num_edges": 0, "topology": "csc", "created_by": "test",
@@ -307,54 +308,23 @@ def rewrite(root: Path, key: str, change: dict[str, Any]) -> None:
 F, X = "file/node.x0.1.rows", "node/_/x0"
 
 
-@pytest.mark.parametrize(
-    ("key", "change", "error"),
-    [
-        ("dataset", {"format": 2}, VersionError),
-        ("dataset", {"requires": ["striping"]}, VersionError),
-        ("dataset", {"topology": "coo"}, VersionError),
-        ("dataset", {"topology": "chunked"}, FormatError),
-        ("dataset", {"topology": "chunked", "chunk_bytes": 5000}, FormatError),
-        ("dataset", {"topology": "chunked", "chunk_bytes": 0}, FormatError),
-        ("dataset", {"adjacency": ["a"]}, FormatError),
-        ("dataset", {"adjacency": {"a": 1}}, FormatError),
-        ("dataset", {"num_nodes": -1}, FormatError),
-        ("dataset", {"num_nodes": 2**64}, FormatError),
-        ("dataset", {"num_edges": "many"}, FormatError),
-        ("dataset", {"num_edges": True}, FormatError),
-        ("dataset", {"generation": 0}, FormatError),
-        ("dataset", {"format": ...}, FormatError),
-        ("dataset", {"id": 3}, FormatError),
-        (F, {"rows": 2**61}, FormatError),
-        (F, {"rows": 11}, FormatError),
-        (F, {"bytes": 4096}, FormatError),
-        (F, {"sums_bytes": 0}, FormatError),
-        (F, {"row_bytes": 0}, FormatError),
-        (F, {"row_bytes": 2**40}, FormatError),
-        (F, {"group_bytes": 2**61}, FormatError),
-        (F, {"dtype": "object"}, FormatError),
-        (F, {"id": "../../etc/passwd"}, FormatError),
-        (F, {"kind": "k" * 33}, FormatError),
-        (F, {"kind": "ü"}, FormatError),
-        (F, {"sums": "/etc/passwd"}, FormatError),
-        ("file//etc/passwd", {}, FormatError),
-        ("file/../x", {}, FormatError),
-        (X, {"shape": []}, FormatError),
-        (X, {"shape": [10, 2**61]}, FormatError),
-        (X, {"shape": [10, 2]}, FormatError),
-        (X, {"shape": [9]}, FormatError),
-        (X, {"dtype": "int32"}, FormatError),
-        (X, {"dtype": "complex64"}, FormatError),
-        (X, {"parts": []}, FormatError),
-        (X, {"parts": [3]}, FormatError),
-        (X, {"parts": [{"file": "absent", "first": 0, "rows": 10}]}, FormatError),
-        (X, {"parts": [{"file": "node.x0.1.rows", "first": 1, "rows": 10}]}, FormatError),
-        (X, {"parts": [{"file": "node.x0.1.rows", "first": 0, "rows": 9}]}, FormatError),
-        (X, {"parts": None}, FormatError),
-        (X, {"generation": None}, FormatError),
-        (X, {"role": ...}, FormatError),
-    ],
-)
+PART = {"file": "node.x0.1.rows", "first": 0, "rows": 10}
+HOSTILE: list[tuple[str, type[FeatstoreError], dict[str, list[Any]]]] = [
+    ("dataset", VersionError, {"format": [2], "requires": [["striping"]], "topology": ["coo"]}),
+    ("dataset", FormatError, {"topology": ["chunked"], "adjacency": [["a"], {"a": 1}], "num_nodes": [-1, 2**64]}),
+    ("dataset", FormatError, {"num_edges": ["many", True], "generation": [0], "format": [...], "id": [3]}),
+    (F, FormatError, {"rows": [2**61, 11], "bytes": [4096], "sums_bytes": [0], "row_bytes": [0, 2**40], "group_bytes": [2**61]}),
+    (F, FormatError, {"dtype": ["object"], "id": ["../../etc/passwd"], "kind": ["k" * 33, "ü"], "sums": ["/etc/passwd"]}),
+    (X, FormatError, {"shape": [[], [10, 2**61], [10, 2], [9]], "dtype": ["int32", "complex64"], "generation": [None]}),
+    (X, FormatError, {"role": [...], "parts": [[], [3], None, [PART | {"file": "absent"}], [PART | {"first": 1}]]}),
+    (X, FormatError, {"parts": [[PART | {"rows": 9}]]}),
+]
+CHANGES = [(key, {name: value}, error) for key, error, table in HOSTILE for name, value in each(table)]
+CHANGES += [("dataset", {"topology": "chunked", "chunk_bytes": n_bytes}, FormatError) for n_bytes in (5000, 0)]
+CHANGES += [(key, {}, FormatError) for key in ("file//etc/passwd", "file/../x")]
+
+
+@pytest.mark.parametrize(("key", "change", "error"), CHANGES)
 def test_hostile_values_are_refused(root: Path, key: str, change: dict[str, Any], error: type[FeatstoreError]) -> None:
     rewrite(root, "dataset", {})
     assert read_catalog(root) == sample()  # control

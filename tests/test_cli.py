@@ -23,14 +23,7 @@ from featstore.cli.parser import COMMANDS
 from featstore.storage.catalog import read_catalog
 from tests.conftest import skewed_dataset
 
-
-@pytest.fixture(autouse=True)
-def _restore_torch():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -55,6 +48,11 @@ def create(files: dict[str, Path], path: Path, *more: str) -> int:
     data = [f"{name}={files[name]}" for name in ("y", "train_idx", "test_mask")]
     csc = ["--indptr", str(files["indptr"]), "--indices", str(files["indices"])]
     return main(["create", str(path), *csc, "--features", f"x={files['x']}", "--node-data", *data, *more])
+
+
+def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, **environment})
 
 
 def result(capsys: pytest.CaptureFixture[str]) -> dict:
@@ -356,8 +354,7 @@ def test_help_and_the_release_are_there_at_once():
         "finally:\n    print({{'torch', 'numpy'}} & {{*sys.modules}}, file=sys.stderr)"
     )
     for option in ("--help", "--version"):
-        command = [sys.executable, "-c", code.format(option)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+        done = python("-c", code.format(option))
         assert done.returncode == 0
         assert done.stderr == "set()\n"
         if option == "--help":
@@ -382,10 +379,7 @@ def test_ctrl_c_while_torch_is_imported(tmp_path):
     """One line and 130, as later."""
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: pass\n")
     path = os.pathsep.join([os.fspath(tmp_path), os.path.dirname(os.path.dirname(featstore.__file__))])
-    command = [sys.executable, "-m", "featstore.cli", "info", "nowhere"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
+    done = python("-m", "featstore.cli", "info", "nowhere", PYTHONPATH=path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "featstore: interrupted\n")
 
 
@@ -396,23 +390,15 @@ def test_importing_the_package_imports_what_is_used():
         "featstore.plan.trace\nfrom featstore import *\nLoader, open\n"
         "try:\n    featstore.nothing\nexcept AttributeError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
+    done = python("-c", code)
     assert (done.stdout, done.stderr) == ("module 'featstore' has no attribute 'nothing'\n", "")
 
 
 def test_as_a_program(small):
-    done = subprocess.run(
-        [sys.executable, "-m", "featstore.cli", "info", os.fspath(small.path)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = python("-m", "featstore.cli", "info", small.path)
     assert done.returncode == 0
     assert "1,000 nodes" in done.stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "featstore.cli", "info", "nowhere"], capture_output=True, text=True, timeout=500, check=False
-    )
+    done = python("-m", "featstore.cli", "info", "nowhere")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 

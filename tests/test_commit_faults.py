@@ -1,8 +1,4 @@
-"""Each system call of everything that commits fails in turn: what is there afterwards is the old or the new state, whole.
-
-Checked after each: the error has errno and file name; it is a CommittedError where the new state is in place, and only then; no
-file, descriptor or thread is left behind; the next correct call works. The same with Ctrl-C after each step.
-"""
+"""Each system call of everything that commits fails in turn: what is there afterwards is the old or the new state, whole."""
 
 from __future__ import annotations
 

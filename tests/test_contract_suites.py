@@ -36,29 +36,29 @@ class FIFO(OnlinePolicy):
         self.queue += slots.tolist()
 
 
-class Raises(FIFO):
-    def hit(self, slots: Int32s) -> None:
-        raise RuntimeError("boom")
+def fault(hook: str, wrong: Any, name: str) -> type[FIFO]:
+    """Return FIFO of which one hook does something wrong: it is called with the policy, and with what the right hook returns."""
+
+    def call(self: FIFO, *args: Any) -> Any:
+        return wrong(self, getattr(super(made, self), hook)(*args), *args)
+
+    made: type[FIFO] = type(name, (FIFO,), {hook: call})
+    return made
 
 
-class Floats(FIFO):
-    def victims(self, n: int) -> Any:
-        return super().victims(n).astype(np.float64)
+def boom(*_: Any) -> None:
+    raise RuntimeError("boom")
 
 
-class TooFew(FIFO):
-    def victims(self, n: int) -> Any:
-        return super().victims(n)[: max(1, n - 1)]
-
-
-class Repeats(FIFO):
-    def victims(self, n: int) -> Any:
-        return np.full(n, super().victims(n)[0])
-
-
-class OutOfRange(FIFO):
-    def victims(self, n: int) -> Any:
-        return super().victims(n) + self.capacity
+SIMPLE_FAULTS = [
+    fault("hit", boom, "Raises"),
+    fault("victims", lambda self, answer, n: answer.astype(np.float64), "Floats"),
+    fault("victims", lambda self, answer, n: answer[: max(1, n - 1)], "TooFew"),
+    fault("victims", lambda self, answer, n: np.full(n, answer[0]), "Repeats"),
+    fault("victims", lambda self, answer, n: answer + self.capacity, "OutOfRange"),
+    fault("insert", lambda self, answer, rows, slots: slots.fill(0), "WritesToItsArguments"),
+    fault("start", lambda self, answer, capacity, context: setattr(self, "seen", np.ones(context.n, np.uint8)), "HoldsRows"),
+]
 
 
 class StartKeepsHits(FIFO):
@@ -110,20 +110,6 @@ class KeepsItsArguments(FIFO):
         return super().victims(n)
 
 
-class WritesToItsArguments(FIFO):
-    def insert(self, rows: Int64s, slots: Int32s) -> None:
-        super().insert(rows, slots)
-        slots[:] = 0
-
-
-class HoldsRows(FIFO):
-    """Memory by the number of rows."""
-
-    def start(self, capacity: int, context: PolicyContext) -> None:
-        super().start(capacity, context)
-        self.seen = np.ones(context.n, np.uint8)
-
-
 class UnderstatesMemory(FIFO):
     slot_bytes = 0
     nbytes = 0  # type: ignore[assignment]
@@ -134,63 +120,28 @@ class BrokenInvariant(FIFO):
         assert not self.queue or self.queue[0] == 0
 
 
-ONLINE_FAULTS = [
-    Raises,
-    Floats,
-    TooFew,
-    Repeats,
-    OutOfRange,
-    StartKeepsHits,
-    SharesState,
-    Unseeded,
-    KeepsItsArguments,
-    WritesToItsArguments,
-    HoldsRows,
-    UnderstatesMemory,
-    BrokenInvariant,
+ONLINE_FAULTS = [*SIMPLE_FAULTS, StartKeepsHits, SharesState, Unseeded, KeepsItsArguments, UnderstatesMemory, BrokenInvariant]
+
+
+def scored(name: str, scores: Any, **attributes: Any) -> type[StaticPolicy]:
+    """Return a static policy of these scores of a context."""
+    return type(name, (StaticPolicy,), {"scores": lambda self, context: scores(context), **attributes})
+
+
+def ratio(context: PolicyContext) -> Any:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return context.out_degree / context.in_degree
+
+
+Counts = scored("Counts", lambda context: context.counts)
+STATIC_FAULTS = [
+    scored("WrongShape", lambda context: context.counts[:1]),
+    scored("NotNumbers", lambda context: context.counts.astype(complex)),
+    scored("GivesNaN", ratio),
+    scored("Random", lambda context: np.random.default_rng().random(context.n)),
+    scored("WritesToTheContext", lambda context: np.negative(context.counts, out=context.counts)),
+    scored("RanksByDegrees", lambda context: context.out_degree - context.out_degree.max(initial=0), from_degrees=True),
 ]
-
-
-class Counts(StaticPolicy):
-    def scores(self, context: PolicyContext) -> Any:
-        return context.counts
-
-
-class WrongShape(StaticPolicy):
-    def scores(self, context: PolicyContext) -> Any:
-        return context.counts[:1]
-
-
-class NotNumbers(StaticPolicy):
-    def scores(self, context: PolicyContext) -> Any:
-        return context.counts.astype(complex)
-
-
-class GivesNaN(StaticPolicy):
-    def scores(self, context: PolicyContext) -> Any:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return context.out_degree / context.in_degree
-
-
-class Random(StaticPolicy):
-    def scores(self, context: PolicyContext) -> Any:
-        return np.random.default_rng().random(context.n)
-
-
-class WritesToTheContext(StaticPolicy):
-    def scores(self, context: PolicyContext) -> Any:
-        np.negative(context.counts, out=context.counts)
-        return context.counts
-
-
-class RanksByDegrees(StaticPolicy):
-    from_degrees = True
-
-    def scores(self, context: PolicyContext) -> Any:
-        return context.out_degree - context.out_degree.max(initial=0)
-
-
-STATIC_FAULTS = [WrongShape, NotNumbers, GivesNaN, Random, WritesToTheContext, RanksByDegrees]
 
 
 @pytest.fixture(autouse=True)

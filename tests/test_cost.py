@@ -80,11 +80,6 @@ def test_of_equal_estimates_the_one_is_taken_whose_epochs_are_shorter() -> None:
     assert cheapest([streamed, found("packed", 1.3, 2.4, impossible="no")], 1)[0] is streamed
 
 
-def test_a_table_with_nothing_to_miss_reads_on_demand_or_plans() -> None:
-    w = workload(capacity=N, n_top=35_000_000, loads=1_700_000, n_accesses=35_000_000, epochs=50)
-    assert cheapest(estimate_all(w, Machine(SKETCH, 8e9)), 50)[0].strategy == "ondemand"
-
-
 LOADS = st.integers(0, N)
 
 

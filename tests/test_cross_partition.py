@@ -100,9 +100,6 @@ def test_counting_is_counted(tmp_path: Path) -> None:
         assert wide.tolist() == brute(*arrays(g), range(n))
 
 
-# -- the policy ------------------------------------------------------------------------------------------------------------------
-
-
 def scores_of(cross: list[int], in_degree: list[int], **options: Any) -> list[float]:
     context = featstore.PolicyContext(
         len(cross), 4, in_degree_of=lambda: np.array(in_degree), cross_out_degree_of=lambda: np.array(cross, np.int32)
@@ -250,25 +247,3 @@ def test_a_saved_cache_is_of_its_parts(tmp_path: Path, monkeypatch: pytest.Monke
         again = featstore.partition(g, 4, "random", seed=3, name="one")
         g.cache_neighbors("20KiB", "cross_partition", parts="one")
         assert (n_built, cached(g)) == (2, best(g, again, 20 << 10))
-
-
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "ginex", "streamed"])
-def test_batches_are_the_same_with_it(tmp_path: Path, strategy: str) -> None:
-    rng = np.random.default_rng(5)
-    n = 1_500
-    indptr = np.arange(0, 10 * n + 1, 10)
-    with featstore.OutOfCoreGraph.create(
-        tmp_path / "g", indptr, rng.integers(0, n, 10 * n), {"x": rng.random((n, 8))}, progress=False, memory="64MiB"
-    ) as g:
-        featstore.partition(g, 12)
-        sampler, batches = featstore.NeighborSampler(g, [4, 4]), featstore.PartitionBatches(g, np.arange(0, n, 2), 50)
-        seen = []
-        for policy in (None, "cross_partition"):
-            if policy is not None:
-                g.cache_neighbors(huge_bytes(8 * n) + 16_384, policy)
-            with featstore.Loader(g, sampler, batches, labels=None, strategy=strategy) as loader:
-                seen.append([(batch.input_ids, batch.x, [block.src for block in batch.blocks]) for batch in loader])
-        for one, other in zip(*seen, strict=True):
-            assert torch.equal(one[0], other[0])
-            assert torch.equal(one[1], other[1])
-            assert all(map(torch.equal, one[2], other[2]))

@@ -25,9 +25,6 @@ pytestmark = pytest.mark.usefixtures("small_pieces")
 __all__ = ["copy", "quick"]  # fixtures
 
 
-# --- what is not a dataset ------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         featstore.open(tmp_path / "absent")
@@ -133,9 +130,6 @@ def test_paths_that_lead_outside(copy: Path, tmp_path: Path) -> None:
         with pytest.raises(FormatError, match="outside the dataset"):
             featstore.open(copy)
         (copy / CATALOG_FILE).write_bytes(good)
-
-
-# --- verify ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["", ".sums"])

@@ -23,7 +23,6 @@ import torch
 import featstore
 from featstore.config import format_size, parse_disk
 from featstore.errors import BudgetError, BusyError, ClosedError
-from featstore.graph import dataset as datasets
 from featstore.graph import snapshot as snapshots
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import read_catalog
@@ -144,13 +143,6 @@ def test_missing_names_say_what_there_is(small: SimpleNamespace) -> None:
             g.node_data["x"]
         with pytest.raises(KeyError):
             g.cache("z", 10)
-
-
-def test_from_edge_index_opens_what_it_made(tmp_path: Path) -> None:
-    with OutOfCoreGraph.from_edge_index(tmp_path / "g", [[1, 2, 0], [0, 0, 2]], 3, {"x": np.eye(3)}, memory="16MiB") as g:
-        assert g.topology.indptr.tolist() == [0, 2, 2, 3]
-        assert g.budget.total == 16 << 20
-        assert torch.equal(g.features["x"][[2]], torch.eye(3, dtype=torch.float64)[[2]])
 
 
 # --- closing --------------------------------------------------------------------------------------------------------------------
@@ -316,7 +308,6 @@ def test_node_data_and_offsets_beyond_the_budget(tmp_path: Path) -> None:
             before = g.memory_report()
             with pytest.raises(BudgetError) as caught:
                 call()
-            assert caught.value.needed is not None
             assert caught.value.needed > 16_000_000
             assert g.memory_report() == before
 
@@ -427,14 +418,6 @@ def test_the_threads_of_one_graph_load_its_data_once(small: SimpleNamespace) -> 
         for thread in threads:
             thread.join()
         assert len({id(y) for y, _ in found}) == len({id(topology) for _, topology in found}) == 1
-
-
-def test_public_names() -> None:
-    assert set(featstore.__all__) <= set(dir(featstore))
-    assert featstore.open is not open
-    assert featstore.open == OutOfCoreGraph.open
-    assert all(hasattr(featstore, name) for name in featstore.__all__)
-    assert datasets.__all__ == ["OutOfCoreGraph"]
 
 
 def test_sizes_and_threads_as_users_write_them(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

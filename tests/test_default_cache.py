@@ -52,10 +52,8 @@ def test_what_was_cached_by_hand_stays(small: SimpleNamespace, g: featstore.OutO
     with load(g, features=["x", "h"]) as loader:
         epoch(loader, small)
         assert g.features["x"].cache is mine
-        assert mine is not None
         assert mine.capacity == 100
         beside = g.features["h"].cache
-        assert beside is not None
         assert beside.capacity == 1000
 
 
@@ -70,8 +68,6 @@ def test_loaders_share_a_cache(small: SimpleNamespace, g: featstore.OutOfCoreGra
             assert epoch(validation, small)["more"] == 0
         with load(g, strategy=featstore.OnDemand(policy="sieve")) as other:
             cache = g.features["x"].cache
-            assert cache is not None
-            assert cache.policy is not None
             assert cache.policy.name == "sieve"
             epoch(other, small)
         assert len(list(steps)) == 11
@@ -82,12 +78,10 @@ def test_what_was_given_back_is_made_anew(small: SimpleNamespace, g: featstore.O
     with load(g) as loader:
         with g.budget.reserve("somebody else", g.budget.available + 50_000):
             cache = g.features["x"].cache
-            assert cache is not None
             assert cache.is_cut
         assert epoch(loader, small)["hits"]["host"] > 0
     with load(g) as loader:
         cache = g.features["x"].cache
-        assert cache is not None
         assert not cache.is_cut
         assert epoch(loader, small)["more"] == 0
 

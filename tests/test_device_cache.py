@@ -61,15 +61,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, torch.Te
     return make_dataset(tmp_path_factory.mktemp("device") / "graph", arrays)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["", "with lists"])
-def parted(tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, torch.Tensor], request: pytest.FixtureRequest) -> Path:
-    """A dataset that keeps parts, and maybe their lists."""
-    path = make_dataset(tmp_path_factory.mktemp("parted") / "graph", arrays)
-    with featstore.open(path, memory="64MiB") as g:
-        featstore.partition(g, 8, train_idx=np.arange(0, N, 2), keep_lists=request.param, progress=False)
-    return path
-
-
 def epoch(
     g: featstore.OutOfCoreGraph, options: dict[str, Any], epochs: int = 1
 ) -> tuple[list[list[featstore.MiniBatch]], dict[str, Any]]:
@@ -106,30 +97,6 @@ def test_batches_whatever_the_device_holds(dataset: Path, arrays: dict[str, torc
             assert "device map" not in held
         if rows == N:
             assert stats["hits"]["device"] == stats["rows"]
-
-
-@pytest.mark.parametrize("size", [0.1, "1GiB"])
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_batches_of_partitions(parted: Path, arrays: dict[str, torch.Tensor], name: str, size: float | str, device: str) -> None:
-    """They are those without a tier, and the device serves each access to a row of it."""
-    found: list[list[torch.Tensor]] = []
-    for share in (0, size):
-        with featstore.open(parted, memory="64MiB") as g:
-            sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-            seeds = featstore.PartitionBatches(g, np.arange(0, N, 2), BATCH, macro=2, seed=5)
-            options = {**STRATEGIES[name], "features": list(arrays), "labels": None, "device_cache": share, "device": device}
-            with make_loader(g, sampler, seeds, **options) as loader:
-                for _ in range(2):
-                    batches = list(loader)
-                    check(batches, arrays, device)
-                    found.append([batch.input_ids.to("cpu", copy=True) for batch in batches])
-                    del batches
-                hits = loader.stats()["hits"]
-            with g.policy_inputs(WIDTH) as inputs:
-                top = top_rows(inputs.context.out_degree, N if size == "1GiB" else N // 10)
-    without, beside = found[:2], found[2:]
-    assert all(torch.equal(a, b) for one, two in zip(without, beside, strict=True) for a, b in zip(one, two, strict=True))
-    assert hits["device"] == len(arrays) * sum(int(np.isin(ids, top).sum()) for each in beside for ids in each)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,6 @@ def test_a_static_host_cache_is_made_anew_beside_it(
         check(list(made), arrays, device)
         for feature in g.features:
             cache = g.features[feature].cache
-            assert cache is not None
             assert not ((cache.map.slot_of_row >= 0) & (tier.map.slot_of_row >= 0)).any()
             assert cache.n_cached == min(cache.capacity, N - len(tier))
 

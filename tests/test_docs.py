@@ -1,7 +1,4 @@
-"""Every Python block and every `featstore …` command of README.md and docs/ runs, page by page, each in a folder of its own.
-
-The folder is empty, but for the guide's pages: theirs holds what the block of docs/guide/README.md makes.
-"""
+"""Every Python block and every `featstore …` command of README.md and docs/ runs, page by page, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -160,11 +157,7 @@ def broken_links(page: Path) -> list[str]:
 @named(LINKED)
 def test_links_lead_somewhere(page: Path) -> None:
     assert not broken_links(page)
-
-
-@named(LINKED)
-def test_no_page_is_half_merged(page: Path) -> None:
-    assert not re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", page.read_text(), re.MULTILINE)
+    assert not re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", page.read_text(), re.MULTILINE), "half merged"
 
 
 def test_control_broken_links_are_found(tmp_path: Path) -> None:
@@ -240,7 +233,6 @@ def test_nothing_installs_featstore_by_name() -> None:
 
 def test_readme_starts_with_two_commands() -> None:
     first = re.search(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert first is not None
     assert [shlex.split(line) for line in first[1].splitlines()] == [["$", "make", "demo"], ["$", "make", "test"]]
 
 

@@ -28,6 +28,7 @@ from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.rowfile import ReadStats
 from featstore.storage.writer import FileRecord
 from tests.conftest import skewed_dataset
+from tests.support_cases import each
 from tests.written_rows import opened, write_rows
 
 
@@ -307,26 +308,23 @@ def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.Monkey
         assert speed_of(g) == other
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {},
-        {"iops": "fast"},
-        {"iops": -1.0},
-        {"bandwidth": None},
-        {"fill_bandwidth": 0.0},
-        {"write_overlap": -0.1},
-        {"write_overlap": 1.1},
-        {"when": None},
-        {"when": "today"},
-        {"where": {"machine": "b"}},
-    ],
-)
-def test_a_record_that_is_none_is_not_used(bad: dict[str, Any]) -> None:
+BAD: dict[str, list[Any]] = {
+    "iops": ["fast", -1.0],
+    "bandwidth": [None],
+    "fill_bandwidth": [0.0],
+    "write_overlap": [-0.1, 1.1],
+    "when": [None, "today"],
+    "where": [{"machine": "b"}],
+}
+
+
+@pytest.mark.parametrize(("name", "bad"), each(BAD))
+def test_a_record_that_is_none_is_not_used(name: str, bad: Any) -> None:
     good = {"where": {}, "when": time.time(), "iops": 1.0, "bandwidth": 2.0, "write_bandwidth": 3.0, "gather_bandwidth": 7.0}
     good |= {"fill_bandwidth": 1.5, "write_overlap": 0.5}
     assert drive_module._saved(good, {}) == DriveSpeed(1.0, 2.0, 3.0, 7.0, 1.5, 0.5)
-    assert drive_module._saved({**good, **bad} if bad else {"where": {}}, {}) is None
+    for record in (good | {name: bad}, {"where": {}}):
+        assert drive_module._saved(record, {}) is None
     assert drive_module._saved(None, {}) is None
 
 

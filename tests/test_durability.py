@@ -1,8 +1,4 @@
-"""Order of every commit: bytes are flushed before a file gets its name, names before a directory does, and all at the end.
-
-A journal of fsync, rename, mkdir and file creation stands in for a power cut: what was not flushed when the next step came would
-be lost. ``tests/test_faults_writers.py`` cuts the power of ``create`` itself.
-"""
+"""Order of every commit: bytes are flushed before a file gets its name, names before a directory does, and all at the end."""
 
 from __future__ import annotations
 

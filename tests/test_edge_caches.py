@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import featstore
 from featstore.cache.belady import Belady
@@ -37,9 +35,10 @@ def graph(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 def load(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, sampler: str = "neighbor", **more: Any) -> dict[str, Any]:
-    """Run two epochs, each batch checked; return the counts of edges."""
+    """Run two epochs, each batch checked, of a pack where the strategy has one; return the counts of edges."""
     options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy, **more}
-    with featstore.Loader(g, SAMPLERS[sampler](g), torch.arange(N), 70, **options) as loader:
+    drawn = () if isinstance(strategy, featstore.Packed) else (SAMPLERS[sampler](g), torch.arange(N), 70)
+    with featstore.Loader(g, *drawn, **options) as loader:
         for _ in range(2):
             for batch in loader:
                 check(batch)
@@ -49,20 +48,23 @@ def load(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, sampler: str
     return found
 
 
+def check_caches(g: featstore.OutOfCoreGraph) -> None:
+    """Check that both features have a cache of half of the edges, in use and counted."""
+    for name in ("w", "kind"):
+        cache = g.edge_features[name].cache
+        assert cache.capacity == E // 2
+        assert cache.stats()["hits"] > 0
+        assert g.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+
+
 @pytest.mark.parametrize(("policy", "sampler"), covering(ONLINE, SAMPLERS))
 def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str, device: str) -> None:
     without = load(graph, featstore.OnDemand(), sampler, device=device)
     with_cache = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler, device=device)
     assert with_cache["rows_loaded"] < without["rows_loaded"]
-    for name in ("w", "kind"):
-        cache = graph.edge_features[name].cache
-        assert cache is not None
-        assert cache.capacity == E // 2
-        assert cache.stats()["hits"] > 0
-        assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+    check_caches(graph)
     assert load(graph, featstore.OnDemand(cache="auto", edge_cache=0), sampler)["rows_loaded"] == without["rows_loaded"]
     empty = graph.edge_features["w"].cache
-    assert empty is not None
     assert not empty.capacity
     assert not any("edge feature" in holder for holder in graph.memory_report())
 
@@ -78,11 +80,7 @@ def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str, d
         assert with_cache["rows_loaded"] == without["rows_loaded"] == 2 * 2 * E
         return
     assert with_cache["rows_loaded"] < without["rows_loaded"]
-    for name in ("w", "kind"):
-        cache = graph.edge_features[name].cache
-        assert cache is not None
-        assert cache.stats()["hits"] > 0
-        assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+    check_caches(graph)
     assert not os.path.exists(f"{graph.path}.runs") or not os.listdir(f"{graph.path}.runs")
 
 
@@ -117,46 +115,22 @@ def packs(graph: featstore.OutOfCoreGraph, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-def load_pack(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, **more: Any) -> dict[str, Any]:
-    """Run two epochs of a pack, each batch checked; return the counts of edges."""
-    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy, **more}
-    with featstore.Loader(g, **options) as loader:
-        for _ in range(2):
-            for batch in loader:
-                check(batch)
-        found: dict[str, Any] = loader.stats()["edge_features"]
-    return found
-
-
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_packed(graph: featstore.OutOfCoreGraph, packs: dict[str, str], sampler: str, policy: str, device: str) -> None:
     """A pack's edges go through the same cache as those of batches that are sampled on demand: as many rows are loaded."""
-    without = load_pack(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0), device=device)
+    without = load(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0), device=device)
     cached = featstore.Packed(packs[sampler], cache=0.1, edge_cache=0.5, edge_policy=policy)
-    with_cache = load_pack(graph, cached, device=device)
+    with_cache = load(graph, cached, device=device)
     assert with_cache["rows_loaded"] < without["rows_loaded"]
-    for name in ("w", "kind"):
-        cache = graph.edge_features[name].cache
-        assert cache is not None
-        assert cache.capacity == E // 2
-        assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+    check_caches(graph)
     on_demand = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler, prefetch=0, device=device)
     cached = featstore.Packed(packs[sampler], edge_cache=0.5, edge_policy=policy)
-    with_cache = load_pack(graph, cached, prefetch=0, device=device)
+    with_cache = load(graph, cached, prefetch=0, device=device)
     if sampler in ("drawing once", "subgraphs"):  # a file has the edges of each block; here the blocks are one array
         assert with_cache["rows_loaded"] > on_demand["rows_loaded"]
     else:
         assert with_cache["rows_loaded"] == on_demand["rows_loaded"]
-
-
-def test_a_policy_instance_for_a_pack(graph: featstore.OutOfCoreGraph, packs: dict[str, str]) -> None:
-    strategy = featstore.Packed(packs["neighbor"], cache=0.1, edge_cache=0.1, edge_policy=LRU())
-    with pytest.raises(featstore.OptionError, match="an instance serves one cache"):
-        load_pack(graph, strategy)
-    with featstore.Loader(graph, strategy=strategy, edge_features="w", labels=None) as loader:
-        for batch in loader:
-            check(batch, ("w",))
 
 
 @pytest.mark.parametrize(
@@ -176,10 +150,7 @@ def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], device: s
     without = load(graph, featstore.OnDemand(edge_cache=0), device=device)
     with_cache = load(graph, featstore.Auto(edge_cache=0.5), device=device)
     assert with_cache["rows_loaded"] < without["rows_loaded"]
-    for name in ("w", "kind"):
-        cache = graph.edge_features[name].cache
-        assert cache is not None
-        assert cache.capacity == E // 2
+    check_caches(graph)
     assert "caches of edge features" not in graph.memory_report()
     load(graph, featstore.Auto(edge_cache=0), device=device)
     assert rows == [N, N]  # they fit beside it
@@ -207,22 +178,6 @@ def test_all_edges_fit(graph: featstore.OutOfCoreGraph) -> None:
     with featstore.Loader(graph, SAMPLERS["all"](graph), torch.arange(N), 70, labels=None) as loader:
         batches = [{int(pos) for block in batch.blocks for pos in block.edge_pos} for batch in loader]
     assert load(graph, featstore.OnDemand(edge_cache="100%"), "all")["rows_loaded"] == 2 * len(set().union(*batches))
-
-
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(ONLINE), st.floats(0.001, 1), st.sampled_from(sorted(SAMPLERS)), st.integers(0, 3), st.integers(1, 3))
-def test_any_size(graph: featstore.OutOfCoreGraph, policy: str, share: float, sampler: str, prefetch: int, threads: int) -> None:
-    load(graph, featstore.OnDemand(edge_cache=share, edge_policy=policy), sampler, prefetch=prefetch, threads=threads)
-
-
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(sorted(PLANNED)), st.floats(0.001, 1), st.sampled_from(sorted(SAMPLERS)), st.integers(0, 3), st.integers(1, 6)
-)
-def test_any_size_planned(
-    graph: featstore.OutOfCoreGraph, strategy: str, share: float, sampler: str, prefetch: int, length: int
-) -> None:
-    load(graph, PLANNED[strategy](edge_cache=share, length=length), sampler, prefetch=prefetch)
 
 
 def test_bytes_are_those_that_the_kernel_read(tmp_path: Path) -> None:
@@ -253,13 +208,14 @@ def test_bytes_are_those_that_the_kernel_read(tmp_path: Path) -> None:
     assert abs(whole - others - read) <= whole // 20  # lists of the other order of the seeds cost much the same
 
 
-def test_an_instance_of_a_policy_serves_one_cache(graph: featstore.OutOfCoreGraph) -> None:
-    strategy = featstore.OnDemand(edge_cache=0.1, edge_policy=LRU())
-    options = {"labels": None, "strategy": strategy}
-    sampler = SAMPLERS["neighbor"](graph)
+@pytest.mark.parametrize("kind", ["on demand", "packed"])
+def test_an_instance_of_a_policy_serves_one_cache(graph: featstore.OutOfCoreGraph, packs: dict[str, str], kind: str) -> None:
+    cached: dict[str, Any] = {"edge_cache": 0.1, "edge_policy": LRU()}
+    strategy = featstore.OnDemand(**cached) if kind == "on demand" else featstore.Packed(packs["neighbor"], cache=0.1, **cached)
     with pytest.raises(featstore.OptionError, match="an instance serves one cache"):
-        featstore.Loader(graph, sampler, torch.arange(N), 70, edge_features=["w", "kind"], **options)
-    with featstore.Loader(graph, sampler, torch.arange(N), 70, edge_features="w", **options) as loader:
+        load(graph, strategy)
+    drawn = (SAMPLERS["neighbor"](graph), torch.arange(N), 70) if kind == "on demand" else ()
+    with featstore.Loader(graph, *drawn, strategy=strategy, edge_features="w", labels=None) as loader:
         for batch in loader:
             check(batch, ("w",))
 

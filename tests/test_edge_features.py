@@ -20,6 +20,7 @@ from featstore.load.edges import gather_edges
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.numbered import edge_numbers
 from featstore.storage.catalog import EDGE, read_catalog
+from featstore.testing.faults import flipped
 from tests.sampled import covering
 from tests.test_edge_pos import as_lists, edges_of
 
@@ -154,9 +155,6 @@ def test_no_features_of_nodes_and_no_edges(tmp_path: Path, device: str) -> None:
                 assert [tuple(rows.shape) for rows in batch.edge_features["w"]] == [(0, 2), (0, 2)]
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("edge_features", "match"),
     [
@@ -213,53 +211,16 @@ def test_loaders_that_cannot_have_them(graph: featstore.OutOfCoreGraph) -> None:
             next(iter(loader))
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
-def test_rows_are_counted_in_the_budget(tmp_path: Path, strategy: str) -> None:
-    """Wide rows of edges: the loader says what it needs before it begins, keeps to the budget, and gives all of it back."""
-    rows = np.random.default_rng(0).random((E, 500), dtype=np.float32)
-    make(tmp_path / "g", edge_features={"w": rows}).close()
-    for memory in ("6MiB", "40MiB"):
-        with featstore.open(tmp_path / "g", memory=memory, backend="pread", threads=1) as g:
-            sampler = featstore.NeighborSampler(g, [-1], edges=True)
-            options = {"labels": None, "edge_features": "w", "strategy": strategy, "prefetch": 1, "threads": 1}
-            if memory == "6MiB":
-                with (
-                    pytest.raises(BudgetError) as caught,
-                    featstore.Loader(g, sampler, torch.arange(N), 150, **options) as loader,
-                ):
-                    list(loader)
-                assert caught.value.needed is not None
-                continue
-            with featstore.Loader(g, sampler, torch.arange(N), 150, **options) as loader:
-                for batch in loader:
-                    assert g.budget.used <= g.budget.total
-                    np.testing.assert_array_equal(batch.edge_features["w"][0], rows[batch.blocks[0].edge_pos])
-
-
-# -- damage --------------------------------------------------------------------------------------------------------------------
-
-
 def test_damage_is_found(tmp_path: Path) -> None:
     make(tmp_path / "g").close()
     record = read_catalog(tmp_path / "g").fields[f"{EDGE}/w"]
-    with open(tmp_path / "g" / record.parts[0].file, "r+b") as file:
-        file.seek(4096 + 4000)
-        byte = file.read(1)[0]
-        file.seek(4096 + 4000)
-        file.write(bytes([byte ^ 1]))
-    with featstore.open(tmp_path / "g") as g:
+    with flipped(tmp_path / "g" / record.parts[0].file, 4096 + 4000), featstore.open(tmp_path / "g") as g:
         with pytest.raises(CorruptionError, match=r"edge\.w\.1\.rows"):
             g.verify(progress=False)
         sampler = featstore.NeighborSampler(g, [-1], edges=True)
         with featstore.Loader(g, sampler, torch.arange(N), labels=None, edge_features="w") as loader:
             with pytest.raises(CorruptionError, match=r"edge\.w\.1\.rows"):
                 list(loader)
-
-
-# -- the command line ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rowfiles import check_sums, edge, node
+from rowfiles import check_sums, edge
 
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.graph import build as building
@@ -202,13 +202,6 @@ def test_equal_pairs_keep_their_order_whatever_their_keys_take(n: int) -> None:
         np.testing.assert_array_equal(a, dst[order])
         np.testing.assert_array_equal(b, src[order])
         assert (edges is None) if numbers is None else np.array_equal(edges, order)
-
-
-def test_fields_come_along(tmp_path: Path) -> None:
-    x, y = np.random.default_rng(0).random((10, 3)), torch.arange(4)
-    from_edge_index(tmp_path / "g", random_edges(10, 50), 10, {"x": x}, {"y": y})
-    np.testing.assert_array_equal(node(tmp_path / "g", "x"), x)
-    np.testing.assert_array_equal(node(tmp_path / "g", "y"), y.numpy())
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,13 @@ from featstore.errors import CorruptionError
 from featstore.graph import build, edgeids
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.catalog import EDGE, read_catalog
+from featstore.testing.faults import flipped
 from tests.array_graphs import ArrayGraph, graphs, random_graph
 from tests.test_sampler import FANOUTS, oracle_positions, same, splitmix
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
 Int64s = npt.NDArray[np.int64]
-
-
-# -- which of the stored edges ---------------------------------------------------------------------------------------------------
 
 
 def drawn_edges(g: ArrayGraph, batch: SampledBatch, fanouts: list[int], replace: bool, seed: int) -> list[list[int]]:
@@ -175,9 +173,6 @@ def test_options() -> None:
     assert all(block.edge_pos is None for block in featstore.NeighborSampler(g, [2]).sample(torch.arange(3)).blocks)
 
 
-# -- which of the user's edges ---------------------------------------------------------------------------------------------------
-
-
 def edges_of(n: int, n_edges: int, seed: int) -> Int64s:
     """Edges in any order, many of them more than once, and self loops."""
     rng = np.random.default_rng(seed)
@@ -196,7 +191,6 @@ def as_lists(edges: Int64s, n: int) -> tuple[Int64s, Int64s, Int64s]:
 def check(batch: SampledBatch, given: Int64s) -> None:
     """Every edge is one of the given ones; equal ones of a list come in the order in which they were given."""
     for block in batch.blocks:
-        assert block.edge_pos is not None
         pos, dst = block.edge_pos.numpy(), block.dst.numpy()
         np.testing.assert_array_equal(given[0][pos], batch.input_ids.numpy()[block.src.numpy()])
         np.testing.assert_array_equal(given[1][pos], batch.input_ids.numpy()[dst])
@@ -281,23 +275,6 @@ def from_pairs(path: Path, edges: Int64s, n: int, **more: Any) -> featstore.OutO
     return featstore.OutOfCoreGraph.from_edge_index(path, edges, n, progress=False, memory="64MiB", **more)
 
 
-@pytest.mark.parametrize("cache", [None, "6KiB", "1MiB"])
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "ginex", "streamed", "auto"])
-def test_run_files_and_caches_keep_them(tmp_path: Path, strategy: str, cache: str | None, device: str) -> None:
-    edges, x = edges_of(200, 3000, 2), np.random.default_rng(0).random((200, 4), dtype=np.float32)
-    with from_pairs(tmp_path / "g", edges, 200, features={"x": x}) as g:
-        if cache is not None:
-            g.cache_neighbors(cache)
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
-        with featstore.Loader(g, sampler, torch.arange(200), 40, labels=None, strategy=strategy, device=device) as loader:
-            for batch in loader:
-                alone = sampler.sample(batch.seeds.cpu(), 0, batch.index)
-                check(alone, edges)
-                for mine, block in zip(batch.blocks, alone.blocks, strict=True):
-                    assert mine.edge_pos.device.type == device
-                    assert torch.equal(mine.edge_pos.cpu(), block.edge_pos)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("access", ["pass", "random"])
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"redraw": False}])
@@ -328,31 +305,11 @@ def test_lists_of_macro_batches(tmp_path: Path, keep_lists: bool) -> None:
                 check(batch, edges)
 
 
-def test_packs_keep_them(tmp_path: Path, device: str) -> None:
-    edges, x = edges_of(200, 3000, 2), np.zeros((200, 4), np.float32)
-    with from_pairs(tmp_path / "g", edges, 200, features={"x": x}) as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
-        pack = featstore.sample_offline(g, sampler, torch.arange(200), 40, path=tmp_path / "p")
-        with featstore.Loader(g, strategy=featstore.Packed(pack, cache="10%"), labels=None, device=device) as loader:
-            for batch in loader:
-                alone = sampler.sample(batch.seeds.cpu(), 0, batch.index)
-                for mine, block in zip(batch.blocks, alone.blocks, strict=True):
-                    assert torch.equal(mine.edge_pos.cpu(), block.edge_pos)
-
-
-# -- damage ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_damage_is_found(tmp_path: Path) -> None:
     with from_pairs(tmp_path / "g", edges_of(200, 3000, 2), 200) as g:
         record = read_catalog(g.path).fields[f"{EDGE}/edge_ids"]
         file = os.path.join(g.path, record.parts[0].file)
-    with open(file, "r+b") as rows:
-        rows.seek(4096 + 100)
-        byte = rows.read(1)[0]
-        rows.seek(4096 + 100)
-        rows.write(bytes([byte ^ 4]))
-    with featstore.open(tmp_path / "g", memory="16MiB") as g:
+    with flipped(Path(file), 4096 + 100, 2), featstore.open(tmp_path / "g", memory="16MiB") as g:
         with pytest.raises(CorruptionError, match="edge_ids"):
             g.verify(progress=False)
         with pytest.raises(CorruptionError, match="edge_ids"):

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
 from featstore import NeighborSampler
-from featstore._core.epochs import LEAST_POSITIONS, sort_targets
+from featstore._core.epochs import sort_targets
 from featstore.sampling import window as window_module
 from featstore.sampling.access import ACCESSES, costs_less_drawn
 from featstore.sampling.window import is_wide, least_bytes
@@ -26,10 +26,8 @@ from tests.test_epoch_sampler import (
     EpochGraph,
     batches_of,
     check_window,
-    small_window,
     window_of,
 )
-from tests.test_sampler import FANOUTS, WORDS
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -44,50 +42,6 @@ def hub_graph(kind: type[EpochGraph], path: Path, hub: int = 1 << 18) -> EpochGr
     degrees[1500] = hub
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     return kind(indptr, rng.integers(0, 3000, indptr[-1]).astype(np.int32), path=str(path / "graph"))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    data=st.data(),
-    fanouts=FANOUTS,
-    replace=st.booleans(),
-    redraw=st.booleans(),
-    seed=WORDS,
-    access=st.sampled_from(ACCESSES),
-)
-def test_small_graphs_equal_batches_sampled_alone(
-    tmp_path_factory: pytest.TempPathFactory,
-    data: st.DataObject,
-    fanouts: list[int],
-    replace: bool,
-    redraw: bool,
-    seed: int,
-    access: str,
-) -> None:
-    small = small_window(data, tmp_path_factory)
-    sampler = NeighborSampler(small.graph, fanouts, replace=replace, redraw=redraw, seed=seed)
-    check_window(sampler, small.graph, small.batches, small.path, n_bytes=small.memory(sampler), access=access)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("id_bytes", [4, 8])
-@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000], [5000]])
-def test_more_is_drawn_than_is_read_at_once_and_logs_are_spilled_between(
-    tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
-) -> None:
-    """Also fan-outs of more than there is room for positions."""
-    assert LEAST_POSITIONS < 5000
-    base = random_graph(3000, 20, id_bytes=id_bytes)
-    batches = batches_of(np.random.default_rng(1).permutation(3000)[:700], 100)
-    for g in (kind.of(base, tmp_path), kind.of(base.cached(30_000), tmp_path)):
-        sampler = NeighborSampler(g, fanouts, seed=3)
-        least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
-        spilled = [
-            check_window(sampler, g, batches, tmp_path, n_bytes=n_bytes, access="random")
-            for n_bytes in (least, 3 * least, PLENTY)
-        ]
-        assert spilled[0] > 0
-        assert spilled[-1] == 0
 
 
 @pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [200], [3000]])
@@ -111,8 +65,6 @@ def test_random_access_asks_for_what_was_drawn_and_nothing_else(tmp_path: Path, 
     batches = batches_of(np.arange(0, 4000, 3), 90)
     sampler = NeighborSampler(g, [4], seed=1)
     cache = g.neighbor_cache
-    assert cache is not None
-    assert cache.offset_of_node is not None
     degrees = np.diff(g.indptr)
     missing = [k for k in np.concatenate(batches) if cache.offset_of_node[k] < 0]
     expected = int(np.minimum(degrees[missing], 4).sum())

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 import featstore
 from featstore import EpochSampler, LaborSampler
 from featstore._core.epochs import LEAST_BLOCK_WORDS, LEAST_BLOCKS, Draws, Logs
-from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
-from tests.array_graphs import random_graph
+from featstore.sampling.window import EpochWindow, is_wide, least_bytes
 from tests.reference_sampling import check_batch
 from tests.test_epoch_sampler import (
-    PLENTY,
     ChunkedEpochGraph,
     EpochGraph,
     batches_of,
@@ -30,14 +28,11 @@ from tests.test_epoch_sampler import (
     small_window,
     window_of,
 )
-from tests.test_epoch_turns import turns
 from tests.test_labor import DEPENDENCIES, oracle
 from tests.test_labor_numbers import numbers
 from tests.test_sampler import FANOUTS, WORDS, same
 
 KINDS = [EpochGraph, ChunkedEpochGraph]
-
-# ---------------------------------------------------------------- a window
 
 
 @settings(max_examples=150, deadline=None)
@@ -71,46 +66,6 @@ def test_small_graphs_equal_batches_sampled_alone_and_the_oracle(
         k = len(batches) - 1
         expected = oracle(g, batches[k].tolist(), fanouts, dependency, seed, epoch, k, layer_dependency, redraw)
         check_batch(window.sample(k), expected, len(batches[k]), epoch, k)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("id_bytes", [4, 8])
-@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [0, 4], [1000]])
-def test_what_does_not_fit_the_memory_is_spilled(
-    tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
-) -> None:
-    """Records of hundreds of ids lie in many blocks of a log; the arena is full in the middle of a list."""
-    g = kind.of(random_graph(3000, 20, id_bytes=id_bytes), tmp_path)
-    batches = batches_of(np.random.default_rng(1).permutation(3000)[:700], 100)
-    sampler = LaborSampler(g, fanouts, batch_dependency=3, seed=3)
-    least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
-    spilled = [check_window(sampler, g, batches, tmp_path, n_bytes=n_bytes) for n_bytes in (least, 3 * least, PLENTY)]
-    assert spilled[0] > 0
-    assert spilled[-1] == 0
-
-
-@pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [200], [20_000]])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_list_longer_than_memory_is_gone_through_in_pieces(tmp_path: Path, kind: type[EpochGraph], fanouts: list[int]) -> None:
-    n, hub = 500, LEAST_BLOCK_BYTES * 5 // 4
-    rng = np.random.default_rng(0)
-    degrees = rng.integers(0, 4, n)
-    degrees[[7, 300]] = hub, 3000
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    indices = np.sort(rng.integers(0, n, indptr[-1]))
-    g = kind(indptr, indices.astype(np.int32), path=str(tmp_path / "graph"))
-    batches = [np.array([7, 1]), np.array([300, 7, 2]), np.array([4])]
-    sampler = LaborSampler(g, fanouts, seed=8)
-    check_window(sampler, g, batches, tmp_path, n_bytes=least_bytes(g, sampler.fanouts, len(batches), is_wide(g)))
-    if kind is EpochGraph:
-        assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
-
-
-def test_batches_do_not_depend_on_threads(tmp_path: Path) -> None:
-    g = EpochGraph.of(random_graph(5000, 12, seed=4), tmp_path)
-    batches = batches_of(np.random.default_rng(5).permutation(5000)[:2000], 150)
-    for n_workers in (1, 2, 5):
-        check_window(LaborSampler(g, [6, 4, 2], seed=9), g, batches, tmp_path, n_workers=n_workers)
 
 
 def test_more_is_taken_than_the_mean(tmp_path: Path) -> None:
@@ -175,27 +130,6 @@ def test_keys_of_other_lengths_are_refused() -> None:
         Draws(logs, np.zeros((1, 3), np.uint64), one, (0, 1), False, 1, one, np.array([0, 1]), uint, uint)
 
 
-# ---------------------------------------------------------------- the sampler
-
-
-@pytest.mark.parametrize("window", [1, 3, "auto"])
-@pytest.mark.parametrize("options", [{}, {"batch_dependency": 4}, {"layer_dependency": True, "redraw": False}])
-def test_batches_in_turn_equal_batches_alone(small: SimpleNamespace, window: int | str, options: dict[str, Any]) -> None:
-    with featstore.open(small.path, memory="64MiB", threads=2) as g:
-        sampler = EpochSampler(g, [4, 3], seed=6, draws="labor", window=window, **options)
-        alone = LaborSampler(g, [4, 3], seed=6, **options)
-        batches = batches_of(small.train_idx, 23)
-        for epoch, start in ((0, 0), (3, 0), (1, 5)):
-            with closing(turns(sampler, batches, epoch, start)) as taken:
-                for k in [*range(start, len(batches)), 2]:  # the last one out of turn
-                    expected = alone.sample(torch.from_numpy(batches[k]), epoch, k)
-                    assert same(taken.sample(k), expected)
-                    assert same(sampler.sample(torch.from_numpy(batches[k]), epoch, k), expected)
-        assert "epoch samples" not in {holder for holder, n_bytes in g.memory_report().items() if n_bytes}
-        assert sampler.stats()["windows"] > 0
-    assert not Path(f"{small.path}.runs").exists()
-
-
 def test_windows_that_take_more_than_the_disk_holds_become_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All nodes have one list, and keep their numbers: all batches take several times the mean. Windows of a given size fail."""
     n, degree, batches = 400, 300, [np.arange(400)] * 4
@@ -228,41 +162,6 @@ def test_windows_that_take_more_than_the_disk_holds_become_smaller(tmp_path: Pat
             assert sampler.stats()["spilled_bytes"] > 0
 
 
-@pytest.mark.parametrize("strategy", ["ondemand", "streamed"])
-def test_a_loader_gets_the_batches_of_layers(small: SimpleNamespace, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows, draw = list[int](), EpochWindow.draw
-    monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append(self._epoch), draw(self))[1])
-    with featstore.open(small.path, memory="64MiB", threads=2) as g:
-        g.cache_neighbors("8KiB")
-        options = {"batch_dependency": 3, "seed": 7}
-        alone = LaborSampler(g, [4, 3], **options)
-        sampler = EpochSampler(g, [4, 3], draws="labor", **options)
-        order = featstore.RandomBatches(small.train_idx, 30, seed=2)
-        with featstore.Loader(g, sampler, small.train_idx, 30, strategy=strategy, seed=2) as loader:
-            for epoch in range(2):
-                for batch in loader:
-                    expected = alone.sample(order.epoch(epoch).seeds(batch.index), epoch, batch.index)
-                    assert torch.equal(batch.input_ids, expected.input_ids)
-                    assert torch.equal(batch.x, torch.from_numpy(small.x)[expected.input_ids])
-    assert {0, 1} <= set(windows)
-
-
-def test_offline_samples_are_drawn_in_windows(small: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows, draw = list[tuple[int, int, int]](), EpochWindow.draw
-    monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append((self._epoch, self.first, self.stop)), draw(self))[1])
-    with featstore.open(small.path, memory="64MiB") as g:
-        samplers = {"alone": LaborSampler(g, [4, 2], seed=3), "window": EpochSampler(g, [4, 2], seed=3, draws="labor")}
-        packs = [
-            featstore.sample_offline(g, sampler, small.train_idx, 40, epochs=2, path=tmp_path / name, progress=False)
-            for name, sampler in samplers.items()
-        ]
-        assert windows == [(0, 0, 8), (1, 0, 8)]
-        for k in range(2 * packs[0].n_batches):
-            assert same(packs[0].batch(k, g.pool), packs[1].batch(k, g.pool))
-        for pack in packs:
-            pack.close()
-
-
 def test_options_are_checked_and_kept(small: SimpleNamespace) -> None:
     with featstore.open(small.path) as g:
         refused: list[tuple[str, dict[str, Any]]] = [
@@ -278,6 +177,7 @@ def test_options_are_checked_and_kept(small: SimpleNamespace) -> None:
                 EpochSampler(g, [2], **options)
         for given_options, said in (
             ({}, "batch_dependency=1, seed=0, draws='labor', window='auto'"),
+            ({"edges": True}, "batch_dependency=1, seed=0, edges=True, draws='labor', window='auto'"),
             (
                 {"batch_dependency": 5, "layer_dependency": True, "redraw": False, "seed": 4, "window": 7, "disk": "1MiB"},
                 "batch_dependency=5, seed=4, layer_dependency=True, redraw=False, draws='labor', window=7",

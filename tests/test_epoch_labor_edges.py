@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import featstore
 from featstore import EpochSampler, LaborSampler
 from featstore._core.epochs import LEAST_BLOCK_WORDS, LEAST_BLOCKS, Draws, Logs, replay
 from featstore.budget import Budget
@@ -22,7 +20,16 @@ from featstore.sampling.scratch import Scratch
 from featstore.sampling.window import LEAST_BLOCK_BYTES, drawn_bytes, is_wide, least_bytes
 from tests.array_graphs import ArrayGraph, random_graph
 from tests.test_edge_pos import FORMS, edges_of, from_pairs
-from tests.test_epoch_sampler import PLENTY, ChunkedEpochGraph, EpochGraph, batches_of, small_window, window_of
+from tests.test_epoch_sampler import (
+    PLENTY,
+    ChunkedEpochGraph,
+    EpochGraph,
+    batches_of,
+    check_window,
+    long_list_graph,
+    small_window,
+    window_of,
+)
 from tests.test_epoch_turns import turns
 from tests.test_labor import DEPENDENCIES
 from tests.test_labor_numbers import numbers
@@ -52,7 +59,6 @@ def check_edges(sampler: LaborSampler, g: Any, batches: list[Any], path: Path, *
             batch, alone = (each.sample(*more) for each, *more in ((window, k), (sampler, torch.from_numpy(seeds), 0, k)))
             assert same(batch, plain.sample(torch.from_numpy(seeds), 0, k)), f"batch {k}"
             for mine, block in zip(batch.blocks, alone.blocks, strict=True):
-                assert mine.edge_pos is not None
                 assert torch.equal(mine.edge_pos, block.edge_pos), f"batch {k}"
                 assert (mine.weight, mine.edge_pos.dtype) == (None, torch.int64)
         if redraw:
@@ -61,7 +67,7 @@ def check_edges(sampler: LaborSampler, g: Any, batches: list[Any], path: Path, *
         return window._drawn.spilled_bytes
 
 
-# ---------------------------------------------------------------- a window
+CHECKS: list[tuple[bool, Any]] = [(False, check_window), (True, check_edges)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -82,40 +88,39 @@ def test_small_graphs(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("id_bytes", [4, 8])
-@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000]])
+@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [0, 4], [1000]])
 def test_what_does_not_fit_the_memory_is_spilled(
     tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
 ) -> None:
-    """Records of hundreds of ids and places lie in many blocks of a log; the arena is full in the middle of a list."""
+    """With and without edges: records of hundreds of ids lie in many blocks of a log; the arena is full within a list."""
     g = kind.of(random_graph(3000, 20, id_bytes=id_bytes), tmp_path)
     batches = batches_of(np.random.default_rng(1).permutation(3000)[:700], 100)
-    sampler = LaborSampler(g, fanouts, batch_dependency=3, seed=3, edges=True)
-    least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
-    spilled = [check_edges(sampler, g, batches, tmp_path, n_bytes=n_bytes) for n_bytes in (least, 3 * least, PLENTY)]
-    assert spilled[0] > 0
-    assert spilled[-1] == 0
+    for edges, check in CHECKS:
+        sampler = LaborSampler(g, fanouts, batch_dependency=3, seed=3, edges=edges)
+        least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
+        spilled = [check(sampler, g, batches, tmp_path, n_bytes=n_bytes) for n_bytes in (least, 3 * least, PLENTY)]
+        assert spilled[0] > 0
+        assert spilled[-1] == 0
 
 
-@pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [20_000]])
+@pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [200], [20_000]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_longer_than_memory(tmp_path: Path, kind: type[EpochGraph], fanouts: list[int]) -> None:
-    n, hub = 500, LEAST_BLOCK_BYTES * 5 // 4
-    rng = np.random.default_rng(0)
-    degrees = rng.integers(0, 4, n)
-    degrees[[7, 300]] = hub, 3000
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    lists = [np.sort(rng.integers(0, n, degree)) for degree in degrees]
-    g = kind(indptr, np.concatenate(lists).astype(np.int32), path=str(tmp_path / "graph"))
+    g = long_list_graph(kind, tmp_path)
     batches = [np.array([7, 1]), np.array([300, 7, 2]), np.array([4])]
-    sampler = LaborSampler(g, fanouts, seed=8, edges=True)
-    check_edges(sampler, g, batches, tmp_path, n_bytes=least_bytes(g, sampler.fanouts, len(batches), is_wide(g)))
+    for edges, check in CHECKS:
+        sampler = LaborSampler(g, fanouts, seed=8, edges=edges)
+        check(sampler, g, batches, tmp_path, n_bytes=least_bytes(g, sampler.fanouts, len(batches), is_wide(g)))
+    if kind is EpochGraph:
+        assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
 
 
 def test_threads(tmp_path: Path) -> None:
     g = EpochGraph.of(random_graph(5000, 12, seed=4), tmp_path)
     batches = batches_of(np.random.default_rng(5).permutation(5000)[:2000], 150)
     for n_workers in (1, 2, 5):
-        check_edges(LaborSampler(g, [6, 4, 2], seed=9, edges=True), g, batches, tmp_path, n_workers=n_workers)
+        for edges, check in CHECKS:
+            check(LaborSampler(g, [6, 4, 2], seed=9, edges=edges), g, batches, tmp_path, n_workers=n_workers)
 
 
 @pytest.mark.parametrize("id_bytes", [4, 8])
@@ -156,9 +161,6 @@ def test_every_vector_form_logs_places(rate: float, id_bytes: int) -> None:
                 words = words[2 + 2 * count :]
             logs.clear()
         assert taken == expected
-
-
-# ---------------------------------------------------------------- long lists, many edges
 
 
 @pytest.mark.parametrize("first", [2**31, 2**40])
@@ -232,9 +234,6 @@ def test_lists_too_long_for_the_words_are_refused() -> None:
                 draws.begin(*given_lists)
 
 
-# ---------------------------------------------------------------- the sampler
-
-
 def test_memory_that_is_asked_for_counts_places(tmp_path: Path) -> None:
     g = EpochGraph.of(random_graph(3000, 20), tmp_path)
     asked = {
@@ -275,16 +274,3 @@ def test_batches_in_turn(tmp_path: Path, form: dict[str, Any], window: int | str
                             np.testing.assert_array_equal(given_edges[0][pos], ids[mine.src.numpy()])
                             np.testing.assert_array_equal(given_edges[1][pos], ids[mine.dst.numpy()])
             assert sampler.stats()["windows"] > 0
-
-
-def test_options_are_kept(tmp_path: Path) -> None:
-    edges = edges_of(50, 300, 3)
-    with from_pairs(tmp_path / "g", edges, 50, features={"x": np.zeros((50, 2), np.float32)}) as g:
-        sampler = featstore.EpochSampler(g, [2, 3], draws="labor", edges=True)
-        copy = pickle.loads(pickle.dumps(sampler))
-        try:
-            assert (copy.edges, copy.hops.edges) == (True, True)
-            assert repr(copy) == repr(sampler)
-            assert "edges=True, draws='labor'" in repr(sampler)
-        finally:
-            copy.graph.close()

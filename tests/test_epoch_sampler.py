@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featstore import NeighborSampler
+from featstore._core.epochs import LEAST_POSITIONS
 from featstore.config import Options
 from featstore.errors import BudgetError
 from featstore.graph.neighborcache import NeighborCache
+from featstore.sampling.access import ACCESSES
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
 from featstore.storage.rundir import DiskQuota
@@ -129,10 +131,17 @@ def small_window(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, 
     return SmallWindow(g, graph, batches_of(seeds, data.draw(st.integers(1, 9))), path, data.draw(st.booleans()))
 
 
-# ---------------------------------------------------------------- a window
+def long_list_graph(kind: type[EpochGraph], path: Path) -> EpochGraph:
+    """Short lists, and one that is longer than a reader's block."""
+    rng = np.random.default_rng(0)
+    degrees = rng.integers(0, 4, 500)
+    degrees[[7, 300]] = LEAST_BLOCK_BYTES * 5 // 4, 3000
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = np.concatenate([np.sort(rng.integers(0, 500, degree)) for degree in degrees])
+    return kind(indptr, indices.astype(np.int32), path=str(path / "graph"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     data=st.data(),
     fanouts=FANOUTS,
@@ -140,6 +149,7 @@ def small_window(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, 
     redraw=st.booleans(),
     seed=WORDS,
     epoch=WORDS,
+    access=st.sampled_from(ACCESSES),
 )
 def test_small_graphs_equal_batches_sampled_alone(
     tmp_path_factory: pytest.TempPathFactory,
@@ -149,27 +159,33 @@ def test_small_graphs_equal_batches_sampled_alone(
     redraw: bool,
     seed: int,
     epoch: int,
+    access: str,
 ) -> None:
     """Also empty lists, isolated nodes, fan-outs of 0 and -1, 32- and 64-bit ids, whole and partial caches."""
     small = small_window(data, tmp_path_factory)
     sampler = NeighborSampler(small.graph, fanouts, replace=replace, redraw=redraw, seed=seed)
-    check_window(sampler, small.graph, small.batches, small.path, epoch=epoch, n_bytes=small.memory(sampler))
+    n_bytes = small.memory(sampler)
+    check_window(sampler, small.graph, small.batches, small.path, epoch=epoch, n_bytes=n_bytes, access=access)
 
 
 @pytest.mark.parametrize("kind", [EpochGraph, ChunkedEpochGraph])
 @pytest.mark.parametrize("id_bytes", [4, 8])
-@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000]])
+@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000], [5000]])
 def test_what_does_not_fit_the_memory_is_spilled(
     tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
 ) -> None:
-    """Fan-outs of more than 64 are drawn in another way; lists of thousands of ids lie in many blocks of a log."""
-    g = kind.of(random_graph(3000, 20, id_bytes=id_bytes), tmp_path)
+    """Fan-outs of more than 64 are drawn in another way, those beyond the room for positions, too; lists lie in many blocks."""
+    assert LEAST_POSITIONS < 5000
+    base = random_graph(3000, 20, id_bytes=id_bytes)
     batches = batches_of(np.random.default_rng(1).permutation(3000)[:700], 100)
-    sampler = NeighborSampler(g, fanouts, seed=3)
-    least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
-    spilled = [check_window(sampler, g, batches, tmp_path, n_bytes=n_bytes) for n_bytes in (least, 3 * least, PLENTY)]
-    assert spilled[0] > 0
-    assert spilled[-1] == 0
+    for access, lists in (("random", base.cached(30_000)), ("random", base), ("pass", base)):
+        g = kind.of(lists, tmp_path)
+        sampler = NeighborSampler(g, fanouts, seed=3)
+        least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
+        tried = (least, 3 * least, PLENTY)
+        spilled = [check_window(sampler, g, batches, tmp_path, n_bytes=n_bytes, access=access) for n_bytes in tried]
+        assert spilled[0] > 0
+        assert spilled[-1] == 0
     with (
         pytest.raises(BudgetError, match=f"at least {least} bytes"),
         window_of(sampler, g, batches, tmp_path, n_bytes=least - 1),
@@ -183,17 +199,11 @@ def test_what_does_not_fit_the_memory_is_spilled(
 def test_a_list_longer_than_memory_is_drawn_from_in_pieces(
     tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], replace: bool
 ) -> None:
-    n, hub = 500, LEAST_BLOCK_BYTES * 5 // 4
-    rng = np.random.default_rng(0)
-    degrees = rng.integers(0, 4, n)
-    degrees[[7, 300]] = hub, 3000
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    indices = np.sort(rng.integers(0, n, indptr[-1]))
-    g = kind(indptr, indices.astype(np.int32), path=str(tmp_path / "graph"))
+    g = long_list_graph(kind, tmp_path)
     batches = [np.array([7, 1]), np.array([300, 7, 2]), np.array([4])]
     sampler = NeighborSampler(g, fanouts, replace=replace, seed=8)
     least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
-    assert 4 * hub > least * 3 // 4 or max(fanouts) > 64
+    assert least * 3 // 4 < 5 * LEAST_BLOCK_BYTES or max(fanouts) > 64
     check_window(sampler, g, batches, tmp_path, n_bytes=least)
     if kind is EpochGraph:
         assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
@@ -263,13 +273,6 @@ def test_nodes_of_one_batch_draw_under_its_key_alone(tmp_path: Path) -> None:
         window.draw()
         drawn = [tuple(window.sample(k).blocks[-1].src.tolist()) for k in range(6)]
     assert len(set(drawn)) == 6
-
-
-def test_no_nodes_and_no_edges(tmp_path: Path) -> None:
-    empty = EpochGraph(np.zeros(1, np.int64), np.zeros(0, np.int32), path=str(tmp_path / "graph"))
-    check_window(NeighborSampler(empty, [3, 2]), empty, [np.zeros(0, np.int64)], tmp_path)
-    bare = EpochGraph(np.zeros(6, np.int64), np.zeros(0, np.int32), path=str(tmp_path / "graph"))
-    check_window(NeighborSampler(bare, [3, -1]), bare, [np.array([4, 0]), np.array([1])], tmp_path)
 
 
 def test_bad_seeds_are_named(tmp_path: Path) -> None:

@@ -53,15 +53,6 @@ def graph(kind: type[EpochGraph], degrees: npt.ArrayLike, path: Path, seed: int 
     return kind(indptr, ids, path=str(path / "graph"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_put_back_by_the_inverse_of_their_order(tmp_path: Path, kind: type[EpochGraph]) -> None:
-    """Nodes in an order that is not its own inverse, some in several batches: every batch has its own draws in its own order."""
-    g = graph(kind, np.full(3000, 9), tmp_path)
-    order = np.random.default_rng(1).permutation(3000)
-    assert not np.array_equal(np.argsort(order), order)
-    drawn(g, [order[:400], order[300:900], order[100:500][::-1].copy(), order[2000:]], [4, 3], tmp_path)
-
-
 def test_chunks_without_edges_shift_no_other(tmp_path: Path) -> None:
     """In the middle, several in a row, and at both ends."""
     degrees = np.concatenate([np.zeros(2500), np.full(200, 30), np.zeros(5000), np.full(300, 20), np.zeros(3000)])
@@ -140,43 +131,6 @@ def test_edges_beyond_32_bits(tmp_path: Path) -> None:
     g.topology = CscTopology(n, int(indptr[-1]), indptr, g.file, 4)  # type: ignore[arg-type]
     found = drawn(g, [np.arange(1, 300), np.arange(n - 50, n)], [6, 4], tmp_path, Tail(ids, base))
     assert sum(len(block.src) for batch in found for block in batch.blocks) > 1000
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("redraw", [False, True])
-def test_replacement_is_only_where_it_was_asked_for(tmp_path: Path, kind: type[EpochGraph], redraw: bool) -> None:
-    """Lists shorter than, as long as, and longer than the fan-out; no neighbour comes twice in them."""
-    n = 600
-    degrees = np.arange(n) % 12
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    rng = np.random.default_rng(6)
-    ids = np.concatenate([np.sort(rng.choice(n, degree, replace=False)) for degree in degrees]).astype(np.int32)
-    batches = [np.arange(0, 300), np.arange(200, n)]
-    for replace in (False, True):
-        g = kind(indptr, ids, path=str(tmp_path / "graph"))
-        found = drawn(g, batches, [5, 5], tmp_path, replace=replace, redraw=redraw)
-        twice = 0
-        for batch, seeds in zip(found, batches, strict=True):
-            block = batch.blocks[-1]
-            pairs = block.dst.numpy() * n + block.src.numpy()
-            twice += len(pairs) - len(np.unique(pairs))
-            count = np.bincount(block.dst.numpy(), minlength=len(seeds))
-            has = degrees[seeds]
-            assert np.array_equal(count, np.where(has > 0, 5, 0) if replace else np.minimum(has, 5))
-        assert (twice > 0) == replace
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_edge_is_lost_where_nodes_are_told_apart(tmp_path: Path, kind: type[EpochGraph]) -> None:
-    """All nodes of all batches share two neighbours: few nodes, and every edge."""
-    n = 500
-    ids = np.tile([3, 4], n).astype(np.int32)
-    g = kind(np.arange(0, 2 * n + 1, 2, dtype=np.int64), ids, path=str(tmp_path / "graph"))
-    for batch in drawn(g, [np.arange(10, 200), np.arange(150, 400)], [2, 2], tmp_path):
-        outer, inner = batch.blocks
-        assert len(batch.input_ids) == batch.n_seeds + 2
-        assert len(inner.src) == 2 * batch.n_seeds
-        assert len(outer.src) == 2 * (batch.n_seeds + 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -72,7 +72,6 @@ def test_many_windows_are_a_warning_that_says_what_makes_them_one(
     assert windows["passes"] >= 4
     assert max(drawn) == windows["batches"]
     more = re.search(r"memory='(\w+)' would make it one", windows["advice"])
-    assert more is not None
     drawn.clear()
     with featstore.open(path, memory=more[1]) as g, loader(g, sampler_of(g), strategy=strategy) as ours:
         assert len(list(ours)) == 300
@@ -87,7 +86,6 @@ def test_a_disk_that_makes_many_windows_is_named(path: Path) -> None:
             loader(g, sampler_of(g, disk="100KB")).close()
         assert "memory=" not in str(caught[0].message)
         more = re.search(r"EpochSampler\(disk='(\w+)'\) would make it one", str(caught[0].message))
-        assert more is not None
         with loader(g, sampler_of(g, disk=more[1])) as ours:
             assert ours.stats()["windows"]["passes"] == 1
 

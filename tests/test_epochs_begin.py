@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import featstore
-from tests.conftest import make_graph
 from tests.loaders import make_loader
-from tests.test_forked_loops import in_child
+from tests.test_forked_loops import BATCH, SEED, X, dataset, in_child
 
-N, BATCH, SEED = 1200, 40, 3
-X = torch.from_numpy(np.random.default_rng(3).standard_normal((N, 11)).astype(np.float32))
+__all__ = ["dataset"]  # a fixture
+
 AHEAD: dict[str, dict[str, Any]] = {
     "superbatch": {"strategy": "superbatch", "superbatch": 3},
     "serial": {"strategy": "superbatch", "superbatch": 3, "overlap": False},
@@ -35,18 +31,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "auto": {"strategy": "auto"},
 }
 Make = Callable[..., featstore.Loader]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "g"
-    idx = np.random.default_rng(0).permutation(N)[:480]
-    with featstore.OutOfCoreGraph.create(
-        path, *make_graph(N, 8.0), {"x": X.numpy()}, {"train_idx": idx}, progress=False, memory="64MB"
-    ) as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        featstore.sample_offline(g, sampler, idx, BATCH, epochs=3, seed=SEED, progress=False).close()
-    return path
 
 
 @pytest.fixture
@@ -92,34 +76,6 @@ def epochs(dataset: Path) -> list[list[list[int]]]:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         with featstore.Loader(g, sampler, g.node_data["train_idx"], BATCH, labels=None, seed=SEED) as loader:
             return [ids(loader) for _ in range(3)]
-
-
-def state(loader: featstore.Loader) -> tuple[Any, ...]:
-    """Return what an epoch would change by beginning."""
-    g = loader._g
-    stats = loader.stats()
-    del stats["seconds"]
-    cache = g.features["x"].cache
-    threads = sorted(thread.name for thread in threading.enumerate())
-    runs = sorted(os.listdir(f"{g.path}.runs")) if os.path.exists(f"{g.path}.runs") else []
-    return stats, loader.state_dict(), g.memory_report(), cache is not None and cache.in_use, threads, runs
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_iterator_never_begun_counts_for_nothing(make: Make, epochs: list[list[list[int]]], strategy: str) -> None:
-    loader = make(strategy)
-    before = state(loader)
-    first, second = iter(loader), iter(loader)
-    assert state(loader) == before
-    assert ids(second) == epochs[0]
-    after = state(loader)
-    third = iter(loader)
-    assert state(loader) == after
-    assert ids(first) == epochs[1]  # it begins now, with the next epoch
-    assert ids(loader) == epochs[2]
-    del third
-    gc.collect()
-    assert loader.stats()["batches"] == 3 * len(loader)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

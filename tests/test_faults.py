@@ -1,10 +1,4 @@
-"""Faults of the operating system, at every call: create, replace, open, gather, sample.
-
-Every campaign fails the k-th call for k = 1, 2, … until a run meets no fault, and checks after each: the error has a name;
-files, descriptors and threads are as before; what was committed is readable; the next correct call works. Each sweep raises where
-not even its first fault fired, so that none passes without having tested. The quick ones take every few calls, `make stress` all.
-tests/test_fault_table.py says which tests cover which fault.
-"""
+"""Faults of the operating system, at every call: create, replace, open, gather, sample."""
 
 from __future__ import annotations
 
@@ -86,14 +80,15 @@ def _descriptors() -> set[str]:
 # -- create and replace --------------------------------------------------------------------------------------------------------
 
 
-def create_fails(folder: str, cases: list[tuple[str, str]], step: int) -> None:
+def each(folder: str, campaign: str, cases: list[tuple[str, str]], step: int) -> None:
+    """Run a campaign for each case, in a folder of its own."""
     for operation, action in cases:
         root = Path(folder) / f"{operation}-{action}"
         root.mkdir()
-        create_fails_at(root, operation, action, step)
+        {"create": create_fails, "replace": replace_fails}[campaign](root, operation, action, step)
 
 
-def create_fails_at(root: Path, operation: str, action: str, step: int) -> None:
+def create_fails(root: Path, operation: str, action: str, step: int) -> None:
     create(root / "warm", 0)
     assert holds(root / "warm", 0)
     before = descriptors()
@@ -125,23 +120,16 @@ QUICK = [("open", "EMFILE"), ("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "
 
 
 def test_create_fails_whole(tmp_path: Path) -> None:
-    run_in_child(create_fails, str(tmp_path), QUICK, 3, faults=True)
+    run_in_child(each, str(tmp_path), "create", QUICK, 3, faults=True)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("case", CREATE_CASES, ids="-".join)
 def test_create_fails_whole_everywhere(case: tuple[str, str], tmp_path: Path) -> None:
-    run_in_child(create_fails, str(tmp_path), [case], 1, faults=True, timeout_s=1200)
+    run_in_child(each, str(tmp_path), "create", [case], 1, faults=True, timeout_s=1200)
 
 
-def replace_fails(folder: str, cases: list[tuple[str, str]], step: int) -> None:
-    for operation, action in cases:
-        root = Path(folder) / f"{operation}-{action}"
-        root.mkdir()
-        replace_fails_at(root, operation, action, step)
-
-
-def replace_fails_at(root: Path, operation: str, action: str, step: int) -> None:
+def replace_fails(root: Path, operation: str, action: str, step: int) -> None:
     create(root / "g", 0)
     for fault in sweep(root, operation, action, step=step):
         failed = False
@@ -160,13 +148,13 @@ def replace_fails_at(root: Path, operation: str, action: str, step: int) -> None
 
 
 def test_replace_keeps_old_or_new(tmp_path: Path) -> None:
-    run_in_child(replace_fails, str(tmp_path), [("write", "ENOSPC"), ("rename", "EIO")], 3, faults=True)
+    run_in_child(each, str(tmp_path), "replace", [("write", "ENOSPC"), ("rename", "EIO")], 3, faults=True)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("case", CREATE_CASES, ids="-".join)
 def test_replace_keeps_old_or_new_everywhere(case: tuple[str, str], tmp_path: Path) -> None:
-    run_in_child(replace_fails, str(tmp_path), [case], 1, faults=True, timeout_s=1200)
+    run_in_child(each, str(tmp_path), "replace", [case], 1, faults=True, timeout_s=1200)
 
 
 def short_writes(folder: str) -> None:

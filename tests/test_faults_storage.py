@@ -36,7 +36,6 @@ def cached_rows(g: OutOfCoreGraph) -> torch.Tensor:
     """The rows that the degree policy keeps."""
     g.cache("x", "30KB")
     cache = g.features["x"].cache
-    assert cache is not None
     return torch.from_numpy(cache.map.slot_of_row.copy())
 
 
@@ -53,9 +52,6 @@ def read(root: Path, kind: str, verify: str = "always") -> Any:
 
 def same(found: Any, expected: Any) -> bool:
     return len(found) == len(expected) and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-# --- flipped bits ---------------------------------------------------------------------------------------------------------------
 
 
 def flip(root: Path, kind: str, n: int, seed: int = 0, verify: str = "always") -> tuple[int, int, int]:
@@ -116,9 +112,6 @@ def test_verify_finds_every_one_of_many_flipped_bits(copy: Path) -> None:
     verify_finds(copy, 1000, seed=2)
 
 
-# --- truncation -----------------------------------------------------------------------------------------------------------------
-
-
 def sizes(path: Path) -> Iterator[int]:
     """Every page boundary and the bytes beside it, every field of the header, and more than there is."""
     n_bytes = path.stat().st_size
@@ -157,9 +150,6 @@ def test_files_that_shrink_while_they_are_open(copy: Path, backend: str, verify:
                     assert caught.value.filename == str(copy / name)
             call()
         g.verify()
-
-
-# --- reads at the end of a file ------------------------------------------------------------------------------------------------
 
 
 def reads_end(folder: str) -> None:

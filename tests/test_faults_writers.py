@@ -513,7 +513,6 @@ def test_a_second_builder_in_another_process(tmp_path: Path, old: bool) -> None:
         make(path, "old")
     command = [sys.executable, "-c", BUILDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder:
-        assert builder.stdout is not None
         assert builder.stdout.readline() == b"building\n"
         for _ in range(2):
             with pytest.raises(BusyError):

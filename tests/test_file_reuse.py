@@ -15,7 +15,7 @@ import featstore
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rundir import DiskQuota
 from tests.loaders import make_loader
-from tests.test_superbatch import batches, dataset, ondemand, same
+from tests.test_superbatch import dataset, ondemand
 
 __all__ = ["dataset", "ondemand"]
 
@@ -109,14 +109,6 @@ def test_extents_are_written_over_from_superbatch_to_superbatch_and_epoch_to_epo
         del loader, _batch
         gc.collect()
         assert not os.path.exists(runs)
-
-
-@pytest.mark.parametrize("superbatch", [3, 25])
-def test_batches_written_over_others_are_those_of_on_demand(dataset: Path, superbatch: int) -> None:
-    expected, _ = batches(dataset, epochs=4)
-    found, stats = batches(dataset, epochs=4, strategy="streamed", superbatch=superbatch, feature_cache=0.02)
-    assert same(found, expected)
-    assert stats["hits"]["packed"] > 0
 
 
 def test_files_that_somebody_removed_are_not_missed(tmp_path: Path) -> None:

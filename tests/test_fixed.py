@@ -55,7 +55,6 @@ def test_rows_are_right_and_misses_are_those_of_the_fixed_rows(
     with loader(g, featstore.OnDemand(cache=SHARE, policy=policy)) as other:
         list(other)
         cache = g.features["x"].cache
-        assert cache is not None
         fixed = {row for row in range(N) if cache.map.lookup(np.array([row]))[0] >= 0}
     assert len(fixed) == round(SHARE * N)
     with loader(g, kind(cache=SHARE, policy=policy, length=LENGTH)) as made:

@@ -19,7 +19,7 @@ from tests.conftest import make_graph
 from tests.loaders import make_loader
 from tests.sampled import covering
 
-N, BATCH = 1500, 40
+N, BATCH, SEED = 1500, 40, 3
 X = torch.from_numpy(np.random.default_rng(3).standard_normal((N, 17)).astype(np.float32))
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {"policy": "lru"},
@@ -39,7 +39,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path, *make_graph(N, 8.0), {"x": X.numpy()}, {"train_idx": idx}, progress=False, memory="64MB"
     ) as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        featstore.sample_offline(g, sampler, idx, BATCH, disk="50MB", progress=False).close()
+        featstore.sample_offline(g, sampler, idx, BATCH, epochs=3, seed=SEED, disk="50MB", progress=False).close()
     return path
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from featstore.storage.calls import open_regular
 from featstore.storage.format import DTYPES, Header, file_seed, resolve_inside, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter, write_file
+from tests.support_cases import each
 
 ID = bytes(range(16))
 
@@ -95,35 +97,24 @@ def test_forged_header_control() -> None:
     assert Header.unpack(forge(), "f").n_rows == 10
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
-        ({"magic": b"NOTOURS!"}, FormatError),
-        ({"version": 2}, VersionError),
-        ({"version": 0}, VersionError),
-        ({"mark": 0x04030201}, VersionError),
-        ({"kind": b""}, FormatError),
-        ({"kind": b"\xff\xfe"}, FormatError),
-        ({"kind": b"a\0b"}, FormatError),
-        ({"rows": 2**63}, FormatError),
-        ({"rows": 2**64 - 1}, FormatError),
-        ({"rows": 2**61}, FormatError),
-        ({"row_bytes": 0}, FormatError),
-        ({"row_bytes": 2**32, "group_bytes": 2**32}, FormatError),
-        ({"row_bytes": 2**64 - 4, "group_bytes": 2**64 - 4}, FormatError),
-        ({"row_bytes": 6, "group_bytes": 6}, FormatError),
-        ({"group_rows": 0}, FormatError),
-        ({"group_rows": 2**63, "group_bytes": 4096}, FormatError),
-        ({"group_bytes": 0}, FormatError),
-        ({"group_bytes": 3}, FormatError),
-        ({"group_bytes": 100}, FormatError),
-        ({"group_bytes": 2**63}, FormatError),
-        ({"code": 0}, FormatError),
-        ({"code": 999}, FormatError),
-        ({"itemsize": 8}, FormatError),
-        ({"tail": b"\1"}, FormatError),
-    ],
-)
+HOSTILE: dict[str, list[Any]] = {
+    "magic": [b"NOTOURS!"],
+    "kind": [b"", b"\xff\xfe", b"a\0b"],
+    "rows": [2**63, 2**64 - 1, 2**61],
+    "row_bytes": [0],
+    "group_rows": [0],
+    "group_bytes": [0, 3, 100, 2**63],
+    "code": [0, 999],
+    "itemsize": [8],
+    "tail": [b"\1"],
+}
+CHANGES: list[tuple[dict[str, Any], type[Exception]]] = [({name: value}, FormatError) for name, value in each(HOSTILE)]
+CHANGES += [({"row_bytes": n, "group_bytes": n}, FormatError) for n in (2**32, 2**64 - 4, 6)]
+CHANGES += [({"group_rows": 2**63, "group_bytes": 4096}, FormatError)]
+CHANGES += [({name: value}, VersionError) for name, value in each({"version": [2, 0], "mark": [0x04030201]})]
+
+
+@pytest.mark.parametrize(("changes", "kind"), CHANGES)
 def test_hostile_header_is_refused(changes: dict[str, object], kind: type[Exception]) -> None:
     with pytest.raises(kind, match="hostile"):
         Header.unpack(forge(**changes), "hostile")

@@ -24,6 +24,7 @@ from featstore.sampling.drawn import Drawn
 from featstore.sampling.historical import HistoryTurns, PushTimes
 from featstore.strategies.registry import find_strategy
 from tests.reference_history import PlainBatch, Replay
+from tests.support_cases import each
 from tests.whole_graph import skewed_graph
 
 from featstore.adapters.pyg import to_data  # isort: skip  # after PyG, which tests.pyg imports without its warnings
@@ -91,7 +92,6 @@ class Training:
         n_kept = batch.blocks[-2].n_dst
         ids = batch.input_ids[:n_kept].double()
         h = torch.stack([ids, torch.full_like(ids, float(step))], 1)
-        assert batch.history is not None
         merged = batch.history.merge(h)
         expected = [[node, plain.pulled.get(node, step)] for node in plain.sources]
         assert merged.tolist() == expected
@@ -108,7 +108,6 @@ class Training:
 def same_batch(batch: featstore.MiniBatch, plain: PlainBatch) -> None:
     assert batch.input_ids.tolist() == plain.ids
     assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == plain.blocks
-    assert batch.history is not None
     rows = batch.history.rows
     assert [plain.sources[k] for k in rows.pull.tolist()] == list(plain.pulled)
     assert [plain.sources[k] for k in rows.push.tolist()] == plain.pushed
@@ -352,28 +351,18 @@ def test_what_does_not_go_with_a_history(g: featstore.OutOfCoreGraph, tmp_path: 
         to_data(next(iter(loader)))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"dim": 0},
-        {"dim": 1.5},
-        {"staleness": -1},
-        {"staleness": True},
-        {"dtype": torch.int64},
-        {"dtype": "float32"},
-        {"nodes": 0.0},
-        {"nodes": 1.5},
-        {"nodes": float("nan")},
-        {"nodes": 5},
-        {"nodes": "all"},
-        {"nodes": [1, 1]},
-        {"nodes": [-1]},
-        {"nodes": [0.5]},
-    ],
-)
-def test_wrong_options(wrong: dict[str, Any]) -> None:
+WRONG: dict[str, list[Any]] = {
+    "dim": [0, 1.5],
+    "staleness": [-1, True],
+    "dtype": [torch.int64, "float32"],
+    "nodes": [0.0, 1.5, float("nan"), 5, "all", [1, 1], [-1], [0.5]],
+}
+
+
+@pytest.mark.parametrize(("option", "wrong"), each(WRONG))
+def test_wrong_options(option: str, wrong: Any) -> None:
     with pytest.raises((ValueError, TypeError, IndexError)):
-        history_of(**wrong)
+        history_of(**{option: wrong})
 
 
 def test_wrong_states(g: featstore.OutOfCoreGraph) -> None:

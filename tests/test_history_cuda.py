@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -60,33 +59,3 @@ def test_rows_on_another_device_and_a_choice_by_the_hosts_memory_are_refused(pat
                 batch.history.merge(torch.zeros(batch.blocks[-2].n_dst, 2))
         with pytest.raises(featstore.OptionError, match="divides the host's memory, and on cuda"):
             make(g, featstore.History(2, "auto"), device="cuda")
-
-
-def test_losses_are_those_of_the_cpu(path: Path) -> None:
-    """Two layers, three epochs, gradients of pulled rows included; in float64, within rounding of sums in another order."""
-
-    def mean(h: torch.Tensor, block: Any) -> torch.Tensor:
-        total = h.new_zeros(block.n_dst, h.shape[1]).index_add(0, block.dst, h[block.src])
-        degree = torch.bincount(block.dst, minlength=block.n_dst).clamp(min=1)
-        return torch.cat([h[: block.n_dst], total / degree[:, None]], 1)
-
-    losses: dict[str, list[float]] = {"cpu": [], "cuda": []}
-    for device, found in losses.items():
-        torch.manual_seed(0)
-        layers = [torch.nn.Linear(10, 8, dtype=torch.float64), torch.nn.Linear(16, 3, dtype=torch.float64)]
-        model = torch.nn.ModuleList(layers).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with featstore.open(path, memory="32MiB") as g:
-            history = history_of(5, dim=8)
-            with make(g, history, device=device) as loader:
-                for _ in range(3):
-                    for batch in loader:
-                        h = model[0](mean(batch.x.double(), batch.blocks[0])).relu()
-                        scores = model[1](mean(batch.history.merge(h), batch.blocks[1]))
-                        loss = torch.nn.functional.cross_entropy(scores, batch.y)
-                        optimizer.zero_grad()
-                        loss.backward()
-                        optimizer.step()
-                        found.append(loss.item())
-                assert history.stats()["pulled"] > 0
-    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-9)

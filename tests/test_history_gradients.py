@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,27 +12,12 @@ import torch
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from tests.whole_graph import skewed_graph
+from tests.test_history import NODES, N, g, path
 
-N, BATCH, DIM = 300, 20, 3
+__all__ = ["g", "path"]  # fixtures
+
+BATCH, DIM = 20, 3
 SEEDS = np.arange(0, N, 2)
-NODES = np.sort(np.random.default_rng(3).choice(N, 150, replace=False))
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gradients") / "g"
-    indptr, indices = skewed_graph(N, 6, hubs=[5, 9], hub_degree=90, seed=1)
-    rng = np.random.default_rng(4)
-    features, data = {"x": rng.standard_normal((N, 5))}, {"y": rng.integers(0, 3, N)}
-    featstore.OutOfCoreGraph.create(path, indptr, indices, features, data, progress=False).close()
-    return path
-
-
-@pytest.fixture
-def g(path: Path) -> Iterator[featstore.OutOfCoreGraph]:
-    with featstore.open(path, memory="32MiB") as graph:
-        yield graph
 
 
 def history_of(staleness: int, **options: Any) -> featstore.History:
@@ -96,7 +79,7 @@ def test_no_gradient_is_lost_or_counted_twice(g: featstore.OutOfCoreGraph, devic
     def epoch(history: featstore.History | None) -> int:
         with make(g, history, (-1, -1), device=device) as loader:
             for batch in loader:
-                scores = model(batch.x, batch.blocks, batch.history)
+                scores = model(batch.x.double(), batch.blocks, batch.history)
                 torch.nn.functional.cross_entropy(scores, batch.y, reduction="sum").backward()
             return loader.stats()["rows"]
 
@@ -111,7 +94,7 @@ def test_no_gradient_is_lost_or_counted_twice(g: featstore.OutOfCoreGraph, devic
     # What still waits, passed on to the nodes it is for, all computed once more.
     sampler = featstore.NeighborSampler(g, [-1])
     sampled = sampler.sample(torch.from_numpy(NODES))
-    block, x = sampled.blocks[0].map(lambda tensor: tensor.to(device)), g.features["x"][sampled.input_ids].to(device)
+    block, x = sampled.blocks[0].map(lambda tensor: tensor.to(device)), g.features["x"][sampled.input_ids].double().to(device)
     h = model.norms[0](model.layers[0](x, block)).relu()
     h.backward(late)
     for found, wanted in zip(gradients(), plain, strict=True):

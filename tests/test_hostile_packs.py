@@ -1,8 +1,4 @@
-"""Files of a pack that say what is not so, under right checksums: an error that names a file, or what was packed.
-
-Every value of every JSON record is replaced or removed, arrays of every table are altered, files change places. The ordinary
-suite takes a sample of each; `make stress` takes all.
-"""
+"""Files of a pack that say what is not so, under right checksums: an error that names a file, or what was packed."""
 
 from __future__ import annotations
 

@@ -39,8 +39,6 @@ def small(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any
     return np.empty(shape, dtype)
 
 
-# --- the index -----------------------------------------------------------------------------------------------------------------
-
 TAIL = struct.Struct("<8sII32s16sQQQ")  # docs/format.md
 WIDTHS = {code: width for name, (code, width) in DTYPES.items() if name != "bfloat16"} | {64: 8}
 ENTRIES = st.tuples(UNSIGNED, UNSIGNED, st.sampled_from(sorted(WIDTHS)) | UNSIGNED)  # offset, items, dtype
@@ -67,9 +65,6 @@ def test_any_index_under_right_checksums(
     for number, (offset, items, code) in enumerate(entries):
         assert file.read(number, small).tobytes() == data[offset : offset + items * WIDTHS[code]]
     file.close()
-
-
-# --- what is in the arrays ------------------------------------------------------------------------------------------------------
 
 
 def altered(data: st.DataObject, arrays: Arrays) -> Arrays:

@@ -31,9 +31,6 @@ from tests.test_sampler import FANOUTS, WORDS, same
 STEPS = st.sampled_from([1, 2, 5, -1])
 
 
-# ---------------------------------------------------------------- the oracle: dictionaries, exact sums
-
-
 def expected_sources(probability: dict[int, float], scale: list[float], lists: list[list[int]]) -> float:
     most = dict.fromkeys(probability, 0.0)
     for neighbours, c in zip(lists, scale, strict=True):
@@ -133,9 +130,6 @@ def test_a_larger_graph_equals_the_oracle(id_bytes: int, monkeypatch: pytest.Mon
     for variant in (g.cached(), g, g.cached(len(g.indices) // 3)):
         check_against_oracle(variant, seeds, [5, 5], 2, 4, (7, 2, 5))
         monkeypatch.setattr("featstore.sampling.labor._LEAST_READ", 50)
-
-
-# ---------------------------------------------------------------- probabilities
 
 
 def weighed(lists: list[list[int]], k: int, steps: int, least: float = 1e-4) -> tuple[npt.NDArray[np.float64], Any, list[float]]:
@@ -244,9 +238,6 @@ def test_fewer_sources_are_taken_with_every_step() -> None:
     assert one - seeds < 0.97 * (none - seeds)
 
 
-# ---------------------------------------------------------------- the same bits
-
-
 def test_lists_that_are_taken_whole_need_no_probabilities() -> None:
     g = random_graph(2_000, 6, seed=1)
     for fanouts in ([-1, -1], [int(np.diff(g.indptr).max()), -1], [0, 0]):
@@ -293,9 +284,6 @@ def test_memory_is_counted() -> None:
     g.budget.total = g.budget.used + 1000
     with pytest.raises(BudgetError):
         LaborSampler(g, [10, 10], importance_sampling=1).sample(torch.arange(0, 30_000, 30))
-
-
-# ---------------------------------------------------------------- the compiled interface guards memory
 
 
 def test_the_core_refuses_what_does_not_fit() -> None:

@@ -41,7 +41,6 @@ def test_ctrl_c_ends_a_training_loop(small):
         g.close()
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
     assert child.stdout.readline() == "running\n"
     for _ in range(12):  # as a user would: CPython drops an interrupt that strikes within a destructor
         child.send_signal(signal.SIGINT)
