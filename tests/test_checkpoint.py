@@ -78,7 +78,7 @@ def _killed(folder: str, width: int, n_pieces: int, operation: str, k: int) -> N
             case.fill(reader, base, "made/e.rows")
 
 
-KILLS = [("write", 60, 0.95), ("fsync", 21, 0.95), ("rename", 27, 0.6), ("fsync", 45, 0.6)]  # of which call, the share
+KILLS = [("write", 60, 0.95), ("fsync", 21, 0.95), ("rename", 14, 0.6), ("fsync", 45, 0.6)]  # of which call, the share
 
 
 @pytest.mark.parametrize(("rows", "kill"), covering([(512, 0), (100, 3), (70_000, 1)], KILLS), ids=str)

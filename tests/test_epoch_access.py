@@ -195,7 +195,7 @@ def test_it_is_an_option_of_the_sampler(tmp_path: Path) -> None:
     g = hub_graph(EpochGraph, tmp_path, 500)
     sampler = featstore.EpochSampler(g, [3], access="random")
     assert sampler.access == "random"
-    assert sampler.__reduce__()[1][-1]["access"] == "random"
+    assert sampler.__reduce__()[0].keywords["access"] == "random"
     assert featstore.EpochSampler(g, [3], draws="labor").access == "pass"
     with pytest.raises(ValueError, match="access='random' goes with draws='neighbor', not 'labor'"):
         featstore.EpochSampler(g, [3], draws="labor", access="random")

@@ -84,7 +84,7 @@ def test_without_memory_on_the_device_it_looks_no_further(dataset: Path, monkeyp
             stages = loader._stages
             needed = 4 * stages.memory.batch_bytes(stages.memory.batch.n_rows)
             assert stages.may_grow()
-            monkeypatch.setattr(stages, "_setup", replace(stages._setup, device=torch.device("cuda", 1)))
+            monkeypatch.setattr(stages, "_context", replace(stages._context, device=torch.device("cuda", 1)))
             for free, reserved, allocated in ((needed, 500, 500), (0, needed + 500, 500), (needed - 200, 700, 500)):
                 for name, said in {"memory_reserved": reserved, "memory_allocated": allocated}.items():
                     monkeypatch.setattr(torch.cuda, name, lambda device, said=said: said)

@@ -328,7 +328,7 @@ def _killed(pack: str, folder: str, steps: list[int], dataset: str, policy: str,
 def test_killed_at_every_durable_moment(dataset, pack, tmp_path, ondemand, policy, disk) -> None:
     """A killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
     resumed = 0
-    for mine in killed(_killed, pack, tmp_path, range(1, 60, 7), str(dataset), policy, disk):
+    for mine in killed(_killed, pack, tmp_path, range(1, 50, 5), str(dataset), policy, disk):
         kept = [*mine.glob("layout-*.partial/*.progress"), *mine.glob("layout-*.partial/done.?")]
         before = {path.name: path.read_bytes() for path in mine.glob("layout-*.partial/done.?")}
         resumed += bool(kept)
