@@ -64,6 +64,7 @@ def test_many_tables_share_a_quarter(width: int) -> None:
         with pytest.raises(featstore.BudgetError) as caught:
             check_memory("g", files, Options.resolve(memory=1))
         needed.append(caught.value.needed or 0)
+        check_memory("g", files, Options.resolve(memory=needed[-1]))
         total = 1 << 30
         tables = n * table_bytes(200 << 20, 512, total, share_of([200 << 20] * n))
         assert tables <= total // 4 * (PAGE + 16) // PAGE + n * PagedSums.held_bytes(512, 0)
