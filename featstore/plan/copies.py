@@ -101,11 +101,17 @@ def _time_copy(
 def _streaming(source: Uint8s, out: Uint8s) -> Iterator[None]:
     """Copy rows in sequence in a thread meanwhile, as reading and checking moves bytes beside a batch's copy."""
     runs, stop = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
 
     def run() -> None:
-        while not stop.is_set():
+        try:
+            while not stop.is_set():
+                runs.set()
+                copy_rows(source, None, out, None, 1)
+        except BaseException as error:
+            errors.append(error)
+        finally:
             runs.set()
-            copy_rows(source, None, out, None, 1)
 
     thread = threading.Thread(target=run, name="featstore-measure")
     thread.start()
@@ -115,3 +121,5 @@ def _streaming(source: Uint8s, out: Uint8s) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+    if errors:
+        raise errors[0]
