@@ -295,7 +295,7 @@ def test_auto_takes_no_strategy_that_lacks_memory(graph: Path, favourite: str, m
 
 
 @pytest.mark.parametrize(
-    ("policy", "cache", "device"), covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05], [None, 0.03])
+    ("policy", "cache", "device"), covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05], [None, 0.3])
 )
 def test_packed_names_at_once_what_its_layout_and_its_batches_need(graph, pack, tmp_path, cache, policy, device) -> None:
     path = tmp_path / "pack"
@@ -345,4 +345,21 @@ def test_several_batches_that_are_held_are_said(graph: Path) -> None:
         loader = featstore.Loader(g, sampler, g.node_data["train_idx"], 128, labels="y")
         with pytest.raises(featstore.BudgetError, match=r"does not fit while [2-9] earlier batches are held.*copies"):
             [batch for batch in loader]  # noqa: C416 - as users write it
+        assert sum(1 for _ in loader) == len(loader)
+
+
+@pytest.mark.parametrize("memory", [2_400_000, 2_800_000])
+def test_a_pack_with_a_cache_of_a_given_size_says_at_once_that_batches_do_not_fit(
+    graph: Path, pack: Path, tmp_path: Path, memory: int
+) -> None:
+    """Before a layout is made: the cache fits, but not two batches beside it."""
+    path = tmp_path / "pack"
+    shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
+    strategy = featstore.Packed(pack=path, cache=0.02)
+    with featstore.open(graph, memory=memory) as g, pytest.raises(featstore.BudgetError) as refused:
+        featstore.Loader(g, strategy=strategy, labels="y")
+    assert not list(path.glob("layout-*"))
+    needed = refused.value.needed
+    assert needed is not None
+    with featstore.open(graph, memory=needed) as g, featstore.Loader(g, strategy=strategy, labels="y") as loader:
         assert sum(1 for _ in loader) == len(loader)
