@@ -85,11 +85,9 @@ class CachePlanner:
 
         Parameters
         ----------
-        k : int
         lengths : int64 array
             Distinct ids of each batch: of those that are planned, then of those whose next uses count.
         ids : callable (b) -> int array
-        n_planned : int
         first : int
             Number of the first batch in its epoch.
         write : callable (writer, number, planned)

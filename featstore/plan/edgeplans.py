@@ -59,15 +59,7 @@ class EdgePlanner:
         superbatch.edge_plans = PlanFile(self._planner.plan(k, lengths, ids, n, first, write))
 
     def of(self, superbatch: SampledSuperbatch, number: int) -> EdgePlan:
-        """Return the plan that gathers the rows of a batch's edges, in pooled memory.
-
-        Raises
-        ------
-        BudgetError
-            No memory; may be called again.
-        CorruptionError, OSError
-            A run file is damaged.
-        """
+        """Read the plan that gathers the rows of a batch's edges, into pooled memory; a BudgetError may be tried again."""
         trace, plans, array = superbatch.edges, superbatch.edge_plans, self._planner.pool.array
         assert trace is not None
         assert plans is not None
