@@ -17,6 +17,7 @@ from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["SuperbatchSizes"]
 
+SPREAD = 32  # batches differ: four superbatches are taken to be larger by one part of so many
 EDGE_BYTES = 24  # an edge whose rows are cached: its number, its place, its plan
 
 
@@ -100,7 +101,8 @@ class SuperbatchSizes:
         """Return the bytes of a batch on disk: its samples, its plan, and rows that are copied."""
         width = 4 if self._graph.num_nodes < 2**31 else 8
         edges = EDGE_BYTES * batch.n_edges if self.planning.edge_capacity else 0
-        return batch.n_rows * (width + STORED_PER_ACCESS) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
+        stored = batch.n_rows * (width + STORED_PER_ACCESS) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
+        return stored + stored // SPREAD
 
     def _planner_bytes(self, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
         """Return what is reserved for the planner, or for what shares its bytes.
