@@ -48,6 +48,7 @@ from benchmarks.realgraphs import loading
 
 ROOT = Path(__file__).absolute().parent.parent
 BASE_BYTES = 448 << 20  # of the interpreter and torch, in the control group
+MODEL_BYTES = 2 << 30  # of a model's activations and gradients, where one is trained
 FITS, SHORT = "all rows fit", "a quarter of the rows"
 MEMORY = {FITS: (2.0, 1 << 30), SHORT: (0.25, 256 << 20)}  # times the rows' bytes, and bytes
 DEFAULT, AUTO, TRAIN, TRAIN_BEST, MEMMAP = (
@@ -220,7 +221,8 @@ class Sides:
             job = {"dataset": os.fspath(self._work.dataset), "features": os.fspath(self._work.features), "memory": self._memory}
             job |= {"side": side, "batch_size": self._work.batch_size, "epochs": self._args.epochs, "best": best}
             job |= {"limit_s": self._args.seconds, "tiny": self._args.tiny}
-            result = run_child(__file__, job, BASE_BYTES + self._memory, ROOT)
+            model = MODEL_BYTES * side.startswith(TRAIN)
+            result = run_child(__file__, job, BASE_BYTES + self._memory + model, ROOT)
             if "impossible" in result:
                 self.impossible[side] = result["impossible"]
                 return float("inf")

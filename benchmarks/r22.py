@@ -12,6 +12,7 @@ Chakrabarti, Zhan, Faloutsos: R-MAT: A Recursive Model for Graph Mining. SDM 200
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
 import tempfile
@@ -97,6 +98,7 @@ class Workload:
         return path
 
 
+@functools.cache
 def _two_level_table() -> npt.NDArray[np.uint8]:
     """Two levels of the recursion at once: 65,536 equally likely draws to ``source bits << 4 | destination bits``."""
     pairs = [(i, j) for i in range(4) for j in range(4)]
@@ -106,24 +108,27 @@ def _two_level_table() -> npt.NDArray[np.uint8]:
     return np.repeat(bits, np.diff(bounds))
 
 
-def rmat_chunks(scale: int, n_edges: int, seed: int) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield R-MAT edges with permuted ids as ``destination << scale | source``, uint64, a bounded chunk at a time.
+def rmat_edges(rng: np.random.Generator, scale: int, n: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Draw the sources and destinations of ``n`` R-MAT edges whose ids are not permuted.
 
     A draw of 16 bits covers two levels, so the probabilities of the 16 joint outcomes hold to 2⁻¹⁶.
     """
-    table = _two_level_table()
+    table, source, destination = _two_level_table(), np.zeros(n, np.uint32), np.zeros(n, np.uint32)
+    for _ in range((scale + 1) // 2):
+        bits = table[rng.integers(0, 65536, n, dtype=np.uint16)]
+        source = source << np.uint32(2) | bits >> np.uint8(4)
+        destination = destination << np.uint32(2) | bits & np.uint8(3)
+    drop = np.uint32(scale % 2)  # an odd scale drew one level too many
+    return source >> drop, destination >> drop
+
+
+def rmat_chunks(scale: int, n_edges: int, seed: int) -> Iterator[npt.NDArray[np.uint64]]:
+    """Yield R-MAT edges with permuted ids as ``destination << scale | source``, uint64, a bounded chunk at a time."""
     of_ids, of_edges = (np.random.Generator(np.random.SFC64(s)) for s in np.random.SeedSequence(seed).spawn(2))
     permutation = of_ids.permutation(1 << scale).astype(np.uint32)
     for first in range(0, n_edges, CHUNK_EDGES):
-        n = min(CHUNK_EDGES, n_edges - first)
-        source = np.zeros(n, np.uint32)
-        destination = np.zeros(n, np.uint32)
-        for _ in range((scale + 1) // 2):
-            bits = table[of_edges.integers(0, 65536, n, dtype=np.uint16)]
-            source = source << np.uint32(2) | bits >> np.uint8(4)
-            destination = destination << np.uint32(2) | bits & np.uint8(3)
-        drop = np.uint32(scale % 2)  # an odd scale drew one level too many
-        yield permutation[destination >> drop].astype(np.uint64) << np.uint64(scale) | permutation[source >> drop]
+        source, destination = rmat_edges(of_edges, scale, min(CHUNK_EDGES, n_edges - first))
+        yield permutation[destination].astype(np.uint64) << np.uint64(scale) | permutation[source]
 
 
 def _spill(scale: int, n_edges: int, seed: int, directory: Path) -> int:

@@ -316,6 +316,18 @@ def test_defaults_stand_beside_the_best_strategy_and_a_memory_map(tmp_path: Path
     assert title.split(", an")[0] in errors.splitlines()[-1]
 
 
+@pytest.mark.parametrize("strategy", ["auto", "streamed", "superbatch", "ondemand", "packed"])
+def test_papers100m_stands_beside_what_drive_and_cores_take(tmp_path: Path, strategy: str) -> None:
+    only = f"{strategy},epoch,10-10-10,chunked"
+    rates, figure = run_script("papers100m.py", tmp_path, "--folder", str(tmp_path / "graph"), "--only", only)[0]
+    assert figure["name"] == only.replace(",", ", ")
+    assert figure["ran"] == [3, 3]
+    assert figure["hits"]["host"] + figure["hits"]["base"] + figure["hits"].get("packed", 0) == figure["rows"]
+    assert figure["bound"]["draw"] == pytest.approx(figure["edges"] / rates["edges"], abs=0.06)
+    assert figure["reference_runs"] == [pytest.approx(max(figure["bound"]["drive"], figure["bound"]["cores"]), abs=0.06)]
+    assert figure["steady_wait_s"] <= max(each["seconds"] for each in figure["waits"]) + 0.01
+
+
 def test_convergence_compares_batches_and_frozen_samples(tmp_path: Path) -> None:
     figures, errors = run_script("convergence.py", tmp_path, "--json", "--frozen", "--only", "default,macro of 2,frozen")
     reference, default, few, frozen = figures

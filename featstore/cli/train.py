@@ -111,8 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         "--strategy",
         action=Given,
         choices=available_strategies(),
-        default="ondemand",
-        help="(default: ondemand; packed on a pack)",
+        default="auto",
+        help="(default: auto; packed on a pack)",
     )
     plug_ins = [name for name in available_strategies() if name == named and name not in BUILT_IN]
     add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), [*BUILT_IN, *plug_ins])

@@ -219,7 +219,7 @@ def train(
     result = TrainResult()
     evaluate_s = 0.0
     deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
-    strategy = get_strategy(options.get("strategy", "ondemand"))
+    strategy = get_strategy(options.get("strategy", "auto"))
     if not is_pack and getattr(strategy, "pack", None) is None:
         assert seeds["train"] is not None
         options |= {"sampler": sampler, "seeds": seeds["train"] if batches is None else batches(seeds["train"])}

@@ -88,8 +88,9 @@ class Loader:
     strategy : str, Strategy or class
         How batches come about, and where their rows are found: :class:`~featstore.OnDemand`, :class:`~featstore.Superbatch`,
         :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or one that
-        was registered. A name, such as ``"superbatch"``, is that strategy with its defaults. A strategy that runs a pack brings
-        sampler and seeds itself.
+        was registered. A name, such as ``"superbatch"``, is that strategy with its defaults. ``"auto"``, the default: what is
+        estimated to take least time for ten epochs; it may write run files. A strategy that runs a pack brings sampler and seeds
+        itself.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
         ``"auto"``: one more each time the loop waits, while memory is free, 16 at most; one fewer when all were there for long.
@@ -160,7 +161,7 @@ class Loader:
         batch_size: int | None = None,
         features: str | Sequence[str] = ("x",),
         labels: str | Sequence[str] | None = "auto",
-        strategy: str | Strategy | type[Strategy] = "ondemand",
+        strategy: str | Strategy | type[Strategy] = "auto",
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,

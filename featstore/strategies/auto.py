@@ -21,7 +21,7 @@ from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import chosen_mask, observe
 from featstore.plan.copies import copy_speed
-from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk
+from featstore.plan.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
@@ -33,6 +33,7 @@ from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.length import Planning, at_least
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
+from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
@@ -51,7 +52,8 @@ class Auto(Strategy):
     """Take whichever strategy, with whichever policy, is estimated to take least time for the epochs to come.
 
     ``loader.stats()["auto"]`` says which was taken, and why. Strategies of other packages are among the candidates where they
-    estimate themselves (:meth:`featstore.Strategy.estimate`).
+    estimate themselves (:meth:`featstore.Strategy.estimate`). Nothing is estimated where all rows fit in memory, or the features
+    have caches that :class:`~featstore.OnDemand` would keep to: it is taken.
 
     Parameters
     ----------
@@ -87,6 +89,9 @@ class Auto(Strategy):
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache = context.pack, self.cache
+        if pack is None and cache == "auto" and are_cached(context):
+            decision = _taken("ondemand", None, "the features have caches")
+            return AutoRunner(made_with(OnDemand, {"edge_cache": self.edge_cache}).run(context), decision)
         of_edges = context.edges.sizes(self.edge_cache, None)
         context.drop_caches(edges=bool(of_edges))
         context, memory = ask(context, caches=sum(of_edges.values()))
@@ -99,8 +104,11 @@ class Auto(Strategy):
                 cache = size_for_pack(context, memory, pack)
             with context.watch.time("auto"):
                 rows = rows_in_memory(context, memory, cache)
-                options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
-                decision = decide(context, planning, options, capacity=rows, epochs=self.epochs)
+                if pack is None and context.features and rows >= context.nodes.n:
+                    decision = _taken("ondemand", DEGREE, "all rows fit in memory")
+                else:
+                    options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
+                    decision = decide(context, planning, options, capacity=rows, epochs=self.epochs)
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
@@ -288,6 +296,11 @@ def _default(context: Context, planning: Planning, capacity: int, reason: str) -
         found = [name for name, folder in there.items() if disk is None or layout_bytes(folder) <= disk]
         if found or context.device_rows:
             strategy, policy = "packed", (found or [STATIC])[0]
+    return _taken(strategy, policy, reason)
+
+
+def _taken(strategy: str, policy: str | None, reason: str) -> Decision:
+    """Return the decision for a strategy that nothing was estimated for."""
     taken = {"strategy": strategy, "policy": policy or "none"}
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
 

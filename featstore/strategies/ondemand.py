@@ -41,7 +41,7 @@ from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy
 
-__all__ = ["OnDemand", "stand_in"]
+__all__ = ["OnDemand", "are_cached", "stand_in"]
 
 LOST_SHARE = 4  # of what caches had: only where they gave back more than one part of so many they are made anew
 
@@ -194,6 +194,13 @@ def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool
         return False  # none, or one that followed plans
     # What was made for a size that the user gave stays; another loader's does where it would be made alike.
     return not cache.is_lent or (cache.policy.name == get_policy(policy).name and not cache.is_cut)
+
+
+def are_cached(context: Context) -> bool:
+    """Return whether a loader by defaults keeps to caches that are there: of a given size, or another such loader's of all."""
+    caches = [store.cache for store in context.nodes.stores.values()]
+    given = any(cache is not None and cache.policy is not None and cache.capacity and not cache.is_lent for cache in caches)
+    return given or (bool(caches) and all(_is_cached(store, DEGREE) for store in context.nodes.stores.values()))
 
 
 class _OnDemandEpoch(EpochRun):

@@ -146,7 +146,7 @@ class NeighborLoader:
         edge_features: str | Sequence[str] | None = None,
         edges: bool | None = None,
         labels: str | Sequence[str] | None = "auto",
-        strategy: str | Strategy | type[Strategy] = "ondemand",
+        strategy: str | Strategy | type[Strategy] = "auto",
         seed: int = 0,
         num_workers: int = 0,
         **options: Any,
