@@ -319,6 +319,7 @@ def test_defaults_stand_beside_the_best_strategy_and_a_memory_map(tmp_path: Path
 @pytest.mark.parametrize("strategy", ["auto", "streamed", "superbatch", "ondemand", "packed"])
 def test_papers100m_stands_beside_what_drive_and_cores_take(tmp_path: Path, strategy: str) -> None:
     only = f"{strategy},epoch,10-10-10,chunked"
+    (tmp_path / "scratch").mkdir()
     rates, figure = run_script("papers100m.py", tmp_path, "--folder", str(tmp_path / "graph"), "--only", only)[0]
     assert figure["name"] == only.replace(",", ", ")
     assert figure["ran"] == [3, 3]

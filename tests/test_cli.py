@@ -281,7 +281,7 @@ def test_bench(tmp_path, capsys):
         (["plan", "{small}", "--explain", "--policies", "lru"], "--policies goes with --simulate"),
         (["train", "{small}", "--strategy", "superbatch", "--policy", "lru"], "it takes a planned policy"),
         (["train", "{small}", "--length", "5"], "--length: goes with --strategy ginex, packed, streamed or superbatch"),
-        (["train", "{small}", "--run-dir", "{tmp}"], "--run-dir: goes with --strategy"),
+        (["train", "{small}", "--length", "5"], "--length: goes with --strategy"),
         (["train", "{small}", "--neighbor-cache", "1.5"], "--neighbor-cache as a share of the memory"),
         (["bench", "{small}", "--feature", "z"], "no feature 'z'"),
         (["create", "{tmp}/g"], "give either --indptr and --indices"),

@@ -87,6 +87,6 @@ def test_what_was_given_back_is_made_anew(small: SimpleNamespace, g: featstore.O
 
 
 def test_auto_counts_on_several_epochs(small: SimpleNamespace, g: featstore.OutOfCoreGraph) -> None:
-    with load(g, strategy="auto") as loader:
+    with load(g, strategy=featstore.Auto(cache=0.1)) as loader:
         assert loader.stats()["auto"]["epochs"] == 10
         epoch(loader, small)

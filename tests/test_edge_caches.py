@@ -148,12 +148,12 @@ def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], device: s
 
     monkeypatch.setattr(auto, "decide", decided)
     without = load(graph, featstore.OnDemand(edge_cache=0), device=device)
-    with_cache = load(graph, featstore.Auto(edge_cache=0.5), device=device)
+    with_cache = load(graph, featstore.Auto(cache=0.5, edge_cache=0.5), device=device)
     assert with_cache["rows_loaded"] < without["rows_loaded"]
     check_caches(graph)
     assert "caches of edge features" not in graph.memory_report()
-    load(graph, featstore.Auto(edge_cache=0), device=device)
-    assert rows == [N, N]  # they fit beside it
+    load(graph, featstore.Auto(cache=0.5, edge_cache=0), device=device)
+    assert rows == [N // 2, N // 2]  # they fit beside it
 
 
 def test_auto_takes_the_cache_off_the_memory(graph: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_auto_takes_the_cache_off_the_memory(graph: featstore.OutOfCoreGraph, mo
     monkeypatch.setattr(auto, "decide", decided)
     for size in (0, "60kB"):
         with featstore.open(graph.path, memory="64MiB", threads=1) as g:
-            load(g, featstore.Auto(edge_cache=size), prefetch=0)
+            load(g, featstore.Auto(cache=0.5, edge_cache=size), prefetch=0)
             assert not any("edge feature" in holder for holder in g.memory_report())
     assert 50_000 < rooms[0] - rooms[1] <= 60_000
 

@@ -249,7 +249,7 @@ def test_auto_counts_passes_once(small: SimpleNamespace, monkeypatch: pytest.Mon
     monkeypatch.setattr(featstore.strategies.auto, "observe", told)
     with featstore.open(small.path, memory="64MiB") as g:
         for kind in (NeighborSampler, EpochSampler):
-            featstore.Loader(g, kind(g, [3, 2], seed=1), small.train_idx, 10, strategy="auto").close()
+            featstore.Loader(g, kind(g, [3, 2], seed=1), small.train_idx, 10, strategy=featstore.Auto(cache=0.1)).close()
     (none, _, scaled), (passes, all_of_it, once) = seen
     assert (none, scaled) == (0.0, pytest.approx(3.0 * 30 / 8))
     assert 0 < passes < all_of_it

@@ -134,7 +134,7 @@ def test_the_first_batch_is_sampled_once(dataset: Path, strategy: featstore.Stra
             assert sorted(drawn) == [(0, index) for index in range(12)]
             loader.set_epoch(0)
             assert len(list(loader)) == 12
-            assert drawn.count((0, 0)) == (1 if strategy.name in ("streamed", "auto") else 2)  # these have it in a file
+            assert drawn.count((0, 0)) == (1 if strategy.name == "streamed" else 2)  # it has it in a file
 
 
 def test_a_batch_that_was_kept_goes_where_memory_is_short(dataset: Path) -> None:

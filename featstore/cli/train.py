@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         action=Given,
         choices=available_strategies(),
         default="auto",
-        help="(default: auto; packed on a pack)",
+        help="(default: auto, with --policy or --edge-policy ondemand; packed on a pack)",
     )
     plug_ins = [name for name in available_strategies() if name == named and name not in BUILT_IN]
     add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), [*BUILT_IN, *plug_ins])
@@ -175,6 +175,9 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
     for name in ("edge_cache", "edge_policy"):
         if getattr(options, name) is not None and not options.edge_features:
             raise ValueError(f"--{name.replace('_', '-')} goes with --edge-features, which names what is read of edges")
+    if "strategy" not in getattr(options, "given", ()) and options.strategy == "auto":
+        if options.policy is not None or options.edge_policy is not None:  # which auto chooses itself
+            options.strategy = "ondemand"
     given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
     strategy = strategy_of(options, options.strategy, **given)
     history = None

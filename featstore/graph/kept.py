@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -9,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.budget import Budget
+from featstore.budget import Budget, Loan
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.cache.sizes import cache_bytes, rows_within
-from featstore.cache.table import FeatureCache
+from featstore.cache.table import LOAN_COST, FeatureCache
 from featstore.config import Options, check_at_least, check_flag, parse_cache_size
 from featstore.errors import BudgetError, FormatError
 from featstore.graph.aggregate import MadeFeatures
@@ -37,6 +38,7 @@ from featstore.storage.rowfile import RowFile
 __all__ = ["NEIGHBOR_POLICY", "Kept"]
 
 NEIGHBOR_POLICY = "in_out_ratio"
+LISTS_COST = LOAN_COST + 1  # given back after rows are: without them every list costs a read more
 PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
 SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
 FILL_SHOWN_AFTER_S = 2.0  # of a cache, which loaders fill, too
@@ -60,6 +62,7 @@ class Kept(MadeFeatures):
     def __init__(self, path: str, options: Options) -> None:
         super().__init__(path, options)
         self.neighbor_cache: NeighborCache | None = None
+        self._lists_loan: Loan | None = None
         self._topology: Topology | None = None
 
     # -- the adjacency -----------------------------------------------------------------------------------------------------------
@@ -400,6 +403,27 @@ class Kept(MadeFeatures):
         if save:
             self._snapshot.committed(save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe))
 
+    def lend_neighbors(self) -> None:
+        """Let the budget take the neighbour cache back, whole, from now on, when no batch is being sampled with it."""
+        cache = self.neighbor_cache
+        if cache is not None and cache.reservation is not None:
+            self._lists_loan = self.budget.lend(self._lent_lists, self._give_lists_back, cost=LISTS_COST, of=cache.reservation)
+
+    def _lent_lists(self) -> int:
+        cache = self.neighbor_cache
+        return 0 if cache is None or cache.reservation is None else cache.reservation.n_bytes
+
+    def _give_lists_back(self, n_bytes: int) -> int:
+        cache, self.neighbor_cache = self.neighbor_cache, None
+        if cache is None:
+            return 0
+        if sys.getrefcount(cache) > 2:  # a batch is being sampled with it, whose sampler would keep its arrays
+            self.neighbor_cache = cache
+            return 0
+        freed = 0 if cache.reservation is None else cache.reservation.n_bytes
+        cache.close()
+        return freed
+
     def _stored_neighbors(
         self,
         n_bytes: int,
@@ -501,6 +525,9 @@ class Kept(MadeFeatures):
 
     def _drop_neighbor_cache(self) -> None:
         old, self.neighbor_cache = self.neighbor_cache, None
+        loan, self._lists_loan = self._lists_loan, None
+        if loan is not None:
+            loan.end()
         if old is not None:
             old.close()
 

@@ -45,6 +45,8 @@ class NeighborCache:
         The offsets of all lists, where the cache is ``whole`` and the topology has none in memory.
     edge_ids : array of the topology's ``edge_ids.dtype``, or None
         Which edge of the input each edge is, at the index that its id has in ``records``; None where that is not kept.
+    reservation : Reservation or None
+        Of the bytes of the arrays, where they are counted here.
 
     Notes
     -----
@@ -66,7 +68,7 @@ class NeighborCache:
         self.indptr = indptr
         self.edge_ids = edge_ids
         self._first_kept = 0 if offset_of_node is None else topology.num_edges  # see number_edges
-        self._reservation = reservation
+        self.reservation = reservation
 
     @property
     def whole(self) -> bool:
@@ -339,8 +341,8 @@ class NeighborCache:
 
     def close(self) -> None:
         """Give the memory back to the budget; a batch being sampled keeps its arrays until it is done."""
-        if self._reservation is not None:
-            self._reservation.release()
+        if self.reservation is not None:
+            self.reservation.release()
 
 
 def _numbers_of(topology: Topology) -> EdgeIds:

@@ -85,9 +85,8 @@ def ask(
     lists = context.batches.lists
     if lists is not None:
         lists.use(0)  # what they had is divided anew
-    if context.batch is not None:  # more was sampled since, by several threads
-        for idle in (context.batches, context.graph.pool):
-            idle.trim()
+    if context.batch is not None:
+        context.graph.pool.trim()
         return context, Memory(context, needs, caches, plans=plans)
     try:
         context = replace(context, batch=measure(context.graph, context.batches))

@@ -102,6 +102,7 @@ class Profile(Memo):
                 ordered.close()
                 self._file = writer.finish_samples()
                 self.passes_s = turns.passes_s
+            batches.trim()  # what several threads sampled with
             self.sample_s = time.perf_counter() - begin
             self.passes_s = min(self.passes_s, self.sample_s)  # windows that were drawn ahead have waited beside others
         except BaseException:
