@@ -175,9 +175,9 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
     for name in ("edge_cache", "edge_policy"):
         if getattr(options, name) is not None and not options.edge_features:
             raise ValueError(f"--{name.replace('_', '-')} goes with --edge-features, which names what is read of edges")
-    if "strategy" not in getattr(options, "given", ()) and options.strategy == "auto":
-        if options.policy is not None or options.edge_policy is not None:  # which auto chooses itself
-            options.strategy = "ondemand"
+    is_policy_given = options.policy is not None or options.edge_policy is not None
+    if is_policy_given and options.strategy == "auto" and "strategy" not in getattr(options, "given", ()):
+        options.strategy = "ondemand"  # auto chooses policies itself
     given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
     strategy = strategy_of(options, options.strategy, **given)
     history = None

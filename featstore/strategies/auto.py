@@ -31,7 +31,7 @@ from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.length import Planning, at_least
-from featstore.strategies.lists import keep_lists
+from featstore.strategies.lists import keep_lists, may_keep_lists
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
@@ -54,8 +54,8 @@ class Auto(Strategy):
 
     ``loader.stats()["auto"]`` says which was taken, and why. Strategies of other packages are among the candidates where they
     estimate themselves (:meth:`featstore.Strategy.estimate`). Nothing is estimated where all rows fit in memory, or the features
-    have caches that :class:`~featstore.OnDemand` would keep to: it is taken. Before rows, neighbour lists get memory, on loan, where
-    ``g.cache_neighbors`` made no cache of them: all of them, or the best ones.
+    have caches that :class:`~featstore.OnDemand` would keep to: it is taken. Before rows, neighbour lists get memory, on
+    loan, where ``g.cache_neighbors`` made no cache of them: all of them, or the best ones.
 
     Parameters
     ----------
@@ -92,6 +92,9 @@ class Auto(Strategy):
         """See :class:`~featstore.Strategy`."""
         pack, cache = context.pack, self.cache
         if pack is None and cache == "auto" and are_cached(context):
+            if may_keep_lists(context):
+                context, memory = ask(context)
+                keep_lists(context, memory, self.epochs)
             decision = _taken("ondemand", None, "the features have caches")
             return AutoRunner(made_with(OnDemand, {"edge_cache": self.edge_cache}).run(context), decision)
         of_edges = context.edges.sizes(self.edge_cache, None)
@@ -101,7 +104,8 @@ class Auto(Strategy):
         if not memory.suffices:  # what is taken then says what does
             decision = _default(context, planning, 0, "no memory for two batches")
             return AutoRunner(self._chosen(decision, cache, pack).run(context), decision)
-        keep_lists(context, memory, self.epochs)
+        if may_keep_lists(context):
+            keep_lists(context, memory, self.epochs)
         with context.budget.reserve(EDGES, sum(of_edges.values())):  # what the strategy's caches of edge features will take
             if pack is not None and cache == "auto":
                 cache = size_for_pack(context, memory, pack)

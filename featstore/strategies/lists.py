@@ -16,14 +16,22 @@ from featstore.strategies.caches import room_for_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
 
-__all__ = ["keep_lists"]
+__all__ = ["keep_lists", "may_keep_lists"]
 
 WHOLE_SHARE = 7 / 8  # of what caches may take: all lists, if they take no more; sampling then reads nothing
 PART_SHARE, LEAST_PART = 1 / 2, 1 / 8  # some of them otherwise, if they are so many of all
 
 
+def may_keep_lists(context: Context) -> bool:
+    """Return whether batches are drawn from lists that the graph does not keep in memory, and nobody else keeps for them."""
+    graph, batches = context.graph, context.batches
+    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
+        return False
+    return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler)) and batches.lists is None
+
+
 def keep_lists(context: Context, memory: Memory, epochs: int) -> None:
-    """Keep neighbour lists in memory, on loan, where the graph keeps none and sampling would read more than they are.
+    """Keep neighbour lists in memory, on loan, where sampling would read more than they are; see :func:`may_keep_lists`.
 
     All of them, if they fit beside batches; else those that the default policy scores highest, but for a sampler that reads
     lists in sequence. A list costs a read of a page for every batch that draws from it, and is smaller than the rows that it
@@ -38,10 +46,9 @@ def keep_lists(context: Context, memory: Memory, epochs: int) -> None:
         To come.
     """
     graph, batches = context.graph, context.batches
-    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
-        return
-    if not isinstance(batches, Drawn) or not isinstance(batches.sampler, HopSampler) or batches.lists is not None:
-        return
+    assert isinstance(graph, OutOfCoreGraph)
+    assert isinstance(batches, Drawn)
+    assert isinstance(batches.sampler, (HopSampler, EpochSampler))
     topology, numbered = graph.topology, batches.sampler.edges
     room = memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0]
     whole, table = NeighborCache.whole_bytes(topology, numbered), huge_bytes(8 * graph.num_nodes)

@@ -1,0 +1,130 @@
+"""Neighbour lists that a loader without options keeps in memory: all, some or none, on loan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_graph
+
+import featstore
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import huge_bytes
+from featstore.strategies.memory import Memory
+
+N = 20_000
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """2.4 MB of lists, and rows of a byte."""
+    indptr, indices = make_graph(N, 30.0)
+    path = tmp_path_factory.mktemp("wide") / "graph"
+    x = np.arange(N, dtype=np.uint8).reshape(N, 1)
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
+    return SimpleNamespace(path=path, indptr=indptr, indices=indices)
+
+
+def load(g: featstore.OutOfCoreGraph, sampler: Any = None, **options: Any) -> featstore.Loader:
+    return featstore.Loader(g, sampler or featstore.NeighborSampler(g, [4, 3]), np.arange(600), 50, **options)
+
+
+def test_sampling_reads_nothing_without_an_option(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB", threads=1) as g:
+        sampler = featstore.NeighborSampler(g, [4, 3])
+        with load(g, sampler, strategy=featstore.OnDemand()) as loader:
+            expected = [batch.x.clone() for batch in loader]
+            assert g.neighbor_cache is None
+        assert (read := sampler.stats()["edge_rows_read"]) > 0
+        with load(g, sampler) as loader:
+            cache = g.neighbor_cache
+            assert isinstance(cache, NeighborCache)
+            assert cache.whole
+            assert g.budget.report().holders["neighbor cache"].on_loan_bytes == g.memory_report()["neighbor cache"]
+            first = sampler.stats()["edge_rows_read"]  # a batch was sampled to be measured
+            assert all(torch.equal(batch.x, x) for batch, x in zip(loader, expected, strict=True))
+            assert sampler.stats()["edge_rows_read"] == first < 2 * read
+        with load(g, sampler):
+            assert g.neighbor_cache is cache  # another loader's
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_lists_that_are_kept_by_hand_stay(small: SimpleNamespace, cached: bool) -> None:
+    with featstore.open(small.path, memory="64MiB", threads=1) as g:
+        g.cache_neighbors("16KiB")
+        mine = g.neighbor_cache
+        if cached:
+            g.cache("x", 0.1)
+        with load(g):
+            assert g.neighbor_cache is mine
+        g.cache_neighbors(0)
+        with load(g):  # also beside a cache of rows that was made by hand
+            assert g.neighbor_cache is not None
+            assert g.neighbor_cache.whole
+
+
+def test_numbers_of_edges_are_kept_for_samplers_that_want_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 500, (2, 4000))
+    x = rng.random((500, 4), np.float32)
+    with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, 500, {"x": x}, progress=False, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [3], edges=True)
+        with featstore.Loader(g, sampler, np.arange(300), 50):
+            assert g.neighbor_cache is not None
+            assert g.neighbor_cache.edge_ids is not None
+
+
+def test_memory_that_others_need_is_given_back(small: SimpleNamespace) -> None:
+    """Not while a batch is being sampled with it: its arrays would stay."""
+    with featstore.open(small.path, memory="64MiB", threads=1) as g:
+        with load(g, features=()):
+            pass
+        in_use = g.neighbor_cache
+        assert in_use is not None
+        with pytest.raises(featstore.BudgetError), g.budget.reserve("others", g.budget.available + 4096):
+            pass
+        assert g.neighbor_cache is in_use
+        del in_use
+        with g.budget.reserve("others", g.budget.available + 4096):
+            assert g.neighbor_cache is None
+            assert "neighbor cache" not in g.memory_report()
+        with load(g, features=()):
+            assert g.neighbor_cache is not None
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [(8 / 7 + 0.02, "whole"), (8 / 7 - 0.02, "some"), (0.4, "some"), (0.3, "none")],
+)
+@pytest.mark.parametrize("sampler", [featstore.NeighborSampler, featstore.EpochSampler])
+def test_how_many_lists_are_kept(
+    wide: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, room: float, kept: str, sampler: Any
+) -> None:
+    """All in seven eighths of what caches may take; else those in half of it, if they are an eighth of all."""
+    with featstore.open(wide.path, memory="64MiB", threads=1) as g:
+        whole = NeighborCache.whole_bytes(g.topology)
+        table = huge_bytes(8 * N)
+        assert 1 / 15 < table / whole < 1 / 13
+        n_bytes = int(room * whole)
+        monkeypatch.setattr(Memory, "left_for_caches", lambda *_: (n_bytes, 1))
+        with load(g, sampler(g, [4, 3]), strategy=featstore.Auto(cache=None)):
+            cache = g.neighbor_cache
+        if kept == "none" or (kept == "some" and sampler is featstore.EpochSampler):  # which reads lists in sequence
+            assert cache is None
+        else:
+            assert cache is not None
+            assert cache.whole == (kept == "whole")
+            assert cache.nbytes <= (n_bytes if cache.whole else n_bytes // 2)
+            assert cache.n_cached > N // 10
+
+
+def test_lists_are_left_on_disk_where_little_is_sampled(wide: SimpleNamespace) -> None:
+    with featstore.open(wide.path, memory="64MiB", threads=1) as g:
+        for epochs, kept in ((1, False), (10_000, True)):
+            sampler = featstore.NeighborSampler(g, [2])
+            with featstore.Loader(g, sampler, np.arange(4), 4, strategy=featstore.Auto(epochs=epochs)):
+                assert (g.neighbor_cache is not None) == kept
