@@ -86,6 +86,22 @@ def test_what_was_given_back_is_made_anew(small: SimpleNamespace, g: featstore.O
         assert epoch(loader, small)["more"] == 0
 
 
+def test_nothing_is_chosen_where_all_rows_fit(small: SimpleNamespace, g: featstore.OutOfCoreGraph) -> None:
+    """The default strategy takes ``OnDemand``, and neither samples nor measures anything for that."""
+    with load(g) as loader:
+        found = loader.stats()["auto"]
+        assert found == {
+            "taken": {"strategy": "ondemand", "policy": "degree"},
+            "reason": "all rows fit in memory",
+            "estimates": [],
+        }
+        assert epoch(loader, small)["more"] == 0
+    with load(g) as loader:
+        assert loader.stats()["auto"]["reason"] == "the features have caches"
+    with load(g, strategy=featstore.Auto(cache=0.999)) as loader:
+        assert loader.stats()["auto"]["estimates"]
+
+
 def test_auto_counts_on_several_epochs(small: SimpleNamespace, g: featstore.OutOfCoreGraph) -> None:
     with load(g, strategy=featstore.Auto(cache=0.1)) as loader:
         assert loader.stats()["auto"]["epochs"] == 10
