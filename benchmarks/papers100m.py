@@ -143,7 +143,7 @@ def dataset(folder: Path, shape: Shape, form: str) -> Path:
             candidates = np.flatnonzero(has_list)  # written last: all edges were drawn
             yield np.random.default_rng(1).choice(candidates, shape.n_training, replace=False).astype(np.int64)
 
-        labels = np.random.default_rng(2).integers(0, CLASSES, shape.n_nodes)
+        labels = np.random.default_rng(2).integers(0, CLASSES, shape.n_nodes, np.int16)
         featstore.OutOfCoreGraph.from_edge_index(
             path,
             edge_blocks(shape, has_list),

@@ -144,7 +144,7 @@ def test_a_loader_samples_from_the_graphs_neighbor_cache(small: SimpleNamespace)
             if n_bytes is not None:
                 g.cache_neighbors(n_bytes)
             sampler = featstore.NeighborSampler(g, [4, 3])
-            with featstore.Loader(g, sampler, small.train_idx, batch_size=40, features=[]) as loader:
+            with featstore.Loader(g, sampler, small.train_idx, batch_size=40, features=[], strategy="ondemand") as loader:
                 expected = sum(edges_of_absent_lists(g, g.neighbor_cache, batch) for batch in loader)
             assert sampler.stats()["edge_rows_read"] == expected
             read.append(expected)

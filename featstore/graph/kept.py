@@ -406,6 +406,7 @@ class Kept(MadeFeatures):
     def lend_neighbors(self) -> None:
         """Let the budget take the neighbour cache back, whole, from now on, when no batch is being sampled with it."""
         cache = self.neighbor_cache
+        self._end_lists_loan()  # of a cache that was given back
         if cache is not None and cache.reservation is not None:
             self._lists_loan = self.budget.lend(self._lent_lists, self._give_lists_back, cost=LISTS_COST, of=cache.reservation)
 
@@ -525,11 +526,14 @@ class Kept(MadeFeatures):
 
     def _drop_neighbor_cache(self) -> None:
         old, self.neighbor_cache = self.neighbor_cache, None
+        self._end_lists_loan()
+        if old is not None:
+            old.close()
+
+    def _end_lists_loan(self) -> None:
         loan, self._lists_loan = self._lists_loan, None
         if loan is not None:
             loan.end()
-        if old is not None:
-            old.close()
 
     def _close_files(self) -> None:
         self._drop_neighbor_cache()

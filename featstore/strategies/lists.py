@@ -23,18 +23,18 @@ PART_SHARE, LEAST_PART = 1 / 2, 1 / 8  # some of them otherwise, if they are so 
 
 
 def may_keep_lists(context: Context) -> bool:
-    """Return whether batches are drawn from lists that the graph does not keep in memory, and nobody else keeps for them."""
+    """Return whether batches are drawn from lists that the graph does not keep in memory."""
     graph, batches = context.graph, context.batches
     if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
         return False
-    return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler)) and batches.lists is None
+    return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler))
 
 
 def keep_lists(context: Context, memory: Memory, epochs: int) -> None:
     """Keep neighbour lists in memory, on loan, where sampling would read more than they are; see :func:`may_keep_lists`.
 
-    All of them, if they fit beside batches; else those that the default policy scores highest, but for a sampler that reads
-    lists in sequence. A list costs a read of a page for every batch that draws from it, and is smaller than the rows that it
+    All of them, if they fit beside batches; else those that the default policy scores highest, but not where lists are read in
+    sequence. A list costs a read of a page for every batch that draws from it, and is smaller than the rows that it
     leads to: lists come first.
 
     Parameters
@@ -53,7 +53,8 @@ def keep_lists(context: Context, memory: Memory, epochs: int) -> None:
     room = memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0]
     whole, table = NeighborCache.whole_bytes(topology, numbered), huge_bytes(8 * graph.num_nodes)
     n_bytes = whole if whole <= WHOLE_SHARE * room else int(PART_SHARE * room)
-    if n_bytes < whole and (isinstance(batches.sampler, EpochSampler) or n_bytes - table < LEAST_PART * whole):
+    in_sequence = isinstance(batches.sampler, EpochSampler) or batches.lists is not None
+    if n_bytes < whole and (in_sequence or n_bytes - table < LEAST_PART * whole):
         return
     widest = max(batches.fanouts or [-1])
     n_lists = memory.batch.n_edges // widest if widest > 0 else memory.batch.n_rows // 4
