@@ -117,10 +117,8 @@ def test_a_loader_uses_lists_that_are_kept(path: Path, strategy: str) -> None:
             assert HOLDER not in g.memory_report()
             read[name] = sampler.stats()["edge_rows_read"]
     assert found["planted"] == found["without"]
-    if strategy == "ginex":  # all lists are in memory while it samples
+    if strategy in ("ginex", "auto"):  # all lists are in memory while it samples, or once some batches were measured
         assert read["planted"] == read["without"]
-    elif strategy == "auto":  # they are from the second batch on
-        assert max(read.values()) < 2 * SIZE * 5
     else:
         assert read["planted"] < 0.6 * read["without"]
 
