@@ -100,10 +100,10 @@ def test_observed_is_what_is_simulated() -> None:
 def test_the_share_that_is_missed_is_that_of_a_full_cache() -> None:
     """The first batches find an empty one: only the last quarter counts."""
     first, rest = [np.arange(10 * k, 10 * k + 10) for k in range(6)], [np.arange(10)] * 2
-    assert observe(Trace([*first, *rest], 60), row_bytes=8, capacity=60, budget=Budget(1 << 24)).miss_share == 0.0
+    assert observe(Trace([*first, *rest], 60), row_bytes=8, capacity=60, budget=Budget(1 << 24)).misses.share(60) == 0.0
     new = [np.concatenate([np.arange(4, 10), np.arange(60 + 4 * k, 64 + 4 * k)]) for k in range(2)]
     w = observe(Trace([*first, *new], 68), row_bytes=8, capacity=68, budget=Budget(1 << 24))
-    assert w.miss_share == pytest.approx(MISS_MARGIN * 0.4)  # 4 of 10 rows
+    assert w.misses.share(w.capacity) == pytest.approx(MISS_MARGIN * 0.4)  # 4 of 10 rows
 
 
 def test_what_an_online_policy_loads_is_simulated() -> None:

@@ -16,6 +16,7 @@ import torch
 
 import featstore
 from featstore.gather.sources import ExtentSource
+from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.storage.pagestream import least_window
 from featstore.storage.rundir import DiskQuota
 from featstore.strategies import streamed as streamed_module
@@ -133,14 +134,14 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(dataset, ondeman
     shares = []
 
     def sparse(*arguments: Any) -> Any:
-        return real(*arguments)[0], 0.001, ""  # far too few: what is missed then does not fit
+        return real(*arguments)[0], Misses((1,), (0.001,)), ""  # far too few: what is missed then does not fit
 
     def full(*arguments: Any) -> Any:
-        return real(*arguments)[0], 1.0, ""
+        return real(*arguments)[0], ALL_MISSED, ""
 
     def noting(*arguments: Any) -> Any:
         found = real(*arguments)
-        shares.append(found[1])
+        shares.append(found[1].shares[-1])
         return found
 
     for look_ahead in (full, noting, sparse):

@@ -16,6 +16,7 @@ from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.plan.cost import Estimate, Machine, Workload, table
+from featstore.plan.misses import Misses
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
@@ -31,6 +32,7 @@ ONLINE_BYTES = 64  # an access of a batch, while an online policy is simulated
 TIMED = 3  # batches
 REPLAYED = 1 << 18  # accesses that tell of an epoch what more of them would: hits within 1 %
 MISS_MARGIN = 1.25  # superbatches differ
+CURVE = (1 / 8, 1 / 4, 1 / 2, 1)  # of the cache: sizes at which misses are counted
 REPEATS = 0.05  # of the rows loaded late: fewer are chance
 
 
@@ -96,6 +98,7 @@ def observe(
     n_batches: int | None = None,
     sample_s: float = 0.0,
     passes_s: float = 0.0,
+    sample_read_s: float = 0.0,
     superbatch: int | None = None,
     epochs: int = 1,
     disk_bytes: int | None = None,
@@ -171,6 +174,7 @@ def observe(
         loads=round(seen.loads),
         sample_s=passes_s + (sample_s - passes_s) * scale,
         plan_s=seen.plan_s,
+        sample_read_s=sample_read_s,
         superbatch=max(1, total if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
@@ -185,7 +189,7 @@ def observe(
         online_loads=None if seen.online_loads is None else round(seen.online_loads),
         online_again=round(seen.online_again),
         ahead_bytes=ahead_bytes,
-        miss_share=seen.miss_share,
+        misses=Misses(tuple(round(share * min(capacity, trace.n)) for share in CURVE[-len(seen.misses) :]), seen.misses),
     )
 
 
@@ -201,13 +205,13 @@ class _Seen:
     online_loads: float | None
     online_again: float
     plan_s: float
-    miss_share: float
+    misses: tuple[float, ...]  # at the sizes of CURVE, or the last
 
     def grow(self, factor: float) -> None:
         """Make it that of so many times the rows."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is not None and each.name != "miss_share":
+            if value is not None and each.name != "misses":
                 setattr(self, each.name, factor * value)
 
 
@@ -251,6 +255,9 @@ def _look(
         slots = min(capacity, trace.n)
         with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest, capacity=slots)):
             loaded, plan_s = _planned(rest, capacity, total)
+            # Of a whole epoch, which may be long, its own cache tells enough.
+            curve = CURVE if total != recorded else CURVE[-1:]
+            smaller = [simulate(rest, int(share * capacity), "belady") for share in curve[:-1]]
         online_loaded = None if online is None or not slots else _online(rest, slots, online, budget)
     n_accesses, distinct = scale * trace.n_accesses, float(distinct_rows(rows_of, recorded, max(recorded, total)))
     loads = float(loaded.sum())
@@ -267,12 +274,13 @@ def _look(
         n_device = float(trace.n_accesses - rest.n_accesses)
         n_static = min(n_static, n_accesses - n_device)  # of another epoch, of which the device's rows serve less
     late = slice(recorded - max(1, recorded // 4), recorded)
-    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(rest.lengths[late].sum())))
+    asked = max(1, int(rest.lengths[late].sum()))
+    misses = tuple(min(1.0, MISS_MARGIN * float(each[late].sum()) / asked) for each in (*smaller, loaded))
     first, again = None, 0.0
     if online_loaded is not None:
         first = extrapolated(online_loaded, fresh, total, distinct, capacity)
         again = _again(online_loaded, fresh, total, n_accesses - n_static)
-    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, miss_share)
+    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, misses)
 
 
 def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:

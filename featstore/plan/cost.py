@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featstore.config import format_size
+from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
@@ -118,8 +119,8 @@ class Workload:
         Rows that the planned policy loads in an epoch.
     sample_s, plan_s : float
         Seconds of sampling an epoch and of planning its cache.
-    superbatch : int
-        Batches that are planned together.
+    superbatch, packings : int
+        Batches that are planned together; passes over the features in which their misses are packed.
     epochs : int
         That one-off work is spread over.
     disk_bytes : int, optional
@@ -140,8 +141,10 @@ class Workload:
         Rows that an online policy loads in its first epoch, None: not known; in each epoch after it.
     ahead_bytes : int
         Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
-    miss_share : float
-        Of a batch's rows, those that the planned policy loads once the cache is full, with a margin.
+    sample_read_s : float
+        Seconds of an epoch for which sampling alone would have the drive busy with random reads.
+    misses : Misses
+        Of a batch's rows, those that the planned policy loads, by the size of its cache.
     """
 
     n_rows: int
@@ -168,7 +171,9 @@ class Workload:
     online_loads: int | None = None
     online_again: int = 0
     ahead_bytes: int = 0
-    miss_share: float = 1.0
+    sample_read_s: float = 0.0
+    packings: int = 1
+    misses: Misses = ALL_MISSED
 
     @property
     def base_bytes(self) -> int:

@@ -19,19 +19,21 @@ from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
 from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.pack.tablespeed import table_speed
-from featstore.plan.choice import chosen_mask, observe
+from featstore.plan.choice import Choice, chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk
+from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.length import Planning, at_least
-from featstore.strategies.lists import keep_lists, may_keep_lists
+from featstore.strategies.lists import AS_THEY_ARE, Lists, keep_lists, may_keep_lists
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
@@ -90,22 +92,23 @@ class Auto(Strategy):
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        pack, cache = context.pack, self.cache
+        pack, cache, lists = context.pack, self.cache, AS_THEY_ARE
         if pack is None and cache == "auto" and are_cached(context):
             if may_keep_lists(context):
-                context, memory = ask(context)
-                keep_lists(context, memory, self.epochs)
+                context, _ = ask(context)
+                lists = keep_lists(context, 0, self.epochs)
             decision = _taken("ondemand", None, "the features have caches")
-            return AutoRunner(made_with(OnDemand, {"edge_cache": self.edge_cache}).run(context), decision)
+            return AutoRunner(made_with(OnDemand, {"edge_cache": self.edge_cache}).run(context), decision, lists)
         of_edges = context.edges.sizes(self.edge_cache, None)
         context.drop_caches(edges=bool(of_edges))
         context, memory = ask(context, caches=sum(of_edges.values()))
         planning = plan_ahead(context, PLANNED, "auto", self.disk, self.run_dir)
         if not memory.suffices:  # what is taken then says what does
             decision = _default(context, planning, 0, "no memory for two batches")
-            return AutoRunner(self._chosen(decision, cache, pack).run(context), decision)
+            return AutoRunner(self._chosen(decision, cache, pack).run(context), decision, lists)
         if may_keep_lists(context):
-            keep_lists(context, memory, self.epochs)
+            of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED))
+            lists = keep_lists(context, sum(of_nodes.values()), self.epochs)
         with context.budget.reserve(EDGES, sum(of_edges.values())):  # what the strategy's caches of edge features will take
             if pack is not None and cache == "auto":
                 cache = size_for_pack(context, memory, pack)
@@ -115,12 +118,14 @@ class Auto(Strategy):
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
                 else:
                     options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
-                    decision = decide(context, planning, options, capacity=rows, epochs=self.epochs)
+                    decision = decide(context, planning, options, capacity=rows, epochs=self.epochs, lists=lists)
         profile = decision.profile
         try:
+            if decision.lists_bytes is not None:
+                lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
-            told = _told(profile, decision.miss_share, lends_caches=self.cache == "auto")
-            return AutoRunner(chosen.run(replace(context, chosen=told)), decision)
+            told = _told(profile, decision.misses, lends_caches=self.cache == "auto")
+            return AutoRunner(chosen.run(replace(context, chosen=told)), decision, lists)
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -141,8 +146,9 @@ class Auto(Strategy):
 class AutoRunner(Runner):
     """The runner of the strategy that was decided on, and why it was."""
 
-    def __init__(self, chosen: Runner, decision: Decision) -> None:
+    def __init__(self, chosen: Runner, decision: Decision, lists: Lists) -> None:
         super().__init__(chosen.context, chosen.memory)
+        self._lists = lists
         self._chosen, self._decision, self.prefetch = chosen, decision, chosen.prefetch
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
@@ -150,8 +156,8 @@ class AutoRunner(Runner):
         return self._chosen.prepare(epoch, start)
 
     def stats(self) -> dict[str, Any]:
-        """Return ``auto``: what was taken, why, and all estimates."""
-        return {**self._chosen.stats(), "auto": dict(self._decision.record)}
+        """Return ``auto``: what was taken, why, all estimates, and where neighbour ``lists`` are."""
+        return {**self._chosen.stats(), "auto": {**self._decision.record, "lists": self._lists.text}}
 
     def close(self, failed: bool = False) -> None:
         """Close the strategy and what was sampled to choose it."""
@@ -173,19 +179,32 @@ class Decision:
         What ``loader.stats()["auto"]`` says: estimates, what was taken, and why.
     profile : Profile, optional
         Batches that were sampled to find out; the run uses them.
-    miss_share : float
-        Of a batch's rows, those that a planned cache will lack, with a margin.
+    misses : Misses
+        Of a batch's rows, those that a planned cache will lack.
+    lists_bytes : int, optional
+        What neighbour lists are to have instead of the memory that they have now.
     """
 
     strategy: str
     policy: str | None
     record: dict[str, Any]
     profile: Profile | None = None
-    miss_share: float = 1.0
+    misses: Misses = ALL_MISSED
+    lists_bytes: int | None = None
 
 
-def decide(context: Context, planning: Planning, options: Mapping[str, Any], *, capacity: int, epochs: int) -> Decision:
+def decide(
+    context: Context,
+    planning: Planning,
+    options: Mapping[str, Any],
+    *,
+    capacity: int,
+    epochs: int,
+    lists: Lists = AS_THEY_ARE,
+) -> Decision:
     """Choose strategy and policy for a loader. ``options``: of the strategies, each of which has those that it knows.
+
+    And how many of the ``lists`` stay in memory: an epoch is estimated with fewer of them, too, and the memory of the others.
 
     Notes
     -----
@@ -229,31 +248,46 @@ def decide(context: Context, planning: Planning, options: Mapping[str, Any], *, 
             degrees = graph.short_degrees() if capacity or is_degree else None
             if is_degree and degrees is not None:
                 on_device = chosen_mask(degrees, n_device)
-            workload = observe(
-                trace,
-                row_bytes=width,
-                capacity=capacity,
-                budget=graph.budget,
-                n_batches=len(context.batches),
-                sample_s=sample_s,
-                passes_s=0.0 if profile is None else profile.passes_s,
-                epochs=epochs,
-                disk_bytes=planning.disk,
-                has_pack=pack is not None,
-                pack_epochs=1 if pack is None else pack.epochs,
-                layouts=layouts,
-                device_rows=n_device,
-                on_device=on_device,
-                device_on_host=context.device.type == "cpu",
-                online=ONLINE,
-                ahead_bytes=min(ahead_bytes(context), int(graph.budget.total * FRACTIONS[AHEAD])),
-                out_degree=degrees if capacity else None,
-            )
-        lengths = foreseen_lengths(replace(context, chosen=_told(profile, workload.miss_share)), options)
-        workload = replace(workload, on_disk=counted)
-        copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
-        machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
-        choice = choose(workload, machine, lengths, has_history=context.has_history)
+            copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
+            machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
+
+            batch = context.batch or BatchSize(0)
+
+            def with_lists(n_bytes: int) -> Choice:
+                """Choose with so many bytes of lists in memory."""
+                told, rows, more_s = _told(profile, ALL_MISSED, freed=lists.held - n_bytes), capacity, 0.0
+                if n_bytes != lists.held:
+                    freer = replace(context, chosen=told)
+                    rows = rows_in_memory(freer, ask(freer)[1], options["cache"])
+                    more_s = lists.more_read_s(n_bytes, context, batch, speed)
+                workload = observe(
+                    trace,
+                    row_bytes=width,
+                    capacity=rows,
+                    budget=graph.budget,
+                    n_batches=len(context.batches),
+                    sample_s=sample_s + len(trace) * more_s,
+                    sample_read_s=len(context.batches) * (lists.sample_read_s(context, batch, speed) + more_s),
+                    passes_s=0.0 if profile is None else profile.passes_s,
+                    epochs=epochs,
+                    disk_bytes=planning.disk,
+                    has_pack=pack is not None,
+                    pack_epochs=1 if pack is None else pack.epochs,
+                    layouts=layouts,
+                    device_rows=n_device,
+                    on_device=on_device,
+                    device_on_host=context.device.type == "cpu",
+                    online=ONLINE,
+                    ahead_bytes=min(ahead_bytes(context), int(graph.budget.total * FRACTIONS[AHEAD])),
+                    out_degree=degrees if rows else None,
+                )
+                workload = replace(workload, on_disk=counted)
+                lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), options)
+                return choose(workload, machine, lengths, has_history=context.has_history)
+
+            choices = {n_bytes: with_lists(n_bytes) for n_bytes in (lists.held, *lists.fewer(context))}
+        kept = min(choices, key=lambda n_bytes: choices[n_bytes].taken.total_s(epochs))
+        choice = choices[kept]
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
@@ -272,7 +306,8 @@ def decide(context: Context, planning: Planning, options: Mapping[str, Any], *, 
             return _default(context, planning, capacity, reason)
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
-    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share)
+    found = Decision(choice.taken.strategy, policy, choice.to_dict(), profile, choice.workload.misses)
+    return found if kept == lists.held else replace(found, lists_bytes=kept)
 
 
 def _warn(reason: str, more: str) -> None:
@@ -290,9 +325,9 @@ def _profile_disk(context: Context) -> int:
     return DISK_SHARE * profile_batches(len(context.batches)) * max(4096, stored)
 
 
-def _told(profile: Profile | None, miss_share: float, *, lends_caches: bool = False) -> Chosen:
+def _told(profile: Profile | None, misses: Misses, *, lends_caches: bool = False, freed: int = 0) -> Chosen:
     """Return what a strategy is told once batches were sampled to choose it."""
-    return Chosen(lends_caches, miss_share, 0 if profile is None else profile.n_bytes)
+    return Chosen(lends_caches, misses, 0 if profile is None else profile.n_bytes, freed)
 
 
 def _default(context: Context, planning: Planning, capacity: int, reason: str) -> Decision:

@@ -89,7 +89,7 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
 def room_for_caches(context: Context) -> tuple[int, int]:
     """Return the bytes that caches of node features may take, and those of them that an epoch under way has for its own now."""
     claimed = context.nodes.claimed_bytes
-    return context.budget.available + claimed, claimed
+    return context.budget.available + context.chosen.freed + claimed, claimed
 
 
 def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:

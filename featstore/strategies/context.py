@@ -13,6 +13,7 @@ from featstore.cache.devicetier import DeviceTier
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
+from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, Stopwatch
@@ -70,15 +71,18 @@ class Chosen:
     ----------
     lends_caches : bool
         Caches are on loan although their size is given.
-    miss_share : float
+    misses : Misses
         Of a batch's rows, those that the cache will lack, as far as is known.
     profile_bytes : int
         Bytes of run files that hold batches sampled ahead.
+    freed : int
+        Bytes of neighbour lists that would be given back before anything else takes memory.
     """
 
     lends_caches: bool = False
-    miss_share: float = 1.0
+    misses: Misses = ALL_MISSED
     profile_bytes: int = 0
+    freed: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from featstore.errors import BudgetError, PerformanceWarning, PluginError
-from featstore.plan.choice import Choice
+from featstore.plan.choice import MISS_MARGIN, Choice
 from featstore.plan.cost import Estimate, Machine, Workload, cheapest, first_touch_s
 from featstore.strategies.base import Strategy
 from featstore.strategies.context import Context
@@ -84,7 +84,7 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Len
     found = list[Estimate]()
     for name in available_strategies():
         length = (lengths or {}).get(name)
-        seen = workload if length is None else replace(workload, superbatch=length.n_batches)
+        seen = workload if length is None else _seen(workload, length)
         try:
             estimates = estimate_of(name, seen, machine)
         except PluginError as error:
@@ -100,6 +100,21 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Len
     return [
         each if each.impossible or each.is_of_layout else replace(each, impossible="has no rows on the device") for each in found
     ]
+
+
+def _seen(workload: Workload, length: Length) -> Workload:
+    """Return what an epoch loads in superbatches of this length, beside whose planning caches have fewer rows."""
+    n, rows = workload.n_accesses - workload.n_device, workload.capacity if length.rows is None else length.rows
+    loads = workload.loads
+    if rows < workload.capacity:
+        more = workload.misses.share(rows) - workload.misses.share(workload.capacity)
+        loads = min(n, loads + round(more / MISS_MARGIN * n))
+    # A plan knows nothing beyond the superbatch that follows: in short ones no more than a policy without a plan.
+    most = n if workload.online_loads is None else max(loads, workload.online_loads)
+    if length.n_batches < workload.n_batches:
+        loads += round((most - loads) / max(1, length.n_batches))
+    packings = max(1, length.passes // max(1, -(-workload.n_batches // max(1, length.n_batches))))
+    return replace(workload, superbatch=length.n_batches, packings=packings, loads=loads)
 
 
 def choose(workload: Workload, machine: Machine, lengths: Mapping[str, Length], *, has_history: bool = False) -> Choice:

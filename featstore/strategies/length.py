@@ -12,6 +12,7 @@ from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.pack.packgraph import Graph
+from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 
 __all__ = [
@@ -51,7 +52,7 @@ class Planning:
         Where run directories are made.
     overlap : bool
         Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
-    miss_share : float
+    misses : Misses
         Of a batch's rows, those that the cache will lack, as far as is known: how much is packed of each.
     capacity : int, optional
         Rows of the cache, where its size was given.
@@ -66,7 +67,7 @@ class Planning:
     disk: int | None
     run_dir: str
     overlap: bool = True
-    miss_share: float = 1.0
+    misses: Misses = ALL_MISSED
     capacity: int | None = None
     edge_policy: PlannedPolicy | None = None
     edge_capacity: int = 0
@@ -113,17 +114,20 @@ class Length:
     n_batches : int
         Of one.
     passes : int
-        Superbatches an epoch: each costs a pass over the features where it is packed.
+        Over the features, an epoch, where superbatches are packed: one each at the least; their number where they are not.
     advice : str or None
         What to give more of, where an epoch moves several times what it could.
     impossible : str
         Why there can be no run; empty where there can.
+    rows : int, optional
+        That the caches of features would have beside; None: all for which batches leave memory.
     """
 
     n_batches: int
     passes: int
     advice: str | None = None
     impossible: str = ""
+    rows: int | None = None
 
 
 def judge_length(

@@ -1,47 +1,126 @@
-"""Neighbour lists that a loader keeps in memory unasked, before rows of features get what is left."""
+"""Neighbour lists that a loader keeps in memory unasked, and what an epoch would take with fewer of them."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from dataclasses import dataclass
 
+from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import huge_bytes
+from featstore.plan.cost import random_read_s
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.hops import HopSampler
+from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
+from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import room_for_caches
 from featstore.strategies.context import Context
-from featstore.strategies.memory import Memory
+from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
 
-__all__ = ["keep_lists", "may_keep_lists"]
+__all__ = ["AS_THEY_ARE", "Lists", "keep_lists", "may_keep_lists"]
 
-WHOLE_SHARE = 7 / 8  # of what caches may take: all lists, if they take no more; sampling then reads nothing
-PART_SHARE, LEAST_PART = 1 / 2, 1 / 8  # some of them otherwise, if they are so many of all
-
-
-def may_keep_lists(context: Context) -> bool:
-    """Return whether batches are drawn from lists that the graph does not keep in memory."""
-    graph, batches = context.graph, context.batches
-    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
-        return False
-    return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler))
+MOST = 7 / 8  # of what caches may take, for lists
+SHARES = (3 / 4, 1 / 2, 1 / 4)  # of all lists, of which an epoch is estimated where they take much of that
+FEW = 1 / 8  # of what caches may take: so few lists are kept whatever else there is; of all lists: fewer are not worth it
 
 
-def keep_lists(context: Context, memory: Memory, epochs: int) -> None:
-    """Keep neighbour lists in memory, on loan, where sampling would read more than they are; see :func:`may_keep_lists`.
+@dataclass(frozen=True)
+class Lists:
+    """Neighbour lists that are in memory for now, on loan.
+
+    Parameters
+    ----------
+    text : str
+        Says how many are in memory, or why none.
+    whole : int
+        Bytes of all lists.
+    held, table : int
+        Bytes in memory; those of them that say where each list is, where some are missing.
+    are_few : bool
+        They take too little memory to be worth a thought.
+    """
+
+    text: str
+    whole: int = 0
+    held: int = 0
+    table: int = 0
+    are_few: bool = True
+
+    def fewer(self, context: Context) -> list[int]:
+        """Return the sizes that lists may have instead, in bytes."""
+        if self.are_few:
+            return []
+        sizes = [0]
+        if not _in_sequence(context):
+            sizes += [self.table + int(share * self.whole) for share in SHARES]
+        return [n_bytes for n_bytes in sizes if n_bytes < self.held]
+
+    def more_read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
+        """Return the seconds of reading for one batch that it takes to have ``n_bytes`` of lists in memory instead."""
+        return self._read_s(n_bytes, context, batch, speed) - self._read_s(self.held, context, batch, speed)
+
+    def sample_read_s(self, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
+        """Return the seconds for which sampling one batch has the drive busy with random reads."""
+        return 0.0 if _in_sequence(context) or not self.whole else self._read_s(self.held, context, batch, speed)
+
+    def _read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
+        """Those in memory are the ones that are asked for most: where a half is missing, a quarter of what is asked for is.
+
+        Lists are read as rows of their mean length.
+        """
+        graph = context.graph
+        if not _in_sequence(context):
+            missing = 1 - self._part(n_bytes)
+            n_lists, each = round(missing * missing * lists_of(batch)), max(1, self.whole // max(1, graph.num_nodes))
+            return random_read_s(n_lists, 1, graph.num_nodes, each, speed)
+        if n_bytes:
+            return 0.0
+        windows = context.batches.windows(int(FRACTIONS[SAMPLED_AHEAD] * context.budget.total), (batch.n_rows, batch.n_edges))
+        n = len(context.batches)
+        passes = len(context.batches.fanouts or [-1]) * (1 if windows is None else windows.n)
+        return passes * self.whole / speed.bandwidth / max(1, n)
+
+    def _part(self, n_bytes: int) -> float:
+        return 1.0 if n_bytes >= self.whole > 0 else max(0, n_bytes - self.table) / max(1, self.whole)
+
+    def resized(self, n_bytes: int, context: Context) -> Lists:
+        """Keep so many bytes of them instead."""
+        graph, batches = context.graph, context.batches
+        assert isinstance(graph, OutOfCoreGraph)
+        assert isinstance(batches, Drawn)
+        assert isinstance(batches.sampler, (HopSampler, EpochSampler))
+        try:
+            with context.watch.time("cache"):
+                graph.cache_neighbors(n_bytes, edges=batches.sampler.edges)
+        except BudgetError as error:  # others were quicker
+            return Lists(f"on the drive: {error.reason}", self.whole)
+        graph.lend_neighbors()
+        text = f"{format_size(n_bytes)} of {format_size(self.whole)} in memory"
+        if n_bytes >= self.whole:
+            text = "all in memory"
+        elif not n_bytes:
+            text = "on the drive: rows and plans use the memory better"
+        return Lists(text, self.whole, n_bytes, self.table, self.are_few)
+
+
+AS_THEY_ARE = Lists("as the graph has them")
+
+
+def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
+    """Keep neighbour lists in memory, on loan, where batches are drawn from lists of which the graph keeps none.
 
     All of them, if they fit beside batches; else those that the default policy scores highest, but not where lists are read in
-    sequence. A list costs a read of a page for every batch that draws from it, and is smaller than the rows that it
-    leads to: lists come first.
+    sequence. None where sampling would read less than they are.
 
     Parameters
     ----------
     context : Context
-    memory : Memory
-        Of whose batches a size is known; it has divided nothing yet.
+        The size of whose batches is known.
+    caches : int
+        Bytes of the caches of features whose size was given.
     epochs : int
         To come.
     """
@@ -50,16 +129,34 @@ def keep_lists(context: Context, memory: Memory, epochs: int) -> None:
     assert isinstance(batches, Drawn)
     assert isinstance(batches.sampler, (HopSampler, EpochSampler))
     topology, numbered = graph.topology, batches.sampler.edges
-    room = memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0]
+    memory = Memory(context, caches=caches, plans=True)  # whichever strategy is taken: plans take more than none
+    room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
     whole, table = NeighborCache.whole_bytes(topology, numbered), huge_bytes(8 * graph.num_nodes)
-    n_bytes = whole if whole <= WHOLE_SHARE * room else int(PART_SHARE * room)
-    in_sequence = isinstance(batches.sampler, EpochSampler) or batches.lists is not None
-    if n_bytes < whole and (in_sequence or n_bytes - table < LEAST_PART * whole):
-        return
-    widest = max(batches.fanouts or [-1])
-    n_lists = memory.batch.n_edges // widest if widest > 0 else memory.batch.n_rows // 4
-    if epochs * len(batches) * n_lists * PAGE_BYTES < n_bytes:
-        return
-    with context.watch.time("cache"), suppress(BudgetError):  # others were quicker: lists are read from the file
-        graph.cache_neighbors(n_bytes, edges=numbered)
-        graph.lend_neighbors()
+    n_bytes = min(whole, int(MOST * room))
+    beside = f"they take {format_size(whole)}, and {format_size(room)} are left"
+    if n_bytes < whole and _in_sequence(context):
+        return Lists(f"on the drive, read in sequence: {beside}", whole)
+    if n_bytes < whole and n_bytes - table < FEW * whole:
+        return Lists(f"on the drive: {beside}", whole)
+    if epochs * len(batches) * lists_of(memory.batch) * PAGE_BYTES < n_bytes:
+        return Lists(f"on the drive: less is read of them than the {format_size(n_bytes)} that they would take", whole)
+    return Lists("", whole, 0, table, n_bytes <= FEW * room).resized(n_bytes, context)
+
+
+def may_keep_lists(context: Context) -> bool:
+    """Whether batches are drawn from lists that the graph does not keep in memory."""
+    graph, batches = context.graph, context.batches
+    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
+        return False
+    return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler))
+
+
+def lists_of(batch: BatchSize) -> int:
+    """Return how many lists a batch is drawn from: of each hop those of its targets."""
+    return max(0, batch.n_stored - batch.n_edges)
+
+
+def _in_sequence(context: Context) -> bool:
+    """Whether lists are read in passes where they are not in memory."""
+    batches = context.batches
+    return batches.lists is not None or (isinstance(batches, Drawn) and isinstance(batches.sampler, EpochSampler))

@@ -7,6 +7,7 @@ import errno
 from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
 from featstore.plan.choice import observe
+from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.strategies.caches import size_caches
 from featstore.strategies.context import Context
 from featstore.strategies.length import Planning
@@ -22,24 +23,24 @@ def rows_in_memory(context: Context, memory: Memory, size: int | float | str | N
     return context.nodes.capacity(sizes)
 
 
-def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Profile | None, float, str]:
+def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Profile | None, Misses, str]:
     """Sample a few batches for the run to use; return them, and the share of their rows that a cache will lack, with a margin.
 
     Where the memory or the disk does not suffice: none, all of them, and which it was.
     """
     if not len(context.batches) or not context.features or not capacity:
-        return None, 1.0, ""
+        return None, ALL_MISSED, ""
     profile = None
     try:
         profile = Profile(context, planning.run_dir, planning.disk, least_batches(context.batches.together))
         trace, n_batches = profile.trace(), len(context.batches)
         seen = observe(trace, row_bytes=1, capacity=capacity, budget=context.graph.budget, n_batches=n_batches)
-        return profile, seen.miss_share, ""
+        return profile, seen.misses, ""
     except BaseException as error:
         if profile is not None:
             profile.close()
         if isinstance(error, BudgetError):
-            return None, 1.0, f"no memory: {error}"
+            return None, ALL_MISSED, f"no memory: {error}"
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return None, 1.0, f"no disk: {error.strerror}"
+            return None, ALL_MISSED, f"no disk: {error.strerror}"
         raise

@@ -47,6 +47,7 @@ FRACTIONS = {
     EDGE_PLANNER: 1.0,
     LISTS: 1 / 8,
 }
+NEIGHBORS = "neighbor cache"
 PLAN_ARRAYS = 8  # of 8 bytes a row: a batch's plan for the host cache, or one of its edges
 SPLIT_ARRAYS = 4  # which rows of a batch the device has, and where
 LARGEST = 4 / 3  # of the batches to come, by the one that was measured, for a number in an error
@@ -122,7 +123,7 @@ class Memory:
         plans: bool = False,
     ) -> None:
         self._budget = context.graph.budget
-        self._graph, self._sampling = context.graph, context.batches
+        self._graph, self._sampling, self._freed = context.graph, context.batches, context.chosen.freed
         self._row_bytes, self._edge_row_bytes = context.nodes.row_bytes, context.edges.row_bytes
         self._threads, self._ahead = context.threads, max(0, context.prefetch - 1)
         self._has_tier, self._device_on_host = context.on_device is not None, context.device.type == "cpu"
@@ -184,7 +185,8 @@ class Memory:
 
     def _held_of(self, report: MemoryReport) -> int:
         """Return the bytes held, but for those of batches, and for what the reader holds, which grows with the memory."""
-        return sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER) - self._graph.reader.held_bytes
+        held = sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER)
+        return held - self._graph.reader.held_bytes - self._freed
 
     def _fixed_now(self) -> int:
         """Return those of them that are not on loan."""
@@ -201,8 +203,10 @@ class Memory:
         held = self._held_of(self._budget.report()) - returned + self._graph.reader.least_bytes(self._budget.total)
         return max(0, self._budget.total - held - self._loop - self._others(idle=True))
 
-    def divide(self) -> None:
+    def divide(self, spare: int = 0) -> None:
         """Divide what batches and caches of a given size leave: to each holder its fraction, or what is of use.
+
+        ``spare`` bytes are left for caches that size themselves, but of what samples take that are drawn ahead.
 
         Raises
         ------
@@ -213,12 +217,16 @@ class Memory:
         if not self.suffices:
             raise self._refusal()
         left = max(0, self.unused() - self._caches - sum(self.leasts.values()))
-        whole = left = left - min(left // 2, self._one_more)
+        lists_held = self._budget.report().holders.get(NEIGHBORS)
+        # Another batch would wait where there is no memory, but not while neighbour lists are on loan: it would have those.
+        most = left if lists_held is not None and lists_held.on_loan_bytes else left // 2
+        whole = left = left - min(most, self._one_more)
         for holder, (least, useful) in self.needs.items():
-            self.granted[holder] = max(least, min(useful, least + min(left, int(whole * FRACTIONS[holder]))))
+            free = left if holder == SAMPLED_AHEAD else max(0, left - spare)
+            self.granted[holder] = max(least, min(useful, least + min(free, int(whole * FRACTIONS[holder]))))
             left -= self.granted[holder] - least
         if lists is not None:
-            lists.use(max(0, min(left, lists.useful_bytes, int(whole * FRACTIONS[LISTS]))))
+            lists.use(max(0, min(left - spare, lists.useful_bytes, int(whole * FRACTIONS[LISTS]))))
 
     @property
     def held(self) -> dict[str, tuple[int, int]]:
@@ -242,6 +250,11 @@ class Memory:
         while prefetch > 1 and loop + (prefetch - 1) * one + threads > free // 2:
             prefetch -= 1
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
+
+    def foreseen_for_caches(self, prefetch: int) -> int:
+        """Return what caches may take once those have their memory to whom it was granted, as :meth:`left_for_caches`."""
+        granted = sum(self.granted.values())
+        return self.left_for_caches(self.unused() - self._caches - granted + self._loop, prefetch)[0]
 
     def left_while_sampling(self, returned: int = 0) -> int:
         """Return the bytes that may be taken while nothing is gathered: but for samplers, and batches that were made before.

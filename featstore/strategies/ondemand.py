@@ -237,7 +237,8 @@ def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: floa
     fill += copied_s(w.capacity, w, m) + fresh_s(w.capacity, w, m)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
     moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)[1])
-    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
+    epoch = max(w.sample_s, read + copy, w.sample_read_s + read)  # of one drive
+    return Estimate("ondemand", policy, epoch, counting_s + fill, loads, 0, moved, parts)
 
 
 def _by_counts(w: Workload, m: Machine) -> Estimate:
@@ -260,9 +261,11 @@ def _online(w: Workload, m: Machine) -> Estimate:
     found = _estimated(w, m, ONLINE, w.n_accesses - w.n_device - again, 0.0)
     admit, first = gathered_s(again, w, m), gathered_s(loads, w, m)
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
-    read_and_copy = found.parts["read"] + found.parts["copy"] + admit
-    epoch = max(w.sample_s, read_and_copy)
-    cold = max(w.sample_s, read + found.parts["copy"] + first) - epoch  # less than 0 where more rows merge into fewer reads
+    reads = w.sample_read_s + found.parts["read"]
+    epoch = max(w.sample_s, found.parts["read"] + found.parts["copy"] + admit, reads)
+    cold = (
+        max(w.sample_s, read + found.parts["copy"] + first, w.sample_read_s + read) - epoch
+    )  # less than 0 where more rows merge into fewer reads
     fresh = fresh_s(min(w.capacity, loads), w, m)
     parts = {**found.parts, "copy": found.parts["copy"] + admit}
     impossible = "" if w.online_loads is not None else "what it would load is not known"

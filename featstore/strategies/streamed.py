@@ -31,6 +31,7 @@ from featstore.plan.cost import (
     scan_s,
 )
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
+from featstore.storage.extentmap import episodes
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, PagedRows, least_window
@@ -39,7 +40,7 @@ from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.context import Context
-from featstore.strategies.length import SEVERAL, Passes, Planning, at_least, longest_auto, passes_over
+from featstore.strategies.length import SEVERAL, Length, Passes, Planning, at_least, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
 from featstore.strategies.profile import Profile
@@ -51,6 +52,8 @@ __all__ = ["Streamed", "StreamedRunner"]
 
 Int64s = npt.NDArray[np.int64]
 
+CACHE_SHARES = (1 / 4, 1 / 2, 3 / 4)  # of what batches leave
+WORTH = 1 / 10  # of what an epoch moves: less is no reason for shorter superbatches
 FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 
 
@@ -85,7 +88,7 @@ class Streamed(Superbatch):
         plans = ROW_TABLE_BYTES * w.n_accesses + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * w.loads
         plans_s = min(stored, plans) / m.drive.write_bandwidth
         inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
-        scan = scan_s(w.loads, w, n, m)
+        scan = scan_s(w.loads, w, n * w.packings, m)
         write = extents / m.drive.write_bandwidth
         read = extents / m.drive.bandwidth
         copy = gathered_s(w.n_accesses - w.n_device + put_together(w), w, m) + admitted_s(w.loads, w, m)
@@ -95,7 +98,7 @@ class Streamed(Superbatch):
         rest = (1 - FORESEEN) * w.plan_s + plans_s
         prepared = inspect - rest + max(rest, packed)
         # Packing beside reading shares the drive.
-        epoch = max(pipeline_s(prepared, max(read, copy), n), packed + read)
+        epoch = max(pipeline_s(prepared, max(read, copy), n), w.sample_read_s + packed + read)
         disk = extents * min(2, n) // n + stored * min(4, n) // n
         impossible = ""
         if w.disk_bytes is not None and disk > w.disk_bytes:
@@ -111,10 +114,10 @@ class Streamed(Superbatch):
             needs = self.sizes(context, planning).needs
             context, memory = ask(context, needs, self.cache_bytes(context, planning), plans=True)
             if memory.suffices:  # else it is refused
-                profile, miss_share, why = look_ahead(context, planning, rows_in_memory(context, memory, self.cache))
+                profile, misses, why = look_ahead(context, planning, rows_in_memory(context, memory, self.cache))
             if profile is not None:
                 left = None if planning.disk is None else planning.disk - profile.n_bytes
-                planning = replace(planning, disk=left, miss_share=miss_share)
+                planning = replace(planning, disk=left, misses=misses)
         try:
             runner = run_planned(self, context, planning)
         except BaseException:
@@ -135,12 +138,18 @@ class Streamed(Superbatch):
 
 
 class StreamedSizes(SuperbatchSizes):
-    """Adds what packing holds, and what passes over the features cost."""
+    """Adds what packing holds, and what passes over the features cost; divides memory by what an epoch then moves."""
+
+    def __init__(self, context: Context, planning: Planning) -> None:
+        super().__init__(context, planning)
+        capacity = planning.capacity
+        self._rows = max((0, *planning.misses.capacities)) if capacity is None else capacity  # that caches are to have
+        self._packings = 1  # passes over the features, of a superbatch
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """See :class:`SuperbatchSizes`; and what one batch is packed in, and each feature's extents are read into."""
         n, longest, widths = batch.n_rows, self.length(batch), self.context.nodes.row_bytes.values()
-        most = max((most_memory(width, n, longest) for width in widths), default=0)
+        most = max((most_memory(width, int(n * self._miss_share), longest) for width in widths), default=0)
         needs = super().needs(batch)
         needs.pop(AHEAD, None)  # nothing is read of the features' own files while batches run
         return {
@@ -150,21 +159,65 @@ class StreamedSizes(SuperbatchSizes):
             **needs,
         }
 
-    def divide(self, memory: Memory) -> None:
-        """See :class:`SuperbatchSizes`; packing has what superbatches of their length take, at the least."""
-        super().divide(memory)
+    def divide(self, memory: Memory, spare: int = 0) -> None:
+        """See :class:`SuperbatchSizes`.
+
+        Caches that size themselves are left at least one of some shares of the memory: that with which an epoch moves least,
+        by the passes over the features that longer superbatches and more memory for packing save, and the misses that rows in
+        caches save.
+        """
+        if self.planning.capacity is None and self.planning.misses.capacities:
+            left = self._left(memory)
+            least = self._divided(memory, 0)
+            for share in CACHE_SHARES:
+                moved = self._divided(memory, int(share * left))
+                if moved < (1 - WORTH) * least:
+                    least, spare = moved, int(share * left)
+        self._divided(memory, spare)
+
+    def _divided(self, memory: Memory, spare: int) -> int:
+        """Divide the memory; return the bytes of features that an epoch then moves."""
+        nodes, n = self.context.nodes, memory.batch.n_rows
+        if self.planning.capacity is None:
+            self._rows = self._cached = min(nodes.n, spare // max(1, nodes.width))
+            memory.needs.update(self.needs(memory.batch))
+        least = memory.leasts[PACKING] = memory.needs[PACKING][0]
+        super().divide(memory, spare)
         size = self.granted_length(memory)[0]
-        least = memory.leasts[PACKING] = max(memory.leasts[PACKING], self._packing_bytes(memory.batch.n_rows, size))
+        # At the least what superbatches of their length take.
+        least = memory.leasts[PACKING] = max(least, self._packing_bytes(n, size))
         memory.granted[PACKING] = max(memory.granted[PACKING], least)
+        if self.planning.capacity is None:
+            self._rows = min(nodes.n, memory.foreseen_for_caches(self.context.prefetch) // max(1, nodes.width))
+        missed, granted, self._packings = int(larger(n) * self._miss_share), memory.granted[PACKING], 1
+        id_bytes = 4 if nodes.n < 2**31 else 8
+        for width in nodes.row_bytes.values():
+            packed = ExtentMap(np.full(size, missed), width)
+            of_one = episodes(packed, granted - _sums_bytes(width, missed, size), id_bytes)
+            self._packings = max(self._packings, len(of_one))
+        return self.passes(n).moved(self._packings * -(-self._n_batches // max(1, size)))
+
+    def foreseen(self, memory: Memory) -> Length:
+        """See :class:`SuperbatchSizes`."""
+        found = super().foreseen(memory)
+        return replace(found, passes=self._packings * found.passes)
+
+    def _left(self, memory: Memory) -> int:
+        """Return the memory that batches leave."""
+        return max(0, memory.unused() - sum(memory.leasts.values()))
+
+    @property
+    def _miss_share(self) -> float:
+        return self.planning.misses.share(self._rows)
 
     def packed_bytes(self, n_accesses: int) -> int:
         """See :class:`SuperbatchSizes`: extents of two superbatches lie on disk at once, samples of four."""
-        return int(n_accesses * self.context.nodes.width * self.planning.miss_share) // 2
+        return int(n_accesses * self.context.nodes.width * self._miss_share) // 2
 
-    def passes(self, n_accesses: int) -> Passes | None:
+    def passes(self, n_accesses: int) -> Passes:
         """See :class:`SuperbatchSizes`."""
         nodes = self.context.nodes
-        return passes_over(nodes.n * nodes.width, nodes.width, self._n_batches, n_accesses, self.planning.miss_share)
+        return passes_over(nodes.n * nodes.width, nodes.width, self._n_batches, n_accesses, self._miss_share)
 
     def _packing_bytes(self, n_rows: int, size: int) -> int:
         """Return the bytes in which superbatches of ``size`` batches of ``n_rows`` rows can be packed, a batch at a time."""

@@ -126,7 +126,8 @@ class Superbatch(Strategy):
         n = w.n_superbatches
         disk = stored * min(4, n) // n
         moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)[1])
-        return Estimate("superbatch", PLANNED, pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, moved, parts)
+        epoch = max(pipeline_s(inspect, max(read, copy), n), w.sample_read_s + read)  # of one drive
+        return Estimate("superbatch", PLANNED, epoch, 0.0, w.loads, disk, moved, parts)
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
@@ -185,7 +186,7 @@ def plan_ahead(
     graph = context.graph
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * context.nodes.width)
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
-    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, context.chosen.miss_share)
+    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, context.chosen.misses)
 
 
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:

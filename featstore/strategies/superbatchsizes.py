@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from featstore.cache.devicetier import REST_BYTES
@@ -34,6 +35,7 @@ class SuperbatchSizes:
         self.context, self.planning = context, planning
         self._graph, self._n_batches = context.graph, len(context.batches)
         self._shortest = least_size(planning, self._n_batches)
+        self._cached = 0  # rows that caches which size themselves get at the least
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """Return what is held: the planner, at the least with next positions on disk, and what misses are read ahead into."""
@@ -47,9 +49,12 @@ class SuperbatchSizes:
             needs[EDGE_PLANNER] = of_edges(self._shortest, spilled=True), self._whole_or_spilled(of_edges, length)
         return needs
 
-    def divide(self, memory: Memory) -> None:
-        """Divide the memory that batches leave; a planner that cannot have all positions in memory has them on disk."""
-        memory.divide()
+    def divide(self, memory: Memory, spare: int = 0) -> None:
+        """Divide the memory that batches leave, but for ``spare`` bytes that caches get.
+
+        A planner that cannot have all positions in memory has them on disk.
+        """
+        memory.divide(spare)
         length = self.length(memory.batch)
         planners: dict[str, Callable[..., int]] = {PLANNER: partial(self._planner_bytes, memory.batch.n_rows)}
         if EDGE_PLANNER in memory.needs:
@@ -87,7 +92,10 @@ class SuperbatchSizes:
 
     def foreseen(self, memory: Memory) -> Length:
         """Judge the superbatches of a run in the memory that it was granted."""
-        return self.judged(memory.batch, self.granted_length(memory)[0])
+        nodes, rows = self.context.nodes, self.planning.capacity
+        if rows is None:
+            rows = min(nodes.n, memory.foreseen_for_caches(self.context.prefetch) // max(1, nodes.width))
+        return replace(self.judged(memory.batch, self.granted_length(memory)[0]), rows=rows)
 
     def passes(self, n_accesses: int) -> Passes | None:
         """Return the cost of a pass over the features for every superbatch; None where there is none."""
@@ -107,13 +115,13 @@ class SuperbatchSizes:
     def _planner_bytes(self, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
         """Return what is reserved for the planner, or for what shares its bytes.
 
-        Where caches have what others leave: at the least for none of them, else for as many rows as there could be.
+        Where caches have what others leave: at the least for what they are sure of, else for as many rows as there could be.
         """
         graph, planning, nodes = self._graph, self.planning, self.context.nodes
         capacity = planning.capacity
         if capacity is None:
             most = graph.budget.total // max(1, nodes.width)
-            capacity = 0 if least or not nodes.stores else min(nodes.n, most)
+            capacity = self._cached if least or not nodes.stores else min(nodes.n, most)
         needed = planner_bytes(planning, nodes.n, self._n_batches, n_accesses, size, spilled=spilled, capacity=capacity)
         if self.context.on_device is not None:
             needed += REST_BYTES * n_accesses
