@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from featstore.errors import BudgetError
 __all__ = ["Budget", "HeldMemory", "Living", "Loan", "MemoryReport", "Reservation", "Worker"]
 
 T = TypeVar("T")
+
+DEAR = 101  # what a loan costs that is missed for the rest of an epoch: who can wait for other memory does
 
 
 class Living(Generic[T]):
@@ -280,13 +283,23 @@ class Budget:
         freed = 0
         try:
             for loan in self._loans:
-                if freed >= n_bytes:
+                if freed >= n_bytes or loan.cost >= getattr(self._taking_back, "spared", math.inf):
                     break
                 if loan.n_bytes:
                     freed += loan.give_back(n_bytes - freed)
         finally:
             self._taking_back.now = False
         return freed > 0
+
+    @contextlib.contextmanager
+    def sparing(self, cost: int = DEAR) -> Iterator[None]:
+        """Let reservations of this thread take back no loans of so high a cost: they fail instead, for who can wait."""
+        before = getattr(self._taking_back, "spared", math.inf)
+        self._taking_back.spared = cost
+        try:
+            yield
+        finally:
+            self._taking_back.spared = before
 
     def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
         """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed; BudgetError names all holders.

@@ -369,3 +369,23 @@ def test_a_child_takes_back_what_its_parent_left_idle(wide: str) -> None:
                 ok = bool(g.node_data["y"].numpy().sum() == N_IDLE * 100)
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("policy", "is_dear"), [("belady", True), ("sieve", False), ("degree", False)])
+def test_planned_rows_are_dear(policy: str, is_dear: bool) -> None:
+    """Plans count on their rows: who can wait for other memory takes those of other policies alone."""
+    budget = Budget(1 << 20)
+    chosen = None if is_dear else get_policy(policy)  # None: plans say what is in it
+    cache = FeatureCache(500, 64, 1000, chosen, None, budget)
+    cache.lend()
+    more = budget.available + 64
+    with budget.sparing():
+        if is_dear:
+            refuses(BudgetError, "", lambda: budget.reserve("more", more))
+        else:
+            budget.reserve("more", more)
+    assert (cache.capacity == 500) == is_dear
+    if is_dear:
+        budget.reserve("more", more)
+        assert cache.capacity < 500
+    cache.close()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.budget import Budget
+from featstore.budget import DEAR, Budget
 from featstore.errors import BudgetError, ClosedError
 from featstore.load.pipeline import Pipeline
 from featstore.strategies.counters import Stopwatch
@@ -424,3 +424,43 @@ def test_an_error_of_may_begin_is_the_loops():
     pipeline = Pipeline(int, lambda i, a: a, start=0, stop=5, threads=2, depth=2, watch=Stopwatch(), may_begin=may_begin)
     pipeline.begin()
     refuses(LookupError, "a strategy's own", lambda: list(drain(pipeline)))
+
+
+class Kept:
+    """Bytes on loan, all of which come back at once."""
+
+    def __init__(self, budget: Budget, n_bytes: int, cost: int) -> None:
+        self.held = budget.reserve("kept", n_bytes)
+        self.loan = budget.lend(self.lent, self.give_back, cost=cost, of=self.held)
+
+    def lent(self) -> int:
+        return self.held.n_bytes
+
+    def give_back(self, n_bytes: int) -> int:
+        freed, _ = self.held.n_bytes, self.held.release()
+        return freed
+
+
+@pytest.mark.parametrize(("n_bytes", "cheap", "dear"), [(10, 40, 40), (25, 0, 40), (110, 0, 0)])
+def test_what_is_dear_to_others_is_taken_last(n_bytes: int, cheap: int, dear: int) -> None:
+    """Batches that are made ahead wait for those before them; only one that nothing else makes room for takes it."""
+    budget = Budget(140)
+    kept = Kept(budget, 40, DEAR - 1), Kept(budget, 40, DEAR)
+    n, done = 8, []
+    pipeline = Pipeline(
+        lambda i: i,
+        lambda i, _: Lump(budget, n_bytes, i),
+        start=0,
+        stop=n,
+        threads=2,
+        depth=3,
+        watch=Stopwatch(),
+        sparing=budget.sparing,
+    )
+    pipeline.begin()
+    for lump in drain(pipeline):
+        done.append(lump.item)
+        time.sleep(0.02)  # as long as others need to run ahead
+        del lump
+    assert done == list(range(n))
+    assert [each.held.n_bytes for each in kept] == [cheap, dear]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from featstore._core.buffers import discard
 from featstore._core.rows import copy_rows
-from featstore.budget import Budget, Loan
+from featstore.budget import DEAR, Budget, Loan
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
@@ -389,7 +389,9 @@ class FeatureCache:
         """Let the budget take memory back where another reservation does not fit: the coldest rows leave, and their pages."""
         if self._reservation is not None and self._loan is None:
             held = self._reservation
-            self._loan = held.budget.lend(self._lent_bytes, self.give_back, cost=LOAN_COST, of=held)
+            # Plans count on rows that were to be there: each that left is read whenever it is asked for.
+            cost = LOAN_COST if self._planned is None else DEAR
+            self._loan = held.budget.lend(self._lent_bytes, self.give_back, cost=cost, of=held)
 
     @property
     def is_lent(self) -> bool:

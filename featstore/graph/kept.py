@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.budget import Budget, Loan
+from featstore.budget import DEAR, Budget, Loan
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.cache.sizes import cache_bytes, rows_within
-from featstore.cache.table import LOAN_COST, FeatureCache
+from featstore.cache.table import FeatureCache
 from featstore.config import Options, check_at_least, check_flag, parse_cache_size
 from featstore.errors import BudgetError, FormatError
 from featstore.graph.aggregate import MadeFeatures
@@ -38,7 +38,6 @@ from featstore.storage.rowfile import RowFile
 __all__ = ["NEIGHBOR_POLICY", "Kept"]
 
 NEIGHBOR_POLICY = "in_out_ratio"
-LISTS_COST = LOAN_COST + 1  # given back after rows are: without them every list costs a read more
 PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
 SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
 FILL_SHOWN_AFTER_S = 2.0  # of a cache, which loaders fill, too
@@ -408,7 +407,7 @@ class Kept(MadeFeatures):
         cache = self.neighbor_cache
         self._end_lists_loan()  # of a cache that was given back
         if cache is not None and cache.reservation is not None:
-            self._lists_loan = self.budget.lend(self._lent_lists, self._give_lists_back, cost=LISTS_COST, of=cache.reservation)
+            self._lists_loan = self.budget.lend(self._lent_lists, self._give_lists_back, cost=DEAR, of=cache.reservation)
 
     def _lent_lists(self) -> int:
         cache = self.neighbor_cache

@@ -8,8 +8,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Budget
-from featstore.cache.table import LOAN_COST
+from featstore.budget import DEAR, Budget
 from featstore.graph.chunkformat import Directory
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
@@ -22,7 +21,6 @@ Int64s = npt.NDArray[np.int64]
 _LEAST_PAGES = 64
 _BUDGET_SHARE = 64  # the cache takes one part of so many
 _READ_PAGES = 256  # read at once; they are in memory twice meanwhile
-_LOAN_COST = LOAN_COST + 1  # given back last: without it every list costs a read more
 
 
 class OffsetPages:
@@ -45,7 +43,7 @@ class OffsetPages:
         self._slot_of_page = np.full(n_pages, -1, np.int32)
         self._make(n_slots)
         self._new_lock()
-        self._loan = budget.lend(self._lendable, self._give_back, cost=_LOAN_COST, of=self._held)
+        self._loan = budget.lend(self._lendable, self._give_back, cost=DEAR, of=self._held)
 
     @staticmethod
     def _n_slots(n_pages: int, total: int) -> int:

@@ -74,6 +74,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             depth=depth,
             watch=stages.watch,
             spare=partial(stages.spare, run),
+            sparing=stages.sparing,
             may_begin=run.may_begin,
             overlap=stages.overlap,
             most=most,

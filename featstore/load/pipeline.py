@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -80,6 +81,8 @@ class Pipeline(Generic[A, B, C]):
         Gets ``wait``: seconds that :meth:`get` waited.
     spare : callable () -> bool, optional
         Asked for memory when there is none for an item that the loop waits for; False: there is no more.
+    sparing : callable () -> context manager, optional
+        Stages run in it as long as waiting may bring memory: they take none that is dear to others.
     may_begin : callable (int) -> bool, optional
         Whether ``first`` may be called for an item: False where it would wait for an earlier item to be assembled, which may lack
         the memory that others hold.
@@ -107,6 +110,7 @@ class Pipeline(Generic[A, B, C]):
         depth: int,
         watch: Stopwatch,
         spare: Callable[[], bool] = lambda: False,
+        sparing: Callable[[], AbstractContextManager[None]] = nullcontext,
         may_begin: Callable[[int], bool] = lambda item: True,
         overlap: Overlap | None = None,
         most: int = 0,
@@ -116,7 +120,7 @@ class Pipeline(Generic[A, B, C]):
         self._least, self._most, self._may_grow = depth, max(depth, most), may_grow
         self._n_full = 0  # items taken one after the other while as many as may be were there
         self._may_begin = may_begin
-        self._spare = spare
+        self._spare, self._sparing = spare, sparing
         self._first = first
         self._second = second
         self._third = third
@@ -398,18 +402,26 @@ class Pipeline(Generic[A, B, C]):
     # Memory.
 
     def _attempt(self, item: int, stage: Callable[[], D]) -> D | _Failure | _GivenBack:
-        """Run a stage until memory suffices, or give its item back."""
+        """Run a stage until memory suffices, or give its item back.
+
+        Memory that is dear to others is taken only when waiting would bring no more.
+        """
+        dear = False
         try:
             while True:
                 starved, transferred = self._standing(item)
                 try:
-                    return stage()
+                    with nullcontext() if dear else self._sparing():
+                        return stage()
                 except BudgetError as error:
                     failure = _Failure(_without_frames(error))
                 if self._give_back(item):
                     return _GivenBack()
-                if not self._relieve(item, starved, transferred) and (self._closed or not self._spare()):
+                if self._relieve(item, starved, transferred):
+                    continue
+                if dear and (self._closed or not self._spare()):
                     return failure
+                dear = True
         except BaseException as error:
             return _Failure(error)
 

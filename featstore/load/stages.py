@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -112,6 +113,10 @@ class Stages:
             return False
         on_device = spare_bytes(self._context.device)
         return on_device is None or on_device >= needed
+
+    def sparing(self) -> AbstractContextManager[None]:
+        """Take no memory on loan that is dear to its holder."""
+        return self._g.budget.sparing()
 
     def spare(self, run: EpochRun) -> bool:
         """Give back memory as :meth:`EpochRun.spare` does; first, once a batch, what nobody uses now."""
