@@ -441,7 +441,7 @@ class Kept:
         return freed
 
 
-@pytest.mark.parametrize(("n_bytes", "cheap", "dear"), [(10, 40, 40), (25, 0, 40), (110, 0, 0)])
+@pytest.mark.parametrize(("n_bytes", "cheap", "dear"), [(10, 40, 40), (35, 0, 40), (110, 0, 0)])
 def test_what_is_dear_to_others_is_taken_last(n_bytes: int, cheap: int, dear: int) -> None:
     """Batches that are made ahead wait for those before them; only one that nothing else makes room for takes it."""
     budget = Budget(140)
