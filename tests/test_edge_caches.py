@@ -141,9 +141,9 @@ def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], device: s
     rows: list[int] = []
     decide = auto.decide
 
-    def decided(context: Any, planning: Any, cache: Any, *, capacity: int, epochs: int) -> Any:
+    def decided(context: Any, planning: Any, cache: Any, *, capacity: int, **more: Any) -> Any:
         rows.append(capacity)
-        found = decide(context, planning, cache, capacity=capacity, epochs=epochs)
+        found = decide(context, planning, cache, capacity=capacity, **more)
         return dataclasses.replace(found, strategy=taken[0], policy=taken[1])
 
     monkeypatch.setattr(auto, "decide", decided)
