@@ -508,3 +508,18 @@ def test_a_forked_child_reads_right_and_leaves_its_parent_alone(policy: str | No
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (batch(cache, data, ids) == data[ids]).all()
     cache._check()
+
+
+def test_a_forked_child_has_no_row_of_an_admission_that_was_under_way() -> None:
+    """At the fork another thread has taken a row's slot away, and not yet its place in the map: the slot has other bytes."""
+    data = store(200, 64)
+    cache = make(50, data, "lru")
+    batch(cache, data, np.arange(50))
+    slots = cache._slots
+    assert slots is not None
+    slots.row_of_slot[7] = -1
+    cache.array[7] = 0
+    cache._pid = -1  # another process's
+    assert (batch(cache, data, np.arange(50)) == data[:50]).all()
+    assert (batch(cache, data, np.arange(50)) == data[:50]).all()
+    cache._check()

@@ -62,10 +62,12 @@ class SlotTable:
         return self.row_of_slot.nbytes + self._bitmap.nbytes + int(self.policy.nbytes)
 
     def reset(self) -> None:
-        """Empty every slot and start the policy anew."""
+        """Empty every slot, whatever state another thread had left it and the map in, and start the policy anew."""
         self._is_broken = True  # until it has started; meanwhile nothing is admitted, so that no slot is overwritten
-        self._rows.release(self.row_of_slot[self.row_of_slot >= 0])
+        # All of them: a row that had lost its slot, but not yet its place in the map, when the parent forked would hit for ever.
+        self._rows.slot_of_row.fill(-1)
         self.row_of_slot.fill(-1)
+        self._bitmap.fill(0)
         self.n_used = 0
         self.policy.start(self.capacity, self._context)
         self._is_broken = False
