@@ -257,10 +257,10 @@ class Loader:
 
     def _make_runner(self, context: Context, cache: DeviceCache | None, history: History | None) -> None:
         """Divide the memory: first what the loader itself holds, then rows on the device, then what the strategy makes."""
-        split = None
+        divide = None
         if history is not None and history.is_open:
-            split = HistorySplit(history, cast(Drawn, context.batches))
-        context = replace(context, divides=split)
+            divide = HistorySplit(history, cast(Drawn, context.batches)).divide
+        context = replace(context, divide=divide)
         try:
             self._reserve_order(context)
             if cache is not None:
@@ -271,8 +271,8 @@ class Loader:
             error = Memory(context, caches=self._order_bytes(context)).too_small(error)
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
         self._runner = self._strategy.run(context)
-        if split is not None:  # by a strategy that sizes no caches
-            split.divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
+        if divide is not None:  # by a strategy that sizes no caches
+            divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
         self._stages = Stages(self._runner.context, self._runner.memory, self._history)
 

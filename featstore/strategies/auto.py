@@ -6,9 +6,14 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.errors import BudgetError, PerformanceWarning
@@ -21,8 +26,9 @@ from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, chosen_mask, observe
 from featstore.plan.copies import copy_speed
-from featstore.plan.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk
+from featstore.plan.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
 from featstore.plan.misses import ALL_MISSED, Misses
+from featstore.plan.trace import Trace
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
@@ -213,101 +219,152 @@ def decide(
     decided on from a copy of its state, and are not used: the run's own depend on what is merged until then. A history that is to
     choose its nodes does so in the memory of the strategy that is taken, and strategies are judged by whole batches.
     """
-    graph, pack, row_bytes = context.graph, context.pack, context.nodes.row_bytes
-    width = sum(row_bytes.values())
     if not len(context.batches) or not context.features:
         return _default(context, planning, capacity, "nothing is to be gathered")
-    profile = None
     try:
+        return _estimated(context, planning, options, capacity, epochs, lists)
+    except BudgetError as error:
+        needed = max(error.needed or 0, context.graph.budget.total * 9 // 8)
+        _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}' or more")
+        return _default(context, planning, capacity, f"no memory to estimate: {error}")
+    except OSError as error:
+        if error.errno == errno.ENOSPC and planning.disk is not None:
+            reason, more = f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(context))}' or more"
+        elif error.errno in CANNOT_WRITE and options.get("run_dir") is None:
+            reason, more = f"no disk to estimate: {error}", "run_dir=, a directory where run files can be written"
+        else:
+            raise
+        _warn(reason, more)
+        return _default(context, planning, capacity, reason)
+
+
+def _estimated(
+    context: Context, planning: Planning, options: Mapping[str, Any], capacity: int, epochs: int, lists: Lists
+) -> Decision:
+    """Choose by estimates."""
+    graph, pack, widths = context.graph, context.pack, list(context.nodes.row_bytes.values())
+    with ExitStack() as held:
+        profile = None
         if pack is None:
-            profile = Profile(context, planning.run_dir, planning.disk)
+            profile = held.enter_context(closing(Profile(context, planning.run_dir, planning.disk)))
             trace, sample_s = profile.trace(), profile.sample_s
         else:
-            trace = pack_trace(pack)
-            begin = time.perf_counter()
-            for number in range(len(trace)):
-                pack.batch(number, graph.pool)
-            sample_s = time.perf_counter() - begin
+            trace, sample_s = pack_trace(pack), _reading_s(pack, graph)
         left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
         sources = [store.source for store in graph.features.values()]
         speed = drive_speed(graph.reader, graph.path, sources, planning.run_dir, left)
-        layouts: dict[str, int] = {}
-        counted: dict[str, OnDisk] = {}
-        if pack is not None:
-            layouts, counted = _packs(context, planning, capacity, list(row_bytes.values()), speed.gap_bytes)
-        tier = context.tier
-        on_device = None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
-        n_device = (
-            (context.device_rows or 0)
-            if context.on_device is None
-            else context.on_device.expected_rows(context, capacity * width)
-        )
-        later = context.on_device if tier is None and isinstance(context.on_device, FilledLater) else None
-        is_degree = later is not None and n_device > 0 and later.policy.name == DEVICE_POLICY
-        with graph.budget.reserve("cost model", (2 + is_degree) * graph.num_nodes + 8 * is_degree * n_device):
-            degrees = graph.short_degrees() if capacity or is_degree else None
-            if is_degree and degrees is not None:
-                on_device = chosen_mask(degrees, n_device)
-            copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
+        layouts, counted = ({}, {}) if pack is None else _packs(context, planning, capacity, widths, speed.gap_bytes)
+        with _on_device(context, capacity * sum(widths)) as (n_device, on_device):
+            copies = copy_speed(graph.path, sum(widths), graph.options.threads, graph.budget)
             machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
-
-            batch = context.batch or BatchSize(0)
-
-            def with_lists(n_bytes: int) -> Choice:
-                """Choose with so many bytes of lists in memory."""
-                told, rows, more_s = _told(profile, ALL_MISSED, freed=lists.held - n_bytes), capacity, 0.0
-                if n_bytes != lists.held:
-                    freer = replace(context, chosen=told)
-                    rows = rows_in_memory(freer, ask(freer)[1], options["cache"])
-                    more_s = lists.more_read_s(n_bytes, context, batch, speed)
-                workload = observe(
-                    trace,
-                    row_bytes=width,
-                    capacity=rows,
-                    budget=graph.budget,
-                    n_batches=len(context.batches),
-                    sample_s=sample_s + len(trace) * more_s,
-                    sample_read_s=len(context.batches) * (lists.sample_read_s(context, batch, speed) + more_s),
-                    passes_s=0.0 if profile is None else profile.passes_s,
-                    epochs=epochs,
-                    disk_bytes=planning.disk,
-                    has_pack=pack is not None,
-                    pack_epochs=1 if pack is None else pack.epochs,
-                    layouts=layouts,
-                    device_rows=n_device,
-                    on_device=on_device,
-                    device_on_host=context.device.type == "cpu",
-                    online=ONLINE,
-                    ahead_bytes=min(ahead_bytes(context), int(graph.budget.total * FRACTIONS[AHEAD])),
-                    out_degree=degrees if rows else None,
-                )
-                workload = replace(workload, on_disk=counted)
-                lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), options)
-                return choose(workload, machine, lengths, has_history=context.has_history)
-
-            choices = {n_bytes: with_lists(n_bytes) for n_bytes in (lists.held, *lists.fewer(context))}
+            look = partial(
+                observe,
+                row_bytes=sum(widths),
+                budget=graph.budget,
+                n_batches=len(context.batches),
+                passes_s=0.0 if profile is None else profile.passes_s,
+                epochs=epochs,
+                disk_bytes=planning.disk,
+                has_pack=pack is not None,
+                pack_epochs=1 if pack is None else pack.epochs,
+                layouts=layouts,
+                device_rows=n_device,
+                on_device=on_device,
+                device_on_host=context.device.type == "cpu",
+                online=ONLINE,
+                ahead_bytes=min(ahead_bytes(context), int(graph.budget.total * FRACTIONS[AHEAD])),
+                out_degree=graph.short_degrees() if capacity else None,
+            )
+            trial = _Trial(context, options, capacity, machine, lists, profile, trace, sample_s, look, counted)
+            choices = {n_bytes: trial.choose(n_bytes) for n_bytes in (lists.held, *lists.fewer(context))}
         kept = min(choices, key=lambda n_bytes: choices[n_bytes].taken.total_s(epochs))
         choice = choices[kept]
-        if later is not None:
+        if _is_filled_later(context):
             choice = replace(choice, note=SIZED_LATER)
-    except BaseException as error:
-        if profile is not None:
-            profile.close()
-        if isinstance(error, BudgetError):
-            needed = max(error.needed or 0, graph.budget.total * 9 // 8)
-            _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}' or more")
-            return _default(context, planning, capacity, f"no memory to estimate: {error}")
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
-            _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(context))}' or more")
-            return _default(context, planning, capacity, f"no disk to estimate: {error.strerror}")
-        if isinstance(error, OSError) and error.errno in CANNOT_WRITE and options.get("run_dir") is None:
-            reason = f"no disk to estimate: {error}"
-            _warn(reason, "run_dir=, a directory where run files can be written")
-            return _default(context, planning, capacity, reason)
-        raise
+        held.pop_all()  # the run has the profile
     policy = None if choice.taken.policy == "none" else choice.taken.policy
-    found = Decision(choice.taken.strategy, policy, choice.to_dict(), profile, choice.workload.misses)
-    return found if kept == lists.held else replace(found, lists_bytes=kept)
+    lists_bytes = None if kept == lists.held else kept
+    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, choice.workload.misses, lists_bytes)
+
+
+@contextmanager
+def _on_device(context: Context, cache_bytes: int) -> Iterator[tuple[int, npt.NDArray[np.bool_] | None]]:
+    """Find how many rows the device will have beside a host cache of so many bytes, and which, where that is known.
+
+    What they are told from is counted until the block is left, beside what a host cache is estimated from.
+    """
+    graph, tier, later = context.graph, context.tier, context.on_device
+    n_device = (context.device_rows or 0) if later is None else later.expected_rows(context, cache_bytes)
+    by_degree = isinstance(later, FilledLater) and tier is None and n_device > 0 and later.policy.name == DEVICE_POLICY
+    with graph.budget.reserve("cost model", (2 + by_degree) * graph.num_nodes + 8 * by_degree * n_device):
+        if by_degree:
+            yield n_device, chosen_mask(graph.short_degrees(), n_device)
+        else:
+            yield n_device, None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
+
+
+def _is_filled_later(context: Context) -> bool:
+    return context.tier is None and isinstance(context.on_device, FilledLater)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """An epoch that is estimated with more or fewer neighbour lists in memory, from batches that were looked at.
+
+    Parameters
+    ----------
+    context, options, capacity, lists
+        As of :func:`decide`.
+    machine : Machine
+    profile : Profile or None
+        None: a pack has the batches.
+    trace : Trace
+        The batches' rows.
+    sample_s : float
+        Seconds that the batches took.
+    look : callable (trace, ...) -> Workload
+        :func:`~featstore.plan.choice.observe`, told what lists do not change.
+    counted : dict
+        What was counted of a pack's layouts, by policy.
+    """
+
+    context: Context
+    options: Mapping[str, Any]
+    capacity: int
+    machine: Machine
+    lists: Lists
+    profile: Profile | None
+    trace: Trace
+    sample_s: float
+    look: Callable[..., Workload]
+    counted: dict[str, OnDisk]
+
+    def choose(self, n_bytes: int) -> Choice:
+        """Choose with so many bytes of lists in memory, and other rows in the rest of what they have now."""
+        context, lists = self.context, self.lists
+        batch, speed, n = context.batch or BatchSize(0), self.machine.drive, len(context.batches)
+        told, rows, more_s = _told(self.profile, ALL_MISSED, freed=lists.held - n_bytes), self.capacity, 0.0
+        if n_bytes != lists.held:
+            freer = replace(context, chosen=told)
+            rows = rows_in_memory(freer, ask(freer)[1], self.options["cache"])
+            more_s = lists.more_read_s(n_bytes, context, batch, speed)
+        workload = self.look(
+            self.trace,
+            capacity=rows,
+            sample_s=self.sample_s + len(self.trace) * more_s,
+            sample_read_s=n * (lists.sample_read_s(context, batch, speed) + more_s),
+        )
+        workload = replace(workload, on_disk=self.counted)
+        lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
+        return choose(workload, self.machine, lengths, has_history=context.has_history)
+
+
+def _reading_s(pack: Pack, graph: Graph) -> float:
+    """Time reading a pack's first batches, as many as are looked at."""
+    begin = time.perf_counter()
+    for number in range(profile_batches(pack.n_batches, pack.together)):
+        pack.batch(number, graph.pool)
+    return time.perf_counter() - begin
 
 
 def _warn(reason: str, more: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 
 from featstore.budget import Budget
-from featstore.cache.base import Policy
 from featstore.cache.devicetier import DeviceTier
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
@@ -19,17 +18,7 @@ from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, Stopwatch
 from featstore.strategies.domain import Domain
 
-__all__ = ["Chosen", "Context", "Divides", "OnDevice"]
-
-
-class Divides(Protocol):
-    """What shares the memory of the caches."""
-
-    def divide(
-        self, context: Context, memory: Any, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
-    ) -> None:
-        """See :class:`~featstore.strategies.savedsplit.HistorySplit`."""
-        ...
+__all__ = ["Chosen", "Context", "OnDevice"]
 
 
 class OnDevice:
@@ -117,8 +106,9 @@ class Context:
         What the first batch came to, once one was sampled to know.
     chosen : Chosen
         By the strategy that chose this one, if one did.
-    divides : Divides, optional
-        Takes a part of the memory that caches are left with; a strategy asks it before it sizes them.
+    divide : callable (context, memory, cache, policy), optional
+        Takes a part of the memory that caches are left with; a strategy calls it before it sizes them. See
+        :meth:`~featstore.strategies.savedsplit.HistorySplit.divide`.
     has_history : bool
         Batches depend on those before them: they are pruned by a history.
     """
@@ -138,7 +128,7 @@ class Context:
     counts: BatchCounts = field(default_factory=BatchCounts)
     batch: BatchSize | None = None
     chosen: Chosen = Chosen()
-    divides: Divides | None = None
+    divide: Callable[..., None] | None = None
     has_history: bool = False
 
     @property

@@ -50,7 +50,7 @@ class Lists:
     are_few: bool = True
 
     def fewer(self, context: Context) -> list[int]:
-        """Return the sizes that lists may have instead, in bytes."""
+        """List the sizes that they may have instead, in bytes."""
         if self.are_few:
             return []
         sizes = [0]
@@ -59,42 +59,40 @@ class Lists:
         return [n_bytes for n_bytes in sizes if n_bytes < self.held]
 
     def more_read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
-        """Return the seconds of reading for one batch that it takes to have ``n_bytes`` of lists in memory instead."""
+        """Estimate the seconds of reading for one batch that it takes to have ``n_bytes`` of lists in memory instead."""
         return self._read_s(n_bytes, context, batch, speed) - self._read_s(self.held, context, batch, speed)
 
     def sample_read_s(self, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
-        """Return the seconds for which sampling one batch has the drive busy with random reads."""
+        """Estimate the seconds for which sampling one batch has the drive busy with random reads."""
         return 0.0 if _in_sequence(context) or not self.whole else self._read_s(self.held, context, batch, speed)
 
     def _read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
+        """Estimate the seconds of reading lists for one batch."""
+        if not _in_sequence(context):
+            return self._random_read_s(n_bytes, context.graph.num_nodes, batch, speed)
+        if n_bytes:
+            return 0.0
+        windows = context.batches.windows(int(FRACTIONS[SAMPLED_AHEAD] * context.budget.total), (batch.n_rows, batch.n_edges))
+        passes = len(context.batches.fanouts or [-1]) * (1 if windows is None else windows.n)
+        return passes * self.whole / speed.bandwidth / max(1, len(context.batches))
+
+    def _random_read_s(self, n_bytes: int, n_nodes: int, batch: BatchSize, speed: DriveSpeed) -> float:
         """Those in memory are the ones that are asked for most: where a half is missing, a quarter of what is asked for is.
 
         Lists are read as rows of their mean length.
         """
-        graph = context.graph
-        if not _in_sequence(context):
-            missing = 1 - self._part(n_bytes)
-            n_lists, each = round(missing * missing * lists_of(batch)), max(1, self.whole // max(1, graph.num_nodes))
-            return random_read_s(n_lists, 1, graph.num_nodes, each, speed)
-        if n_bytes:
-            return 0.0
-        windows = context.batches.windows(int(FRACTIONS[SAMPLED_AHEAD] * context.budget.total), (batch.n_rows, batch.n_edges))
-        n = len(context.batches)
-        passes = len(context.batches.fanouts or [-1]) * (1 if windows is None else windows.n)
-        return passes * self.whole / speed.bandwidth / max(1, n)
+        missing = 1 - self._part(n_bytes)
+        return random_read_s(round(missing**2 * lists_of(batch)), 1, n_nodes, max(1, self.whole // max(1, n_nodes)), speed)
 
     def _part(self, n_bytes: int) -> float:
         return 1.0 if n_bytes >= self.whole > 0 else max(0, n_bytes - self.table) / max(1, self.whole)
 
     def resized(self, n_bytes: int, context: Context) -> Lists:
         """Keep so many bytes of them instead."""
-        graph, batches = context.graph, context.batches
-        assert isinstance(graph, OutOfCoreGraph)
-        assert isinstance(batches, Drawn)
-        assert isinstance(batches.sampler, (HopSampler, EpochSampler))
+        graph, numbered = _drawn_from(context)
         try:
             with context.watch.time("cache"):
-                graph.cache_neighbors(n_bytes, edges=batches.sampler.edges)
+                graph.cache_neighbors(n_bytes, edges=numbered)
         except BudgetError as error:  # others were quicker
             return Lists(f"on the drive: {error.reason}", self.whole)
         graph.lend_neighbors()
@@ -124,39 +122,44 @@ def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
     epochs : int
         To come.
     """
-    graph, batches = context.graph, context.batches
-    assert isinstance(graph, OutOfCoreGraph)
-    assert isinstance(batches, Drawn)
-    assert isinstance(batches.sampler, (HopSampler, EpochSampler))
-    topology, numbered = graph.topology, batches.sampler.edges
-    memory = Memory(context, caches=caches, plans=True)  # whichever strategy is taken: plans take more than none
+    graph, numbered = _drawn_from(context)
+    memory = Memory(context, plans=True)  # whichever strategy is taken: plans take more than none
     room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
-    whole, table = NeighborCache.whole_bytes(topology, numbered), huge_bytes(8 * graph.num_nodes)
+    whole, table = NeighborCache.whole_bytes(graph.topology, numbered), huge_bytes(8 * graph.num_nodes)
     n_bytes = min(whole, int(MOST * room))
     beside = f"they take {format_size(whole)}, and {format_size(room)} are left"
     if n_bytes < whole and _in_sequence(context):
         return Lists(f"on the drive, read in sequence: {beside}", whole)
     if n_bytes < whole and n_bytes - table < FEW * whole:
         return Lists(f"on the drive: {beside}", whole)
-    if epochs * len(batches) * lists_of(memory.batch) * PAGE_BYTES < n_bytes:
+    if epochs * len(context.batches) * lists_of(memory.batch) * PAGE_BYTES < n_bytes:
         return Lists(f"on the drive: less is read of them than the {format_size(n_bytes)} that they would take", whole)
     return Lists("", whole, 0, table, n_bytes <= FEW * room).resized(n_bytes, context)
 
 
 def may_keep_lists(context: Context) -> bool:
-    """Whether batches are drawn from lists that the graph does not keep in memory."""
+    """Tell whether batches are drawn from lists that the graph does not keep in memory."""
     graph, batches = context.graph, context.batches
     if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
         return False
     return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler))
 
 
+def _drawn_from(context: Context) -> tuple[OutOfCoreGraph, bool]:
+    """Return whose lists batches are drawn from, and whether with numbers of edges: of those that may be kept."""
+    graph, batches = context.graph, context.batches
+    assert isinstance(graph, OutOfCoreGraph)
+    assert isinstance(batches, Drawn)
+    assert isinstance(batches.sampler, (HopSampler, EpochSampler))
+    return graph, batches.sampler.edges
+
+
 def lists_of(batch: BatchSize) -> int:
-    """Return how many lists a batch is drawn from: of each hop those of its targets."""
+    """Count the lists that a batch is drawn from: of each hop those of its targets."""
     return max(0, batch.n_stored - batch.n_edges)
 
 
 def _in_sequence(context: Context) -> bool:
-    """Whether lists are read in passes where they are not in memory."""
+    """Tell whether lists are read in passes where they are not in memory."""
     batches = context.batches
     return batches.lists is not None or (isinstance(batches, Drawn) and isinstance(batches.sampler, EpochSampler))

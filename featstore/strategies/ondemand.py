@@ -100,7 +100,7 @@ class OnDemand(Strategy):
             context.nodes.of(own).drop_caches()
         if of_edges:
             context.edges.drop_caches()
-        shares = cache is not None or bool(of_edges) or context.divides is not None
+        shares = cache is not None or bool(of_edges) or context.divide is not None
         shares = shares or context.batches.lists is not None or context.batches.ahead_bytes() != (0, 0)
         if shares or is_tight(context.graph, context.batches, context.nodes.width):
             of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(self.policy))
@@ -132,8 +132,8 @@ class OnDemandRunner(Runner):
             self._ahead = EpochMemory(context.graph.budget, self.memory.held, partial(context.batches.keep_ahead, 0))
         if cache is not None:
             check_instances(policy, len(context.features))
-        if context.divides is not None:
-            context.divides.divide(context, self.memory, cache, get_policy(policy))
+        if context.divide is not None:
+            context.divide(context, self.memory, cache, get_policy(policy))
         if cache is None:
             return
         sizes, self.prefetch = size_caches(replace(context, nodes=context.nodes.of(own)), self.memory, cache, get_policy(policy))

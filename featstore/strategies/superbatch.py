@@ -263,8 +263,8 @@ class SuperbatchRunner(Runner):
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
         context = self.context
-        if context.divides is not None:
-            context.divides.divide(context, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
+        if context.divide is not None:
+            context.divide(context, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
         sizes, self.prefetch = size_caches(context, self.memory, size, self._planning.policy)
         if sizes:
             with context.watch.time("cache"):
