@@ -102,6 +102,8 @@ def test_plans_have_no_changes() -> None:
     planned = list(policy.plan(window))
     assert [each.slots.tolist() for each in planned] == [[2, -1], [0, -1, 1]]
     assert all(len(each.changes.in_rows) == len(each.changes.out_rows) == 0 for each in planned)
-    assert policy.nbytes == 40
+    assert policy.nbytes == 16
+    policy.start(3, PolicyContext(10, 1), np.array([7, 1, 4]))
+    assert [each.slots.tolist() for each in policy.plan(window)] == [[0, -1], [1, -1, 2]]
     policy.keep_memory(False)
     assert policy.nbytes == 0

@@ -65,6 +65,12 @@ class CheckedPolicy:
             raise PluginError(f"{self.label}: nbytes must be a number of bytes, not {n_bytes}")
         return n_bytes
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether its plans depend on later batches."""
+        with self._guard("looks_ahead"):
+            return bool(self._policy.looks_ahead)
+
     def keep_memory(self, keep: bool) -> None:
         with self._guard("keep_memory"):
             self._policy.keep_memory(keep)

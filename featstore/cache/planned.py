@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -153,7 +153,15 @@ class PlannedPolicy(Policy):
     """Policy that knows accesses ahead, window by window, and plans what the cache admits and evicts after each batch.
 
     The cache keeps its rows from window to window: the next window begins with what the last one left.
+
+    Attributes
+    ----------
+    looks_ahead : bool
+        What it plans for a batch depends on later ones. False: its windows have no look-ahead and no next accesses, and no memory
+        is counted for them.
     """
+
+    looks_ahead: ClassVar[bool] = True
 
     @abstractmethod
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:

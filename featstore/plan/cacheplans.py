@@ -62,6 +62,11 @@ class CachePlanner:
         self.runs, self.disk, self.memory, self.pool = runs, disk, memory, pool
         self._room, self._label = room, label
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether plans depend on later batches."""
+        return self._policy.looks_ahead
+
     def start(self, residents: Int64s = NO_ROWS, *, keeps_memory: bool | None = None) -> None:
         """Begin with caches that have these rows. ``keeps_memory``: the policy may hold some between plans."""
         if keeps_memory is not None:
@@ -111,8 +116,18 @@ class CachePlanner:
                 removed_after.callback(positions.remove)
                 return positions
 
-            checked = self._policy.is_checked
-            spilled = must_spill(self.memory, self.pool, self._room, self.n, lengths, n_planned, self.capacity, checked, beside)
+            spilled = must_spill(
+                self.memory,
+                self.pool,
+                self._room,
+                self.n,
+                lengths,
+                n_planned,
+                self.capacity,
+                self._policy.is_checked,
+                self.looks_ahead,
+                beside,
+            )
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
             window = Window(self.n, offsets, ids, n_planned, spill if spilled else None, foresee)
             name = self.runs.file(f"plan-{self._label}{k}")

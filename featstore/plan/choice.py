@@ -134,7 +134,7 @@ def observe(
             sample = RowSample(trace.n, halvings)
             numbers, part = numbered(sample.trace(trace))
             rooms = [max(min(1, each), each >> halvings) for each in (capacity, device_rows)]
-            by_degree = None if out_degree is None else chosen_mask(sample.values(out_degree), rooms[0])[numbers]
+            by_degree = [] if out_degree is None else _by_degree(sample.values(out_degree), rooms[0], numbers)
             held = None if on_device is None else on_device[sample.rows(numbers)]
             seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, held, by_degree, online, budget)
             seen.grow(trace.n_accesses / max(1, part.n_accesses))
@@ -145,15 +145,17 @@ def observe(
         with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest, capacity=slots)):
             _, seen.plan_s = _planned(few, slots, total)
     elif trace.n > trace.n_accesses:  # most rows are never asked for
-        with budget.reserve("cost model", trace.n + NUMBERED_BYTES * trace.n_accesses + 8 * min(capacity, trace.n)):
+        with budget.reserve(
+            "cost model", trace.n + (NUMBERED_BYTES + len(CURVE)) * trace.n_accesses + 8 * min(capacity, trace.n)
+        ):
             rows, asked = numbered(trace)
-            by_degree = None if out_degree is None else chosen_mask(out_degree, capacity)[rows]
+            by_degree = [] if out_degree is None else _by_degree(out_degree, capacity, rows)
             held = None if on_device is None else on_device[rows]
             seen = _look(asked, trace.n, capacity, device_rows, total, held, by_degree, online, budget)
             del asked, rows, by_degree, held
     else:
-        with budget.reserve("cost model", 0 if out_degree is None else trace.n + 8 * min(capacity, trace.n)):
-            by_degree = None if out_degree is None else chosen_mask(out_degree, capacity)
+        with budget.reserve("cost model", 0 if out_degree is None else len(CURVE) * trace.n + 8 * min(capacity, trace.n)):
+            by_degree = [] if out_degree is None else _by_degree(out_degree, capacity)
             seen = _look(trace, trace.n, capacity, device_rows, total, on_device, by_degree, online, budget)
             del by_degree
     scale = total / max(1, recorded)
@@ -189,8 +191,20 @@ def observe(
         online_loads=None if seen.online_loads is None else round(seen.online_loads),
         online_again=round(seen.online_again),
         ahead_bytes=ahead_bytes,
-        misses=Misses(tuple(round(share * min(capacity, trace.n)) for share in CURVE[-len(seen.misses) :]), seen.misses),
+        misses=_curve(min(capacity, trace.n), seen.misses),
+        degree_misses=_curve(min(capacity, trace.n), seen.degree_misses),
     )
+
+
+def _by_degree(degrees: npt.NDArray[Any], capacity: int, rows: Int64s | None = None) -> list[npt.NDArray[np.bool_]]:
+    """Mark the rows of the most out-edges, at the sizes of :data:`CURVE`, of all or of ``rows``."""
+    masks = (chosen_mask(degrees, round(share * capacity)) for share in CURVE)
+    return [mask if rows is None else mask[rows] for mask in masks]
+
+
+def _curve(capacity: int, shares: tuple[float, ...]) -> Misses:
+    """Return the curve of the misses that were counted at the last sizes of :data:`CURVE`."""
+    return Misses(tuple(round(share * capacity) for share in CURVE[len(CURVE) - len(shares) :]), shares)
 
 
 @dataclass
@@ -206,12 +220,13 @@ class _Seen:
     online_again: float
     plan_s: float
     misses: tuple[float, ...]  # at the sizes of CURVE, or the last
+    degree_misses: tuple[float, ...]
 
     def grow(self, factor: float) -> None:
         """Make it that of so many times the rows."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is not None and each.name != "misses":
+            if value is not None and each.name not in ("misses", "degree_misses"):
                 setattr(self, each.name, factor * value)
 
 
@@ -222,7 +237,7 @@ def _look(
     device_rows: int,
     total: int,
     on_device: npt.NDArray[np.bool_] | None,
-    by_degree: npt.NDArray[np.bool_] | None,
+    by_degree: list[npt.NDArray[np.bool_]],
     online: str | None,
     budget: Budget,
 ) -> _Seen:
@@ -250,7 +265,7 @@ def _look(
                 n_device = scale * (trace.n_accesses - rest.n_accesses)
                 n_static = static_hits(rows_of, capacity, recorded, total)
         n_top = float(top_sum(rows_of, capacity))
-        n_degree = None if by_degree is None else scale * float(np.sum(counts, dtype=np.int64, where=by_degree))
+        of_degree = [float(np.sum(counts, dtype=np.int64, where=rows)) for rows in by_degree]
         del counts
         slots = min(capacity, trace.n)
         with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest, capacity=slots)):
@@ -259,6 +274,7 @@ def _look(
             curve = CURVE if total != recorded else CURVE[-1:]
             smaller = [simulate(rest, int(share * capacity), "belady") for share in curve[:-1]]
         online_loaded = None if online is None or not slots else _online(rest, slots, online, budget)
+    n_degree = scale * of_degree[-1] if of_degree else None
     n_accesses, distinct = scale * trace.n_accesses, float(distinct_rows(rows_of, recorded, max(recorded, total)))
     loads = float(loaded.sum())
     if total != recorded:
@@ -276,11 +292,12 @@ def _look(
     late = slice(recorded - max(1, recorded // 4), recorded)
     asked = max(1, int(rest.lengths[late].sum()))
     misses = tuple(min(1.0, MISS_MARGIN * float(each[late].sum()) / asked) for each in (*smaller, loaded))
+    degree_misses = tuple(1 - hits / max(1, rest.n_accesses) for hits in of_degree)
     first, again = None, 0.0
     if online_loaded is not None:
         first = extrapolated(online_loaded, fresh, total, distinct, capacity)
         again = _again(online_loaded, fresh, total, n_accesses - n_static)
-    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, misses)
+    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, misses, degree_misses)
 
 
 def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:

@@ -143,8 +143,10 @@ class Workload:
         Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
     sample_read_s : float
         Seconds of an epoch for which sampling alone would have the drive busy with random reads.
-    misses : Misses
-        Of a batch's rows, those that the planned policy loads, by the size of its cache.
+    misses, degree_misses : Misses
+        Of a batch's rows, by the size of the cache, those that the planned policy loads, and those that have too few out-edges.
+    policy : str
+        Whose superbatches those are: the planned one, or by degree.
     """
 
     n_rows: int
@@ -174,6 +176,8 @@ class Workload:
     sample_read_s: float = 0.0
     packings: int = 1
     misses: Misses = ALL_MISSED
+    degree_misses: Misses = ALL_MISSED
+    policy: str = PLANNED
 
     @property
     def base_bytes(self) -> int:

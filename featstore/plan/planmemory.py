@@ -31,21 +31,25 @@ def planning_bytes(
     capacity: int | None = None,
     spilled: bool = False,
     checked: bool = False,
+    looks_ahead: bool = True,
 ) -> int:
     """Return the bytes that planning windows holds.
 
     The field's ``n_rows`` take a quarter byte each at the most, where they are more than the accesses of a window, look-ahead
     included, which take two bits each and a position for each distinct row. Of the ``n_planned`` accesses, all by default, next
     positions are held, unless ``spilled`` to disk. ``longest``: accesses of the longest batch. ``capacity``: most slots of the
-    cache. ``checked`` plans have an entry a row in a table of slots, and one a slot in a table of rows.
+    cache. ``checked`` plans have an entry a row in a table of slots, and one a slot in a table of rows. A policy that does not
+    look ahead has a quarter byte a row, and a batch.
     """
     width = 4 if n_accesses < 2**31 - 1 else 8
     id_width = 4 if n_rows < 2**31 - 1 else 8
     writing = 2 * write_bytes(longest)
-    held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
-    tables = width * min(n_rows, n_accesses) + (n_rows // 4 + 16 if n_rows > n_accesses else 0)
     slots = n_rows if capacity is None else min(capacity, n_rows)
     table_of_checks = 4 * n_rows + id_width * slots if checked else 0
+    if not looks_ahead:
+        return n_rows // 4 + 16 + writing + BATCH_BYTES * longest + table_of_checks
+    held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
+    tables = width * min(n_rows, n_accesses) + (n_rows // 4 + 16 if n_rows > n_accesses else 0)
     return held + n_accesses // 3 + writing + BATCH_BYTES * longest + tables + (SLOT_BYTES + id_width) * slots + table_of_checks
 
 
@@ -58,6 +62,7 @@ def must_spill(
     n_planned: int,
     capacity: int,
     checked: bool,
+    looks_ahead: bool,
     more: int = 0,
 ) -> bool:
     """Reserve what planning a window of batches of these ``lengths`` holds; return whether next positions must go to disk.
@@ -69,7 +74,7 @@ def must_spill(
     size = (n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
 
     def needed(*, capacity: int, spilled: bool = False) -> int:
-        return more + planning_bytes(*size, checked=checked, capacity=capacity, spilled=spilled)
+        return more + planning_bytes(*size, checked=checked, capacity=capacity, spilled=spilled, looks_ahead=looks_ahead)
 
     whole = needed(capacity=capacity)
     if whole <= memory.n_bytes:

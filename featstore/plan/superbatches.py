@@ -97,6 +97,7 @@ class SuperbatchInspector:
         self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
         # Not where the memory is another's between epochs.
         planner.start(NO_ROWS if residents is None else residents, keeps_memory=switch is None)
+        self._looks_ahead = switch is None and planner.looks_ahead
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, SampledSuperbatch] = {}
         self._n_alive = self._n_sampling = 0  # samples being made or not yet written; of them, those being made
@@ -274,7 +275,7 @@ class SuperbatchInspector:
                     superbatch = self._take(k, sampled)
                     try:
                         if self._switch is None:
-                            self._plan_and_pack(k, superbatch, sampled.get(k + 1))
+                            self._plan_and_pack(k, superbatch, sampled.get(k + 1) if self._looks_ahead else None)
                         else:
                             self._plan_beside_sampling(k, superbatch, sampled, workers)
                     except BaseException:
@@ -320,7 +321,7 @@ class SuperbatchInspector:
 
     def _take(self, k: int, sampled: dict[int, SampledSuperbatch]) -> SampledSuperbatch:
         """Return superbatch ``k`` once it is sampled, and, if it is planned with look-ahead, the next one, too."""
-        last = min(k + (self._switch is None), self._n - 1)
+        last = min(k + self._looks_ahead, self._n - 1)
         with self._lock:
             self._changed.wait_for(lambda: last in sampled or self._error or self._closed)
             self._check()

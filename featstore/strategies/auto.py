@@ -123,14 +123,14 @@ class Auto(Strategy):
                 if pack is None and context.features and rows >= context.nodes.n:
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
                 else:
-                    options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
+                    options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir, "edge_cache": self.edge_cache}
                     decision = decide(context, planning, options, capacity=rows, epochs=self.epochs, lists=lists)
         profile = decision.profile
         try:
             if decision.lists_bytes is not None:
                 lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
-            told = _told(profile, decision.misses, lends_caches=self.cache == "auto")
+            told = Chosen(self.cache == "auto", decision.misses, decision.degree_misses, _disk_bytes(profile))
             return AutoRunner(chosen.run(replace(context, chosen=told)), decision, lists)
         except BaseException:
             if profile is not None:
@@ -185,8 +185,8 @@ class Decision:
         What ``loader.stats()["auto"]`` says: estimates, what was taken, and why.
     profile : Profile, optional
         Batches that were sampled to find out; the run uses them.
-    misses : Misses
-        Of a batch's rows, those that a planned cache will lack.
+    misses, degree_misses : Misses
+        Of a batch's rows, those that a planned cache will lack, and one by degree.
     lists_bytes : int, optional
         What neighbour lists are to have instead of the memory that they have now.
     """
@@ -196,6 +196,7 @@ class Decision:
     record: dict[str, Any]
     profile: Profile | None = None
     misses: Misses = ALL_MISSED
+    degree_misses: Misses = ALL_MISSED
     lists_bytes: int | None = None
 
 
@@ -284,7 +285,8 @@ def _estimated(
         held.pop_all()  # the run has the profile
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     lists_bytes = None if kept == lists.held else kept
-    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, choice.workload.misses, lists_bytes)
+    seen = choice.workload
+    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, seen.misses, seen.degree_misses, lists_bytes)
 
 
 @contextmanager
@@ -343,7 +345,8 @@ class _Trial:
         """Choose with so many bytes of lists in memory, and other rows in the rest of what they have now."""
         context, lists = self.context, self.lists
         batch, speed, n = context.batch or BatchSize(0), self.machine.drive, len(context.batches)
-        told, rows, more_s = _told(self.profile, ALL_MISSED, freed=lists.held - n_bytes), self.capacity, 0.0
+        told = Chosen(profile_bytes=_disk_bytes(self.profile), freed=lists.held - n_bytes)
+        rows, more_s = self.capacity, 0.0
         if n_bytes != lists.held:
             freer = replace(context, chosen=told)
             rows = rows_in_memory(freer, ask(freer)[1], self.options["cache"])
@@ -355,7 +358,8 @@ class _Trial:
             sample_read_s=n * (lists.sample_read_s(context, batch, speed) + more_s),
         )
         workload = replace(workload, on_disk=self.counted)
-        lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
+        told = replace(told, misses=workload.misses, degree_misses=workload.degree_misses)
+        lengths = foreseen_lengths(replace(context, chosen=told), self.options)
         return choose(workload, self.machine, lengths, has_history=context.has_history)
 
 
@@ -382,9 +386,8 @@ def _profile_disk(context: Context) -> int:
     return DISK_SHARE * profile_batches(len(context.batches)) * max(4096, stored)
 
 
-def _told(profile: Profile | None, misses: Misses, *, lends_caches: bool = False, freed: int = 0) -> Chosen:
-    """Return what a strategy is told once batches were sampled to choose it."""
-    return Chosen(lends_caches, misses, 0 if profile is None else profile.n_bytes, freed)
+def _disk_bytes(profile: Profile | None) -> int:
+    return 0 if profile is None else profile.n_bytes
 
 
 def _default(context: Context, planning: Planning, capacity: int, reason: str) -> Decision:

@@ -158,6 +158,8 @@ class Strategy(ABC):
     _registered: ClassVar[str] = ""
     # Batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``. Each class says so of itself: it is not inherited.
     takes_history: ClassVar[bool] = False
+    # Policies of whose superbatches ``auto`` asks for an estimate: the default one, and others that its option ``policy`` takes.
+    judged_with: ClassVar[tuple[str, ...]] = ("belady",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

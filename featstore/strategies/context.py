@@ -60,8 +60,8 @@ class Chosen:
     ----------
     lends_caches : bool
         Caches are on loan although their size is given.
-    misses : Misses
-        Of a batch's rows, those that the cache will lack, as far as is known.
+    misses, degree_misses : Misses
+        Of a batch's rows, those that a planned cache will lack, as far as is known; and one by degree.
     profile_bytes : int
         Bytes of run files that hold batches sampled ahead.
     freed : int
@@ -70,6 +70,7 @@ class Chosen:
 
     lends_caches: bool = False
     misses: Misses = ALL_MISSED
+    degree_misses: Misses = ALL_MISSED
     profile_bytes: int = 0
     freed: int = 0
 

@@ -7,18 +7,20 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from featstore.errors import BudgetError, PerformanceWarning, PluginError
 from featstore.plan.choice import MISS_MARGIN, Choice
-from featstore.plan.cost import Estimate, Machine, Workload, cheapest, first_touch_s
+from featstore.plan.cost import PLANNED, Estimate, Machine, Workload, cheapest, first_touch_s
 from featstore.strategies.base import Strategy
 from featstore.strategies.context import Context
 from featstore.strategies.length import Length, at_least
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
-__all__ = ["choose", "estimate_all", "estimate_of", "foreseen_lengths", "made_with"]
+__all__ = ["Lengths", "choose", "estimate_all", "estimate_of", "foreseen_lengths", "made_with"]
+
+Lengths: TypeAlias = "dict[tuple[str, str], Length]"  # by strategy and policy
 
 
 def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
@@ -26,24 +28,30 @@ def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
     return cls(**{name: each for name, each in options.items() if name in options_of(cls)})
 
 
-def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> dict[str, Length]:
-    """Return how long the superbatches of each strategy that estimates itself would be, by its name; not of one that has none.
+def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
+    """Foresee how long the superbatches of each strategy that estimates itself would be, by its name and each of its policies.
 
-    Those of a strategy that lacks memory say so: it cannot be taken. ``options``: a strategy gets those that it has.
+    Strategies that have none are left out. Those of a strategy that lacks memory say so: it cannot be taken. ``options``: a
+    strategy gets those that it has. Policies that plan no caches of edge features are left out where an ``edge_cache`` is given.
     """
-    found = dict[str, Length]()
+    found: Lengths = {}
+    given = {name: each for name, each in options.items() if name != "edge_cache"}  # whose memory is taken already
     for name in available_strategies():
         with suppress(PluginError):  # said where it is estimated
             cls = find_strategy(name)
             if "estimate" not in vars(cls) or cls.foreseen is Strategy.foreseen:
                 continue
-            try:
-                length = made_with(cls, options).foreseen(context)
-            except BudgetError as error:
-                more = error.reason if error.needed is None else f"needs memory='{at_least(error.needed)}'"
-                length = Length(1, len(context.batches), impossible=more)
-            if length is not None:
-                found[name] = length
+            for policy in cls.judged_with:
+                if policy != PLANNED and options.get("edge_cache"):
+                    continue
+                try:
+                    strategy = made_with(cls, given if policy == PLANNED else {**given, "policy": policy})
+                    length = strategy.foreseen(context)
+                except BudgetError as error:
+                    more = error.reason if error.needed is None else f"needs memory='{at_least(error.needed)}'"
+                    length = Length(1, len(context.batches), impossible=more)
+                if length is not None:
+                    found[name, policy] = length
     return found
 
 
@@ -75,24 +83,24 @@ def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimat
     return [found if found.parts else replace(found, parts={"epoch": found.epoch_s}) for found in listed]
 
 
-def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Length] | None = None) -> list[Estimate]:
+def estimate_all(workload: Workload, machine: Machine, lengths: Lengths | None = None) -> list[Estimate]:
     """Return the estimates of all registered strategies, also of those that cannot be taken, with the reason.
 
-    One that cannot be estimated is left out, with a warning that names it. ``lengths``: of superbatches, by strategy; of the
-    others they are the workload's.
+    One that cannot be estimated is left out, with a warning that names it. ``lengths``: of superbatches, by strategy and policy;
+    of the others they are the workload's.
     """
     found = list[Estimate]()
     for name in available_strategies():
-        length = (lengths or {}).get(name)
-        seen = workload if length is None else _seen(workload, length)
+        of_policies = [(policy, length) for (strategy, policy), length in (lengths or {}).items() if strategy == name]
         try:
-            estimates = estimate_of(name, seen, machine)
+            for policy, length in of_policies:
+                estimates = estimate_of(name, _seen(workload, length, policy), machine)
+                found += [replace(each, impossible=each.impossible or length.impossible) for each in estimates]
+            if not of_policies:
+                found += estimate_of(name, workload, machine)
         except PluginError as error:
             warnings.warn(f"{error}; it is left out", PerformanceWarning, stacklevel=2)
-            estimates = [Estimate(name, "none", 0.0, 0.0, 0, impossible=str(error))]
-        if length is not None and length.impossible:
-            estimates = [replace(each, impossible=each.impossible or length.impossible) for each in estimates]
-        found += estimates
+            found.append(Estimate(name, "none", 0.0, 0.0, 0, impossible=str(error)))
     buffers = first_touch_s(workload, machine)
     found = [each if each.hides_first_touch else replace(each, once_s=each.once_s + buffers) for each in found]
     if not (workload.device_rows and workload.has_pack):
@@ -102,9 +110,13 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Len
     ]
 
 
-def _seen(workload: Workload, length: Length) -> Workload:
+def _seen(workload: Workload, length: Length, policy: str) -> Workload:
     """Return what an epoch loads in superbatches of this length, beside whose planning caches have fewer rows."""
+    packings = max(1, length.passes // max(1, -(-workload.n_batches // max(1, length.n_batches))))
+    workload = replace(workload, superbatch=length.n_batches, packings=packings, policy=policy)
     n, rows = workload.n_accesses - workload.n_device, workload.capacity if length.rows is None else length.rows
+    if policy != PLANNED:
+        return replace(workload, loads=round(workload.degree_misses.share(rows) * n))
     loads = workload.loads
     if rows < workload.capacity:
         more = workload.misses.share(rows) - workload.misses.share(workload.capacity)
@@ -113,18 +125,17 @@ def _seen(workload: Workload, length: Length) -> Workload:
     most = n if workload.online_loads is None else max(loads, workload.online_loads)
     if length.n_batches < workload.n_batches:
         loads += round((most - loads) / max(1, length.n_batches))
-    packings = max(1, length.passes // max(1, -(-workload.n_batches // max(1, length.n_batches))))
-    return replace(workload, superbatch=length.n_batches, packings=packings, loads=loads)
+    return replace(workload, loads=loads)
 
 
-def choose(workload: Workload, machine: Machine, lengths: Mapping[str, Length], *, has_history: bool = False) -> Choice:
+def choose(workload: Workload, machine: Machine, lengths: Lengths, *, has_history: bool = False) -> Choice:
     """Take the cheapest of the strategies that estimate themselves and are possible.
 
     Parameters
     ----------
     workload : Workload
     machine : Machine
-    lengths : mapping of str to Length
+    lengths : mapping of (str, str) to Length
         See :func:`foreseen_lengths`. The choice has that of the strategy that is taken; where it has none, that of most passes.
     has_history : bool
         Strategies that run batches in another order cannot be taken.
@@ -138,7 +149,7 @@ def choose(workload: Workload, machine: Machine, lengths: Mapping[str, Length], 
             for each in estimates
         ]
     taken, reason = cheapest(estimates, workload.epochs)
-    length = lengths.get(taken.strategy) or max(lengths.values(), key=lambda each: each.passes, default=None)
+    length = lengths.get((taken.strategy, taken.policy)) or max(lengths.values(), key=lambda each: each.passes, default=None)
     if length is None:
         return Choice(workload, machine, estimates, taken, reason)
     workload = replace(workload, superbatch=length.n_batches)

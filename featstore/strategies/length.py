@@ -33,6 +33,8 @@ __all__ = [
 MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # more of them are no reason to plan with next positions on disk
 SEVERAL = 2  # times slower than it could be: worth a warning
+FREE = 2  # of the disk that is free, one part of so many is used where the user says nothing
+LEAST = 2  # superbatches of an epoch without look-ahead: one is made beside the other
 CHEAP, MOST_CHEAP = 4, 8  # passes that read one part of so many of what is moved besides, and no more than so many, are cheap
 
 
@@ -71,6 +73,11 @@ class Planning:
     capacity: int | None = None
     edge_policy: PlannedPolicy | None = None
     edge_capacity: int = 0
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether what is planned for a batch depends on later ones."""
+        return not isinstance(self.policy, PlannedPolicy) or self.policy.looks_ahead
 
 
 @dataclass(frozen=True)
@@ -184,7 +191,16 @@ def planner_bytes(
     longest = n_accesses * 9 // 8
     in_sight = min(2 * size, max(size, n_batches)) if planning.overlap else size
     is_checked = isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked  # that takes memory
-    return planning_bytes(n, in_sight * longest, size * longest, longest, capacity=capacity, spilled=spilled, checked=is_checked)
+    return planning_bytes(
+        n,
+        in_sight * longest,
+        size * longest,
+        longest,
+        capacity=capacity,
+        spilled=spilled,
+        checked=is_checked,
+        looks_ahead=planning.looks_ahead,
+    )
 
 
 def choose_size(
@@ -198,7 +214,7 @@ def choose_size(
     """
     if not isinstance(planning.superbatch, str):
         return min(planning.superbatch, max(1, n_batches))
-    most, total = min(longest_auto(planning, n_batches), _by_disk(planning, stored)), graph.budget.total
+    most, total = min(longest_auto(planning, n_batches), _by_disk(planning, stored, n_batches, passes)), graph.budget.total
 
     def largest(limit: int, spilled: bool) -> int:
         def needed(size: int) -> int:
@@ -214,7 +230,7 @@ def choose_size(
             size = max(size, min(enough, largest(total // share, True)))
         if passes is None or size == most or passes.are_few(-(-n_batches // size)):
             break
-    return size if passes is None else min(size, -(-n_batches // passes.cheap))
+    return size if passes is None else min(size, -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else LEAST)))
 
 
 def what_would_help(
@@ -230,7 +246,7 @@ def what_would_help(
             return None
         best = min(best, ENOUGH_BATCHES)
         more = f"disk='{at_least(best * (4 * stored + 1))}'"
-        if _by_disk(planning, stored) > 1:
+        if _by_disk(planning, stored, n_batches, passes) > 1:
             capacity, total = planning.capacity or 0, graph.budget.total
             needed = planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, best, spilled=True, capacity=capacity)
             more = f"memory='{at_least(max(PLANNER_SHARE * needed, (total + 2 * needed) * 9 // 8))}'"
@@ -241,7 +257,7 @@ def what_would_help(
     n, fewest = (-(-n_batches // max(1, each)) for each in (size, best))
     if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None
-    if size < min(best, _by_disk(planning, stored)):
+    if size < min(best, _by_disk(planning, stored, n_batches, passes)):
         needed = 2 * planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, best, spilled=True)
         more = f"memory='{at_least(max(needed, graph.budget.total * 9 // 8))}'"
     else:
@@ -261,12 +277,16 @@ def at_least(n_bytes: int) -> str:
 def longest_auto(planning: Planning, n_batches: int) -> int:
     """Return the most batches that the length "auto" takes."""
     # Rolling, the look-ahead makes more batches worth little; serial, the cache begins anew with each superbatch.
-    return max(1, min(MOST_AUTO_BATCHES, n_batches) if planning.overlap else n_batches)
+    is_rolling = planning.overlap and planning.looks_ahead
+    return max(1, min(MOST_AUTO_BATCHES, n_batches) if is_rolling else n_batches)
 
 
-def _by_disk(planning: Planning, stored: int) -> int:
+def _by_disk(planning: Planning, stored: int, n_batches: int, passes: Passes | None) -> int:
     disk = planning.disk
     if disk is None:
-        disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
+        disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // FREE
+    packed = 0 if passes is None else passes.n_others // 2
+    if planning.overlap and n_batches * stored + packed // 2 < disk:  # a half of them is among what is stored
+        return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
     return max(1, disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (2 * stored + 1))

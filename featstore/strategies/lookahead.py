@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
@@ -18,8 +19,9 @@ __all__ = ["look_ahead", "rows_in_memory"]
 
 
 def rows_in_memory(context: Context, memory: Memory, size: int | float | str | None) -> int:
-    """Return how many rows of each feature a loader's cache of ``size`` would hold."""
-    sizes, _ = size_caches(context, memory, size, get_policy("belady"))
+    """Count the rows of each feature that a loader's cache of ``size`` would hold, beside what is sampled ahead."""
+    beside = replace(context.chosen, freed=context.chosen.freed - memory.sampled_ahead)
+    sizes, _ = size_caches(replace(context, chosen=beside), memory, size, get_policy("belady"))
     return context.nodes.capacity(sizes)
 
 
@@ -33,9 +35,13 @@ def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Pro
     profile = None
     try:
         profile = Profile(context, planning.run_dir, planning.disk, least_batches(context.batches.together))
-        trace, n_batches = profile.trace(), len(context.batches)
-        seen = observe(trace, row_bytes=1, capacity=capacity, budget=context.graph.budget, n_batches=n_batches)
-        return profile, seen.misses, ""
+        graph, n_batches = context.graph, len(context.batches)
+        with graph.budget.reserve("cost model", 0 if planning.looks_ahead else 2 * graph.num_nodes):
+            degrees = None if planning.looks_ahead else graph.short_degrees()
+            seen = observe(
+                profile.trace(), row_bytes=1, capacity=capacity, budget=graph.budget, n_batches=n_batches, out_degree=degrees
+            )
+        return profile, seen.misses if planning.looks_ahead else seen.degree_misses, ""
     except BaseException as error:
         if profile is not None:
             profile.close()

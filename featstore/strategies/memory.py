@@ -216,17 +216,27 @@ class Memory:
         lists = self._sampling.lists
         if not self.suffices:
             raise self._refusal()
-        left = max(0, self.unused() - self._caches - sum(self.leasts.values()))
-        lists_held = self._budget.report().holders.get(NEIGHBORS)
-        # Another batch would wait where there is no memory, but not while neighbour lists are on loan: it would have those.
-        most = left if lists_held is not None and lists_held.on_loan_bytes else left // 2
-        whole = left = left - min(most, self._one_more)
+        whole = left = self._to_divide()
         for holder, (least, useful) in self.needs.items():
             free = left if holder == SAMPLED_AHEAD else max(0, left - spare)
             self.granted[holder] = max(least, min(useful, least + min(free, int(whole * FRACTIONS[holder]))))
             left -= self.granted[holder] - least
         if lists is not None:
             lists.use(max(0, min(left - spare, lists.useful_bytes, int(whole * FRACTIONS[LISTS]))))
+
+    def _to_divide(self) -> int:
+        """Return the bytes that batches leave, beside what an epoch cannot run without."""
+        left = max(0, self.unused() - self._caches - sum(self.leasts.values()))
+        lists_held = self._budget.report().holders.get(NEIGHBORS)
+        # Another batch would wait where there is no memory, but not while neighbour lists are on loan: it would have those.
+        most = left if lists_held is not None and lists_held.on_loan_bytes else left // 2
+        return left - min(most, self._one_more)
+
+    @property
+    def sampled_ahead(self) -> int:
+        """Bytes that a sampler which draws many batches at once will be granted, before anything else is."""
+        least, useful = self.needs.get(SAMPLED_AHEAD, (0, 0))
+        return max(least, min(useful, least + int(self._to_divide() * FRACTIONS[SAMPLED_AHEAD])))
 
     @property
     def held(self) -> dict[str, tuple[int, int]]:

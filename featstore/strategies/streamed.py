@@ -17,6 +17,7 @@ from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
 from featstore.plan.cost import (
     ADMIT_TABLE_BYTES,
+    DEGREE,
     LOAD_TABLE_BYTES,
     PLANNED,
     ROW_TABLE_BYTES,
@@ -25,9 +26,11 @@ from featstore.plan.cost import (
     Machine,
     Workload,
     admitted_s,
+    copied_s,
     gathered_s,
     pipeline_s,
     put_together,
+    random_read_s,
     scan_s,
 )
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
@@ -78,6 +81,7 @@ class Streamed(Superbatch):
     """
 
     takes_history: ClassVar[bool] = True
+    judged_with: ClassVar[tuple[str, ...]] = (PLANNED, DEGREE)
 
     @classmethod
     def estimate(cls, workload: Workload, machine: Machine) -> Estimate | None:
@@ -87,15 +91,22 @@ class Streamed(Superbatch):
         stored = w.n_accesses * SAMPLE_BYTES
         plans = ROW_TABLE_BYTES * w.n_accesses + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * w.loads
         plans_s = min(stored, plans) / m.drive.write_bandwidth
-        inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
+        looks_ahead = w.policy == PLANNED
+        plan_s = w.plan_s if looks_ahead else m.static_table_s * w.n_accesses
+        inspect = w.sample_s + plan_s + stored / m.drive.write_bandwidth
         scan = scan_s(w.loads, w, n * w.packings, m)
         write = extents / m.drive.write_bandwidth
         read = extents / m.drive.bandwidth
-        copy = gathered_s(w.n_accesses - w.n_device + put_together(w), w, m) + admitted_s(w.loads, w, m)
+        copy = gathered_s(w.n_accesses - w.n_device + put_together(w), w, m)
+        once = 0.0
+        if looks_ahead:
+            copy += admitted_s(w.loads, w, m)
+        else:  # the rows that stay are read once
+            once = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive) + copied_s(w.capacity, w, m)
         parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
         # The drive reads and writes at once, and packing runs beside the rest of planning once the misses are known.
         packed = scan + write - m.drive.write_overlap * min(scan, write)
-        rest = (1 - FORESEEN) * w.plan_s + plans_s
+        rest = (1 - FORESEEN) * plan_s * looks_ahead + plans_s
         prepared = inspect - rest + max(rest, packed)
         # Packing beside reading shares the drive.
         epoch = max(pipeline_s(prepared, max(read, copy), n), w.sample_read_s + packed + read)
@@ -104,7 +115,7 @@ class Streamed(Superbatch):
         if w.disk_bytes is not None and disk > w.disk_bytes:
             impossible = f"superbatches of {w.superbatch} take {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
         moved = int(scan * m.drive.bandwidth) + 2 * extents
-        return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, moved, parts, impossible, hides_first_touch=True)
+        return Estimate("streamed", w.policy, epoch, once, w.loads, disk, moved, parts, impossible, hides_first_touch=True)
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""

@@ -73,7 +73,7 @@ class Superbatch(Strategy):
         go to disk where fewer than 50 would fit otherwise.
     disk : int, str or None
         Most bytes of run files at once (about four superbatches' samples and plans), or a multiple of the features that are
-        loaded (``"1.5x"``); None: a quarter of the free disk.
+        loaded (``"1.5x"``); None: half of the free disk.
     run_dir : path-like or None
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
         ``<dataset>.runs`` beside the dataset, or the temporary directory where nothing can be written there.
@@ -186,7 +186,10 @@ def plan_ahead(
     graph = context.graph
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * context.nodes.width)
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
-    return Planning(get_policy(policy), length, left, runs_directory(graph.path, run_dir), overlap, context.chosen.misses)
+    planned = get_policy(policy)
+    # Rows that any static policy chooses are taken to be missed as often as those of the most out-edges.
+    misses = context.chosen.degree_misses if isinstance(planned, FixedRows) else context.chosen.misses
+    return Planning(planned, length, left, runs_directory(graph.path, run_dir), overlap, misses)
 
 
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:

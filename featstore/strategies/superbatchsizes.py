@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from featstore.cache.devicetier import REST_BYTES
+from featstore.plan.cost import LOAD_TABLE_BYTES, ROW_TABLE_BYTES
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.strategies.batchsize import BatchSize
@@ -109,8 +110,14 @@ class SuperbatchSizes:
         """Return the bytes of a batch on disk: its samples, its plan, and rows that are copied."""
         width = 4 if self._graph.num_nodes < 2**31 else 8
         edges = EDGE_BYTES * batch.n_edges if self.planning.edge_capacity else 0
-        stored = batch.n_rows * (width + STORED_PER_ACCESS) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
+        plan = STORED_PER_ACCESS if self.planning.looks_ahead else ROW_TABLE_BYTES + int(LOAD_TABLE_BYTES * self._miss_share)
+        stored = batch.n_rows * (width + plan) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
         return stored + stored // SPREAD
+
+    @property
+    def _miss_share(self) -> float:
+        """Of a batch's rows, those that its cache is taken to lack."""
+        return 1.0
 
     def _planner_bytes(self, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
         """Return what is reserved for the planner, or for what shares its bytes.
