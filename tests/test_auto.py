@@ -274,3 +274,33 @@ def test_training_prints_estimate_and_actual(data: Path, capsys: pytest.CaptureF
     assert "taken: " in text
     assert "estimate" in text
     assert "actual" in text
+
+
+def test_rows_by_degree_are_judged_and_streamed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken where it is estimated to be cheapest, with the misses that were counted of it; not beside planned caches of edges."""
+    with featstore.open(data, memory="64MiB") as g:
+        with loader(g, "ondemand") as plain:
+            expected = [batch.features["x"].clone() for batch in plain]
+        steer(monkeypatch, "streamed", "degree")
+        with loader(g, "auto", feature_cache=0.2) as auto:
+            found = auto.stats()["auto"]
+            assert [each["policy"] for each in found["estimates"] if each["strategy"] == "streamed"] == ["belady", "degree"]
+            assert all(torch.equal(batch.features["x"], x) for batch, x in zip(auto, expected, strict=True))
+            stats = auto.stats()
+            assert stats["superbatch"]["passes"] == 2
+            assert stats["hits"]["base"] == 0
+            estimated = found["taken"]["rows_loaded"]
+            assert stats["rows_loaded"] / 2 - 600 == pytest.approx(estimated, rel=0.05)  # of two features, filling caches aside
+
+
+def test_rows_in_memory_are_those_beside_what_is_sampled_ahead(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch that is drawn at once takes its memory before the cache does."""
+    steer(monkeypatch, "ondemand", "degree")
+    with featstore.open(data, memory="8MiB", threads=1) as g:
+        for sampler in (featstore.NeighborSampler, featstore.EpochSampler):
+            drawn = sampler(g, [4, 3], seed=1)
+            with make_loader(g, drawn, g.node_data["train_idx"], batch_size=100, features=["x", "z"], strategy="auto") as auto:
+                found, cache = auto.stats()["auto"], g.features["x"].cache
+                assert cache is not None
+                if "capacity" in found:
+                    assert found["capacity"] == pytest.approx(cache.capacity, rel=0.05)

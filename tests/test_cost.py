@@ -11,9 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore.plan.choice import Choice
-from featstore.plan.cost import TIE, Estimate, Machine, OnDisk, Workload, cheapest, put_together, random_read_s, random_reads
+from featstore.plan.cost import (
+    SAMPLE_BYTES,
+    TIE,
+    Estimate,
+    Machine,
+    OnDisk,
+    Workload,
+    cheapest,
+    put_together,
+    random_read_s,
+    random_reads,
+)
+from featstore.plan.misses import Misses
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import choose, estimate_all
+from featstore.strategies.length import Length
 from tests.loaders import CANDIDATES
 
 SKETCH = DriveSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
@@ -291,6 +304,24 @@ def test_streaming_packs_beside_planning_and_the_drive_does_both() -> None:
         assert found.epoch_s == pytest.approx(expected, rel=0.01)
     planned = by_name(replace(w, plan_s=300.0), FREE_COPIES)["streamed", "belady"].epoch_s
     assert planned == pytest.approx(302 + stored + read, rel=1e-3)  # packing is over long before
+
+
+def test_rows_that_stay_are_streamed_in_few_passes() -> None:
+    """By degree an epoch misses more, in two superbatches where Belady's plans have twenty: three passes each, and one."""
+    w = workload(misses=Misses((400_000,), (0.1,)), degree_misses=Misses((200_000, 400_000), (0.4, 0.2)))
+    lengths = {("streamed", "belady"): Length(10, 60), ("streamed", "degree"): Length(100, 2, rows=300_000)}
+    machine = replace(FREE_COPIES, static_table_s=1e-8)
+    found = {(each.strategy, each.policy): each for each in estimate_all(w, machine, lengths)}
+    fixed, planned = found["streamed", "degree"], found["streamed", "belady"]
+    assert fixed.rows_loaded == pytest.approx(0.3 * 35_000_000, rel=1e-6)  # half-way between what it misses at both sizes
+    assert planned.rows_loaded == 8_000_000  # a tenth of what a policy without plans might load beyond them
+    assert fixed.parts["scan"] == pytest.approx(planned.parts["scan"] / 30, rel=1e-3)
+    assert fixed.parts["inspect"] - w.sample_s == pytest.approx(0.35 + 35_000_000 * SAMPLE_BYTES / 3.2e9)
+    assert planned.once_s == 0 < fixed.once_s < 0.95 * found["ondemand", "degree"].once_s  # the rows that stay are read once
+    short = estimate_all(w, machine, lengths | {("streamed", "degree"): Length(1, 200, impossible="no memory")})
+    assert [each.impossible for each in short if each.strategy == "streamed"] == ["", "no memory"]
+    assert choose(w, machine, lengths).taken.policy == "degree"
+    assert choose(w, machine, lengths).passes == 2
 
 
 def test_bytes_moved_are_those_of_the_reads() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +88,31 @@ def test_caches_that_are_cut_and_made_anew(g: featstore.OutOfCoreGraph, kind: ty
                     held = take_back(g.budget, 2)
                 if batch.index == 13 and held is not None:
                     held.release()
+
+
+@pytest.mark.parametrize("kind", [featstore.Superbatch, featstore.Streamed])
+@pytest.mark.parametrize("policy", ["degree", "belady"])
+def test_rows_that_stay_are_planned_before_the_next_superbatch_is_sampled(
+    g: featstore.OutOfCoreGraph, kind: type[featstore.Superbatch], policy: str
+) -> None:
+    """Sampling stops at the second superbatch until a batch has come, where no plan waits for it."""
+    came = threading.Event()
+    waited = []
+
+    class Stopping:
+        fanouts = (4, 3)
+        real = featstore.NeighborSampler(g, [4, 3], seed=1)
+
+        def sample(self, seeds: Any, epoch: int = 0, index: int = 0) -> Any:
+            if index >= LENGTH:
+                waited.append(came.wait(0.5 if policy == "belady" else 30))
+            return self.real.sample(seeds, epoch=epoch, index=index)
+
+    strategy = kind(cache=SHARE, policy=policy, length=LENGTH)
+    with featstore.Loader(g, Stopping(), g.node_data["train_idx"], BATCH, strategy=strategy, seed=3) as made:
+        for _ in made:
+            came.set()
+    assert waited[0] == (policy == "degree")
 
 
 def test_best_rows_come_first() -> None:

@@ -14,15 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
-from featstore.cache.base import get_policy
+from featstore.cache.base import Policy, get_policy
+from featstore.cache.degree import Degree
+from featstore.cache.fixed import FixedRows
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.strategies.length import Passes, Planning, choose_size, planner_bytes, what_would_help
 
 BATCH, MANY = 1000, 200
 
 
-def planning(disk: int | None = 1 << 60, overlap: bool = True) -> Planning:
-    return Planning(get_policy("belady"), "auto", disk, "runs", overlap)
+def planning(disk: int | None = 1 << 60, overlap: bool = True, policy: Policy | None = None) -> Planning:
+    return Planning(policy or get_policy("belady"), "auto", disk, "runs", overlap)
 
 
 def graph(n: int, total: int) -> Any:
@@ -73,10 +75,32 @@ def test_the_field_costs_a_quarter_byte_a_row(n: int) -> None:
     assert choose_size(planning(), graph(n, 1 << 30), 200, BATCH, 1) == 200
 
 
+@pytest.mark.parametrize("n_batches", [1, 2, 1179])
+def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
+    """Nothing is looked ahead to, so more passes save nothing; with one superbatch nothing is packed beside the loop."""
+    fixed = planning(policy=FixedRows(Degree()))
+    passes, n = Passes(10**12, 10**9), 111_059_956
+    assert choose_size(fixed, graph(n, 1 << 30), n_batches, BATCH, 1, passes) == -(-n_batches // 2)
+    assert planner_bytes(fixed, n, n_batches, BATCH, n_batches, spilled=False, capacity=n) < n // 4 + 200 * BATCH
+    assert n_batches == 1 or choose_size(planning(), graph(n, 1 << 30), n_batches, BATCH, 1, passes) == min(n_batches, MANY)
+
+
+@pytest.mark.parametrize(("disk", "size"), [(1 << 40, 500), (1_600_000, 500), (1_499_999, 374), (400_003, 99)])
+def test_a_disk_that_holds_an_epoch_holds_any_length(disk: int, size: int) -> None:
+    """A thousand batches of 1,000 bytes, and half of a megabyte of extents beside; else four superbatches lie there at once."""
+    fixed = planning(disk, policy=FixedRows(Degree()))
+    assert choose_size(fixed, graph(10_000, 1 << 32), 1000, BATCH, 1000, Passes(10**12, 2_000_000)) == size
+
+
+def test_half_of_the_free_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * 4 * 1001 * 30))
+    assert choose_size(planning(None), graph(10_000, 1 << 32), 1000, BATCH, 1000) == 30
+
+
 def test_a_disk_limits_the_length() -> None:
     roomy = graph(10_000, 1 << 32)
-    assert choose_size(planning(disk=4 * 1000 * 30 + 4 * 30), roomy, 100, BATCH, 1000) == 30
-    assert choose_size(planning(disk=10), roomy, 100, BATCH, 1000) == 1
+    assert choose_size(planning(disk=4 * 1000 * 30 + 4 * 30), roomy, 1000, BATCH, 1000) == 30
+    assert choose_size(planning(disk=10), roomy, 1000, BATCH, 1000) == 1
 
 
 @pytest.mark.parametrize(

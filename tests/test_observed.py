@@ -211,3 +211,20 @@ def test_extrapolation_of_nothing_and_of_everything() -> None:
     assert extrapolated(loaded, loaded, 9, 16, 12) == 20  # it will be full: 16 distinct ones at least, 25 at the rate of now
     assert extrapolated(loaded, loaded, 9, 16, 12, 18) == pytest.approx((16 * 18) ** 0.5)
     assert extrapolated(loaded, loaded, 9, 16, 12, 10) == 16
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_misses_by_degree_are_counted_at_several_sizes(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By brute force, whether all rows are looked at, or those that are asked for."""
+    n = 50_000 if few else 500
+    trace = Trace(skewed(n, 12, 200), n)
+    degrees = np.random.default_rng(1).permutation(n).astype(np.uint16 if n < 65_536 else np.int64)
+    w = observe(trace, row_bytes=8, capacity=80, budget=Budget(1 << 24), out_degree=degrees, n_batches=24)
+    assert w.degree_misses.capacities == (10, 20, 40, 80)
+    for capacity, share in zip(w.degree_misses.capacities, w.degree_misses.shares, strict=True):
+        kept = np.zeros(n, bool)
+        kept[np.argsort(degrees)[n - capacity :]] = True
+        missed = sum(int((~kept[ids]).sum()) for ids in trace)
+        assert share == pytest.approx(missed / trace.n_accesses)
+    assert w.n_degree == pytest.approx(w.n_accesses * (1 - w.degree_misses.shares[-1]), abs=1)
+    assert observe(trace, row_bytes=8, capacity=80, budget=Budget(1 << 24)).degree_misses.capacities == ()

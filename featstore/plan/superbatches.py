@@ -2,7 +2,7 @@
 
 A background thread samples superbatches. Another one plans and packs ``k`` once ``k + 1`` is sampled, so that next uses in
 ``k + 1`` count and the cache survives from one to the next. Meanwhile ``k + 2`` is sampled, and the batches of ``k - 1`` are
-gathered and trained on.
+gathered and trained on. A policy that does not look ahead has ``k`` planned as soon as it is sampled.
 
 With a :class:`Switch` it is the paper's schedule instead: the same thread waits until superbatch ``k - 1`` has run, takes the
 feature cache's memory for the neighbour cache, samples ``k + 1`` while another one plans ``k`` alone, and gives the memory back,

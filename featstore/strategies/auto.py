@@ -123,7 +123,8 @@ class Auto(Strategy):
                 if pack is None and context.features and rows >= context.nodes.n:
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
                 else:
-                    options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir, "edge_cache": self.edge_cache}
+                    options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
+                    options["edge_cache"] = self.edge_cache if any(of_edges.values()) else None
                     decision = decide(context, planning, options, capacity=rows, epochs=self.epochs, lists=lists)
         profile = decision.profile
         try:

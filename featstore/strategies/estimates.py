@@ -116,7 +116,7 @@ def _seen(workload: Workload, length: Length, policy: str) -> Workload:
     workload = replace(workload, superbatch=length.n_batches, packings=packings, policy=policy)
     n, rows = workload.n_accesses - workload.n_device, workload.capacity if length.rows is None else length.rows
     if policy != PLANNED:
-        return replace(workload, loads=round(workload.degree_misses.share(rows) * n))
+        return replace(workload, capacity=rows, loads=round(workload.degree_misses.share(rows) * n))
     loads = workload.loads
     if rows < workload.capacity:
         more = workload.misses.share(rows) - workload.misses.share(workload.capacity)

@@ -65,7 +65,8 @@ FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three 
 class Streamed(Superbatch):
     """As :class:`~featstore.Superbatch`, and copy what the cache will lack into extents that are read sequentially.
 
-    One pass over the features copies the rows of a whole superbatch, beside the rest of its planning.
+    One pass over the features copies the rows of a whole superbatch, beside the rest of its planning. With a static policy it is
+    DiskGNN's division, rows that stay and rows that are packed, of fresh samples.
 
     Parameters
     ----------
@@ -73,8 +74,8 @@ class Streamed(Superbatch):
         As of :class:`~featstore.Superbatch`.
     length : int or "auto"
         Batches a superbatch, each of which costs a pass over the features; ``"auto"`` takes as many as disk and memory allow, 200
-        at most, and fewer where passes are cheap. Planning gets up to half of the memory where passes would read more than all
-        else moves.
+        at most, and fewer where passes are cheap; with a static policy half of the epoch. Planning gets up to half of the memory
+        where passes would read more than all else moves.
         :class:`~featstore.PerformanceWarning` where an epoch still moves more than twice what it could.
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.

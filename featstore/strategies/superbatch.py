@@ -69,8 +69,8 @@ class Superbatch(Strategy):
     policy : str, Policy or class
         A planned one; or a static one, whose rows stay from the first batch to the last (Ginex-PG and Ali+PG of the paper).
     length : int or "auto"
-        Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most. Next positions
-        go to disk where fewer than 50 would fit otherwise.
+        Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most, and the whole
+        epoch with a static policy, which plans nothing ahead. Next positions go to disk where fewer than 50 would fit otherwise.
     disk : int, str or None
         Most bytes of run files at once (about four superbatches' samples and plans), or a multiple of the features that are
         loaded (``"1.5x"``); None: half of the free disk.
