@@ -195,7 +195,7 @@ def test_train_looking_ahead(small, tmp_path, capsys):
     """The losses of training on demand; the stages of figure 14; run files where they are asked for, and gone afterwards."""
     options = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--neighbor-cache", "0.1"]
     command = ["train", str(small.path), *options]
-    assert main([*command, "--cache", "0", "--json"]) == 0
+    assert main([*command, "--strategy", "ondemand", "--cache", "0", "--json"]) == 0
     plain = result(capsys)
     assert "plan" not in plain["stats"]["seconds"]
     assert 0 < plain["memory"]["peak"] <= plain["memory"]["total"] == 64 << 20

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 import featstore
 from featstore.cache import table
+from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
 from featstore.graph import kept, progress, topology
 from featstore.graph.dataset import OutOfCoreGraph
@@ -83,6 +86,21 @@ def test_the_degree_policy_keeps_the_highest_out_degrees(small: SimpleNamespace)
         kept = np.flatnonzero(cache.map.slot_of_row >= 0)
         np.testing.assert_array_equal(kept, np.sort(np.lexsort((np.arange(1000), -degrees))[: len(kept)]))
         assert "policy inputs" not in g.memory_report()
+
+
+def test_what_a_policy_asked_for_is_let_go_of(small: SimpleNamespace) -> None:
+    """The budget counts it while rows are chosen, and no longer."""
+    held = []
+
+    class Degree(StaticPolicy):
+        def scores(self, context: PolicyContext) -> Any:
+            held.append(weakref.ref(context.out_degree))
+            return context.out_degree
+
+    with featstore.open(small.path) as g:
+        g.cache("x", 0.1, policy=Degree())
+        gc.collect()
+        assert [each() for each in held] == [None]
 
 
 def test_out_degrees_in_16_bits_are_the_out_degrees_or_the_most(tmp_path: Path) -> None:
