@@ -82,6 +82,9 @@ def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
     passes, n = Passes(10**12, 10**9), 111_059_956
     assert choose_size(fixed, graph(n, 1 << 30), n_batches, BATCH, 1, passes) == -(-n_batches // 2)
     assert planner_bytes(fixed, n, n_batches, BATCH, n_batches, spilled=False, capacity=n) < n // 4 + 200 * BATCH
+    some = max(1, n_batches // 3)
+    said = what_would_help(fixed, graph(n, 1 << 30), n_batches, BATCH, 1, passes, some)
+    assert said is None or "would make it 2" in said
     assert n_batches == 1 or choose_size(planning(), graph(n, 1 << 30), n_batches, BATCH, 1, passes) == min(n_batches, MANY)
 
 

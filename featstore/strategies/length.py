@@ -230,7 +230,12 @@ def choose_size(
             size = max(size, min(enough, largest(total // share, True)))
         if passes is None or size == most or passes.are_few(-(-n_batches // size)):
             break
-    return size if passes is None else min(size, -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else LEAST)))
+    return size if passes is None else min(size, _longest(planning, n_batches, passes))
+
+
+def _longest(planning: Planning, n_batches: int, passes: Passes) -> int:
+    """Return the most batches with which there are as many superbatches as is worth their passes."""
+    return -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else LEAST))
 
 
 def what_would_help(
@@ -254,6 +259,7 @@ def what_would_help(
             f"superbatches have 1 of {n_batches} batches: the cache is planned for one at a time, so an epoch may read more rows "
             f"than on demand; {more} would make them longer"
         )
+    best = min(best, _longest(planning, n_batches, passes)) if not planning.looks_ahead else best
     n, fewest = (-(-n_batches // max(1, each)) for each in (size, best))
     if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None
