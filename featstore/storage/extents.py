@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
@@ -252,23 +253,25 @@ class ExtentWriter:
     ) -> None:
         which = slice(episode.begin, episode.end)
         n_ordered = 0 if self._ordered is None else self._ordered.n
-        rows = []
-        for extent in range(episode.begin, episode.end):
-            if self._ordered is not None and extent < n_ordered:
-                rows.append(self._ordered.ascending(extent))
-            else:
-                rows.append(rows_of(extent))
-                if len(rows[-1]) != self.extents.n_rows[extent]:
-                    raise ValueError(f"{len(rows[-1])} rows for an extent of {self.extents.n_rows[extent]}")
         begun = [self._begun(extent) for extent in range(episode.begin, episode.end)]
-        rows = [ids[int(there) :] for ids, there in zip(rows, self._rows[which], strict=True)]
         n_before = self._rows[which] * self.extents.row_bytes // PAGE_BYTES
-        runs = needed_runs(base, rows)
-        flat = np.concatenate(rows)
-        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in rows])])
-        del rows
-        if not len(flat):
+        ordered = (
+            [] if self._ordered is None else [*map(self._ordered.ascending, range(episode.begin, min(episode.end, n_ordered)))]
+        )
+        n_rows = self.extents.n_rows[which].copy()
+        n_rows[: len(ordered)] = [len(ids) for ids in ordered]
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(n_rows - self._rows[which])])
+        if not bounds[-1]:
             return
+        flat = np.empty(0, np.int32)
+        for extent, at in zip(range(episode.begin, episode.end), bounds, strict=False):
+            ids = ordered.pop(0) if ordered else rows_of(extent)
+            if len(ids) != n_rows[extent - episode.begin]:
+                raise ValueError(f"{len(ids)} rows for an extent of {self.extents.n_rows[extent]}")
+            if not len(flat):
+                flat = np.empty(int(bounds[-1]), ids.dtype)  # never beside a list of all: it is what takes most
+            flat[at : at + len(ids) - self._rows[extent]] = ids[int(self._rows[extent]) :]
+        runs = needed_runs(base, [flat[first:end] for first, end in itertools.pairwise(bounds)])
         n = episode.end - episode.begin
         spare = max(1, min(n, SPARE_BUFFERS))
         held = flat.nbytes + (n + spare) * episode.buffer_bytes
