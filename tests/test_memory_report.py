@@ -20,6 +20,7 @@ import torch
 import featstore
 from featstore.budget import Budget, HeldMemory, MemoryReport
 from featstore.cache.table import FeatureCache
+from featstore.gather import buffers
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import KeptIds
 from featstore.sampling.drawn import Drawn
@@ -361,3 +362,21 @@ def test_a_report_beside_a_loop_agrees_with_itself(small: SimpleNamespace, strat
                 cache = each.holders.get(f"cache of '{name}'", HeldMemory(0))
                 assert cache.on_loan_bytes in (0, cache.bytes)
         assert any(each.on_loan for each in reports)
+
+
+def test_what_malloc_keeps_goes_back_where_the_budget_has_little_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times a second at most; no budget counts it."""
+    clock, calls = [100.0], []
+    monkeypatch.setattr(buffers, "_malloc_trim", calls.append)
+    monkeypatch.setattr(buffers.time, "monotonic", lambda: clock[0])
+    budget = Budget(64 << 20)
+    pool = BufferPool(budget)
+    pool.array(1 << 20, np.uint8)
+    assert not calls, "most of the budget is left"
+    with budget.reserve("others", 60 << 20):
+        for seconds, n in ((0.1, 0), (0.2, 1), (0.2, 1), (0.1, 2)):
+            clock[0] += seconds
+            pool.array(1 << 20, np.uint8)
+            assert len(calls) == n
+    pool.trim()
+    assert len(calls) == 3

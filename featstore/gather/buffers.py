@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -34,6 +36,9 @@ __all__ = [
 
 HOLDER = "batch buffers"
 SMALL_BYTES = 64 << 10  # below this malloc is as good
+# What malloc keeps of freed arrays, an arena a thread, is in no budget: where little of it is left, it goes back to the system.
+HEAP_PART, HEAP_S = 16, 0.25  # of the budget, one part of so many; seconds between two times, each of which takes milliseconds
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others keep little
 POPULATE_BYTES = 8 << 20  # at once: the kernel holds a lock of the whole address space meanwhile
 
 
@@ -152,6 +157,7 @@ class BufferPool:
         self._held: dict[int, Reservation] = {}
         # Blocks come back from destructors, which may run inside any of our own calls: only this queue is safe there.
         self._returned: queue.SimpleQueue[Block] = queue.SimpleQueue()
+        self._trimmed = 0.0
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():
@@ -174,7 +180,17 @@ class BufferPool:
         block = self._idle_block(size, device is not None)
         if block is None:
             block = self._new_block(size, device)
+        self._trim_heap()
         return Lease(block, n_bytes, self._returned.put)
+
+    def _trim_heap(self) -> None:
+        """Have malloc give back what it keeps, now and then, while the budget has little left."""
+        now = time.monotonic()
+        if now - self._trimmed < HEAP_S or _malloc_trim is None:
+            return
+        self._trimmed = now
+        if self.budget.available < self.budget.total // HEAP_PART:
+            _malloc_trim(0)
 
     def _idle_block(self, size: int, pinned: bool) -> Block | None:
         """Take an idle block of ``size`` bytes, or a little more, of those that are pinned or of the others."""
@@ -260,12 +276,14 @@ class BufferPool:
             return
 
     def trim(self) -> None:
-        """Give idle blocks back to the system and to the budget."""
+        """Give idle blocks back to the system and to the budget, and to the system what malloc keeps."""
         self._leave_parent()
         with self._lock:
             self._collect()
             while self._idle:
                 self._drop(self._idle.pop())
+        if _malloc_trim is not None:
+            _malloc_trim(0)
 
     def array(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Make an uninitialised C-contiguous array in pooled memory."""
