@@ -73,11 +73,12 @@ class FixedRows(PlannedPolicy):
             yield PlannedBatch(self._slots_of(window.ids(b)), NO_CHANGES)
 
     def _slots_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        found = np.full_like(ids, -1)
-        if self._ranks is not None:
-            self._ranks.of(ids, found)
-            if len(self._slots):
-                found = np.where(found < 0, -1, self._slots[found])
+        if self._ranks is None:
+            return np.full(len(ids), -1, np.int32)
+        found = np.empty_like(ids)
+        self._ranks.of(ids, found)
+        if len(self._slots):
+            found = np.where(found < 0, -1, self._slots[found])
         return found.astype(np.int32, copy=False)
 
     def keep_memory(self, keep: bool) -> None:

@@ -22,6 +22,7 @@ Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 MOVED_ROWS = 256  # at once, while a table shrinks
+LOADED_ROWS = 1 << 16  # at once, while a table is filled
 _VICTIM_FAULTS = {1: "is not a slot of {capacity}", 2: "occurs twice", 3: "is empty"}
 
 
@@ -290,10 +291,24 @@ class PlannedSlots:
             self.clear()
             raise
 
-    def load(self, rows: Int64s) -> None:
-        """Record that the first slots hold ``rows``."""
-        self._rows.assign(rows, np.arange(len(rows), dtype=np.int32))
-        self._row_of_slot[: len(rows)] = rows
+    @property
+    def rows(self) -> Int64s:
+        """The rows of the first slots, up to the last that has one; a view."""
+        return self._row_of_slot[: self.n_used]
+
+    def reserve(self, rows: Int64s) -> Int64s:
+        """Give the first slots to ``rows``, ascending; return them. They are found once :meth:`load` says so."""
+        slots = self._row_of_slot[: len(rows)]
+        slots[:] = rows
+        slots.sort()  # where they lie: a copy of many rows would be in no ledger
+        return slots
+
+    def load(self) -> None:
+        """Record that slots hold the rows that :meth:`reserve` gave them."""
+        rows = self.rows
+        for first in range(0, len(rows), LOADED_ROWS):
+            some = rows[first : first + LOADED_ROWS]
+            self._rows.assign(some, np.arange(first, first + len(some), dtype=np.int32))
 
     def clear(self) -> None:
         """Empty all slots."""

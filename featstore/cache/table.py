@@ -336,31 +336,39 @@ class FeatureCache:
             return len(rows)
 
     def preload(self, rows: Int64s, read: Read) -> None:
-        """Load what an empty cache holds when a planner's first batch comes: ``rows[i]`` into slot ``i``.
+        """Load what an empty cache holds when a planner's first batch comes: ``rows``, ascending, into the first slots.
 
-        ``rows`` (int64 [k]) are distinct, ascending, at most ``capacity``; ``read`` as for :meth:`fill`.
+        ``rows`` (int64 [k]) are distinct, at most ``capacity``; ``read`` as for :meth:`fill`. After an error the cache is empty.
         """
         self._enter()
         with self._gate.write(), self._lock:
             self._check_open()
             if self.is_cut:
-                rows = rows[: self.capacity]
+                rows = np.sort(rows)[: self.capacity]  # the slots that plans were made for
             if self._planned is None or len(rows) > self.capacity or self._planned.n_used:
                 raise ValueError(
                     "only an empty cache that follows a planner is loaded ahead, with no more rows than it has slots"
                 )
-            self._is_loading = True
+            planned, self._is_loading = self._planned, True
+            rows = planned.reserve(rows)
         # Outside the gate: reading may wait for whoever waits to take this cache's memory back.
         try:
             self._load(rows, None, read)
+        except BaseException:
+            planned.clear()
+            raise
         finally:
             if self._loan is not None:
                 self._loan.renew()
             self._is_loading = False
         with self._gate.write(), self._lock:
             self._check_open()
-            assert self._planned is not None
-            self._planned.load(rows)
+            planned.load()
+
+    @property
+    def planned_rows(self) -> Int64s:
+        """The rows of a cache that follows a planner and was loaded ahead, by slot; a view, which changes with the cache."""
+        return np.empty(0, np.int64) if self._planned is None else self._planned.rows
 
     def _load(self, rows: Int64s, slots: Int64s | None, read: Read) -> None:
         """Read rows into ``slots``, by default the first, in large pieces."""

@@ -68,7 +68,8 @@ class SuperbatchInspector:
     pack : PackSuperbatch, optional
         Copy what the cache will lack into extents: batches then read those and not the base file.
     residents : int64 array, optional
-        Rows that the cache begins with, the i-th in slot i; by default none, with a switch those that are used first.
+        Rows that the cache begins with, the i-th in slot i; by default none, with a switch those that are used first. Kept
+        with a switch alone.
     tier : callable () -> DeviceTier or None
         Asked as a superbatch is planned: what the device holds from then on, which is left out of its plans.
     edges : EdgePlanner, optional
@@ -93,7 +94,8 @@ class SuperbatchInspector:
     ) -> None:
         self._sample, self._tier, self._edges = sample, tier, edges
         self._start, self._stop, self._size = start, stop, size
-        self._planner, self._pool, self._residents = planner, planner.pool, residents
+        self._planner, self._pool = planner, planner.pool
+        self._residents = None if switch is None else residents
         self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
         # Not where the memory is another's between epochs.
         planner.start(NO_ROWS if residents is None else residents, keeps_memory=switch is None)

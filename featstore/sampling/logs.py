@@ -133,3 +133,8 @@ class SpillingLogs:
             self._files[worker] = None
             self._sections[worker].clear()
         self._spilled[:] = 0
+
+    def close(self) -> None:
+        """Give the memory back, and remove the run files; there are no logs any more."""
+        self.clear()
+        self.workers = []

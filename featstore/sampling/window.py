@@ -215,10 +215,10 @@ class EpochWindow:
         self._is_urgent.set()
 
     def close(self) -> None:
-        """Remove the run files; nobody draws or samples any more."""
+        """Give the memory back, and remove the run files; nobody draws or samples any more."""
         self._closed = True
         for logs in (self._targets, self._drawn):
-            logs.clear()
+            logs.close()  # not left to the collector of cycles: the next window has this memory in the ledger
 
     def hurry(self) -> None:
         """Note that somebody waits: until then, batches are numbered only while twice their memory is free."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.planned import PlannedPolicy
+from featstore.cache.planned import NO_ROWS, PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.plan import BatchPlan, Tier
@@ -90,9 +90,11 @@ class SuperbatchEpoch(EpochRun):
         self._beginning = threading.RLock()
         self._has_begun = False
         try:
-            residents = None if fixed is None else np.sort(fixed[:capacity])
+            residents = None if fixed is None else fixed[:capacity]
             if switch is None:
-                self._fill(residents, filled)
+                residents = self._fill(residents, filled)
+            elif residents is not None:
+                residents = np.sort(residents)
             self._runs = RunDirectory(planning.run_dir)
             disk = DiskQuota(planning.disk)
             if switch is not None:
@@ -139,8 +141,9 @@ class SuperbatchEpoch(EpochRun):
             edges.clear_cache(name)
         return EdgePlanner(plans(policy, edges.n, planning.edge_capacity, memory=memory[EDGE_PLANNER], label="edges-"))
 
-    def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> None:
-        """Let caches begin with the rows that stay, which they may have already, or with none."""
+    def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> Int64s:
+        """Let caches begin with the rows that stay, which they may have already, or with none; return the rows by slot."""
+        rows = NO_ROWS
         for name, store in self._context.nodes.stores.items():
             cache = store.cache
             if cache is not None and (residents is None or filled.get(name) is not cache):
@@ -148,6 +151,9 @@ class SuperbatchEpoch(EpochRun):
                 if residents is not None:
                     cache.preload(residents, partial(self._context.nodes.read, name))
                     filled[name] = cache
+            if cache is not None and len(cache.planned_rows) > len(rows):
+                rows = cache.planned_rows  # what the ledger has counted: not a copy
+        return rows
 
     @property
     def threads(self) -> int:

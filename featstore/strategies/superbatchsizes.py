@@ -110,8 +110,8 @@ class SuperbatchSizes:
         """Return the bytes of a batch on disk: its samples, its plan, and rows that are copied."""
         width = 4 if self._graph.num_nodes < 2**31 else 8
         edges = EDGE_BYTES * batch.n_edges if self.planning.edge_capacity else 0
-        plan = STORED_PER_ACCESS if self.planning.looks_ahead else ROW_TABLE_BYTES + int(LOAD_TABLE_BYTES * self._miss_share)
-        stored = batch.n_rows * (width + plan) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
+        plan = STORED_PER_ACCESS if self.planning.looks_ahead else ROW_TABLE_BYTES + LOAD_TABLE_BYTES * self._miss_share
+        stored = int(batch.n_rows * (width + plan)) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
         return stored + stored // SPREAD
 
     @property

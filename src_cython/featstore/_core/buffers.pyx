@@ -11,6 +11,8 @@ cdef extern from *:
 
     #define FS_HUGE (2UL << 20)
 
+    static uint64_t fs_mapped;  /* bytes of all blocks; atomic */
+
     /* Zeroed memory; from 2 MiB on aligned to, and asked to be of, huge pages. */
     static void *fs_block_map(uint64_t bytes) {
         uint64_t slack = bytes >= FS_HUGE ? FS_HUGE : 0;
@@ -25,6 +27,7 @@ cdef extern from *:
             p = aligned;
             madvise(p, bytes, MADV_HUGEPAGE);
         }
+        __atomic_fetch_add(&fs_mapped, bytes, __ATOMIC_RELAXED);
         return p;
     }
 
@@ -43,12 +46,24 @@ cdef extern from *:
         return end > first ? madvise((void *)first, end - first, MADV_DONTNEED) : 0;
     }
 
-    static void fs_block_unmap(void *p, uint64_t bytes) { if (p) munmap(p, bytes); }
+    static void fs_block_unmap(void *p, uint64_t bytes) {
+        if (p == NULL) return;
+        munmap(p, bytes);
+        __atomic_fetch_sub(&fs_mapped, bytes, __ATOMIC_RELAXED);
+    }
+
+    static uint64_t fs_mapped_bytes(void) { return __atomic_load_n(&fs_mapped, __ATOMIC_RELAXED); }
     """
     void *fs_block_map(uint64_t n_bytes) nogil
     void fs_block_unmap(void *p, uint64_t n_bytes) nogil
     int fs_populate(void *p, uint64_t n_bytes) nogil
     int fs_discard(void *p, uint64_t n_bytes) nogil
+    uint64_t fs_mapped_bytes() nogil
+
+
+def mapped_bytes():
+    """Count the bytes of all blocks that live in this process, whether their pages were touched or not."""
+    return fs_mapped_bytes()
 
 
 def populate(uint8_t[::1] memory not None):
