@@ -6,7 +6,8 @@
 Seconds an epoch, from the second epoch on, of the loader as it comes, of ``strategy="auto"`` and of ``featstore train``, in
 memory that all rows fit into and in a quarter of the rows' bytes. Beside them stand every fixed strategy, of which the best is
 the reference, and a memory map of the rows, read by 16 threads, sampled by the same loader. The reference of ``featstore train``
-is the same command with the best fixed strategy, for both compute. Each side is a process of its own in a memory control group of
+is the same command with the best fixed strategy, for both compute. ``store[ids]`` is asked for the same batches after
+``g.cache()``, in the loop as the map is, which is its reference. Each side is a process of its own in a memory control group of
 its ``memory=`` and what an interpreter takes, and sides take turns. A map that is warm has its rows in the page cache of that
 group. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
 
@@ -51,11 +52,12 @@ BASE_BYTES = 448 << 20  # of the interpreter and torch, in the control group
 MODEL_BYTES = 2 << 30  # of a model's activations and gradients, where one is trained
 FITS, SHORT = "all rows fit", "a quarter of the rows"
 MEMORY = {FITS: (2.0, 1 << 30), SHORT: (0.25, 256 << 20)}  # times the rows' bytes, and bytes
-DEFAULT, AUTO, TRAIN, TRAIN_BEST, MEMMAP = (
+DEFAULT, AUTO, TRAIN, TRAIN_BEST, STORE, MEMMAP = (
     "default loader",
     'strategy="auto"',
     "featstore train",
     "featstore train, best",
+    "store[ids]",
     "np.memmap",
 )
 FIXED = ("ondemand frequency", "ondemand degree", "ondemand sieve", "superbatch belady", "streamed belady")
@@ -148,7 +150,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 
     try:
         with featstore.open(job["dataset"], memory=job["memory"]) as g:
-            rows = MemmapRows(job["features"]) if job["side"] == MEMMAP else None
+            rows = {MEMMAP: lambda: MemmapRows(job["features"]), STORE: lambda: cached(g)}.get(job["side"], lambda: None)()
             options: dict[str, Any] = {} if rows is None else {"features": []}
             if job["side"] == AUTO:
                 options["strategy"] = "auto"
@@ -162,7 +164,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
                     epoch = timed_epoch(
                         loader,
                         lambda batch: batch.x if rows is None else rows[batch.input_ids],
-                        limit_s=job["limit_s"] if rows else 0,
+                        limit_s=job["limit_s"] if rows is not None else 0,
                     )
                     epochs.append(whole_epoch([mark["seconds"] for mark in epoch["marks"]], len(loader)))
                 stats = loader.stats()
@@ -174,6 +176,12 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         }
     except featstore.BudgetError as error:
         return {"impossible": str(error)}
+
+
+def cached(g: Any) -> Any:
+    """Return the rows of a graph with the cache that ``g.cache()`` makes."""
+    g.cache()
+    return g["x"]
 
 
 def command(job: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +246,7 @@ def compare(args: argparse.Namespace, report: Report, work: Work, name: str, mem
     """Print the figures of one graph in one memory; return its line of the table."""
     sides = Sides(args, work, memory)
     those = FIXED[1::2] if args.tiny else FIXED
-    seconds = sides.run([DEFAULT, AUTO, *those, MEMMAP])
+    seconds = sides.run([DEFAULT, AUTO, *those, STORE, MEMMAP])
     fixed = {side: statistics.median(seconds[side]) for side in those if side in seconds}
     if not fixed:
         raise SystemExit(f"{work.name}, {name}: no fixed strategy is possible: {sides.impossible}")
@@ -272,14 +280,27 @@ def compare(args: argparse.Namespace, report: Report, work: Work, name: str, mem
         details=sides.runs[MEMMAP],
         **common,
     )
+    if STORE in seconds:
+        ratios[STORE] = median_ratio(seconds[MEMMAP], seconds[STORE])
+        report.figure(
+            f"{title}, an epoch of store[ids] after g.cache()",
+            seconds[STORE],
+            "s",
+            reference=MEMMAP,
+            references=seconds[MEMMAP],
+            target=None if args.tiny else "<= 1.25" if name == FITS else "<= 0.33",
+            details=sides.runs[STORE],
+            **common,
+        )
     middles = {side: statistics.median(each) for side, each in seconds.items()}
     cells = [f"{middles[side]:.2f} ({ratios[side]:.2f})" if side in ratios else "impossible" for side in (DEFAULT, AUTO, TRAIN)]
     cells += [f"{best} {fixed[best]:.2f}", f"{middles[MEMMAP]:.2f} ({ratios[MEMMAP]:.2f})"]
+    cells.append(f"{middles[STORE]:.2f} ({ratios[STORE]:.2f})" if STORE in ratios else "impossible")
     return f"{title:<52}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
-HEADS = ("default (/ best)", "auto (/ best)", "train (/ best)", "best fixed", "memory map (/ default)")
-WIDTHS = (18, 18, 18, 28, 24)
+HEADS = ("default (/ best)", "auto (/ best)", "train (/ best)", "best fixed", "memory map (/ default)", "store[ids] (map / it)")
+WIDTHS = (18, 18, 18, 28, 24, 23)
 
 
 def run(args: argparse.Namespace, report: Report) -> None:

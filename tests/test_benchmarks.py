@@ -303,11 +303,16 @@ def test_defaults_stand_beside_the_best_strategy_and_a_memory_map(tmp_path: Path
     names = [str(figure["name"]) for figure in figures]
     title = "R12, a quarter of the rows (257 MiB), an epoch of "
     sides = ["default loader", 'strategy="auto"', "featstore train", "a memory map read by 16 threads"]
+    sides.append("store[ids] after g.cache()")
     assert names == [title + side for side in sides]
     best = figures[0]["best"]
     assert best == min(figures[0]["fixed"], key=figures[0]["fixed"].get)
-    assert [figure["reference"] for figure in figures] == [f"the best fixed strategy, {best}"] * 3 + ["default loader"]
+    assert [figure["reference"] for figure in figures] == [f"the best fixed strategy, {best}"] * 3 + [
+        "default loader",
+        "np.memmap",
+    ]
     assert figures[3]["reference_runs"] == figures[0]["runs"]
+    assert figures[4]["reference_runs"] == figures[3]["runs"]
     for figure in figures:
         assert figure["impossible"] == {}
         (details,) = figure["details"]

@@ -159,7 +159,7 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
     add_given = partial(add, action=Given)
     steps = {"type": positive, "metavar": "N"}
     add_given("--labels", "node data with classes (default: y)", default="y")
-    add_given("--fanouts", "neighbours a hop, seeds' first (default: 10,10)", type=_fanouts, default=[10, 10])
+    add_given("--fanouts", "neighbours a hop, seeds' first; -1: all of them (default: 10,10)", type=_fanouts, default=[10, 10])
     add_given(
         "--sampler",
         "neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; layer: --layer-sizes nodes a "

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.array is not None and options.method != "fennel":
         raise ValueError("--array and --method: the parts of a file need no method")
     if options.array is None and options.parts is None:
-        raise ValueError("PARTS is needed: how many parts to make")
+        raise ValueError("PARTS is needed: how many parts to make; for train --batches partition, 40 for each batch of seeds")
     with open_graph(options.path, options) as graph:
         train = _train_nodes(graph, options.train)
         given: Any = options.method if options.array is None else np.load(options.array, mmap_mode="r", allow_pickle=False)

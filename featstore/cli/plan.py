@@ -46,6 +46,7 @@ from featstore.plan.trace import Trace, record
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskQuota, RunDirectory, runs_directory
+from featstore.strategies.auto import Auto
 from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicecache import DeviceCache
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="reads that the memory saves, divided between the feature's rows and embeddings of earlier steps, and what "
         "featstore train --history auto takes",
     )
-    parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 1)")
+    parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 10, as strategy auto)")
     parser.add_argument("--length", type=positive, metavar="N", help="with --explain: batches a superbatch")
     parser.add_argument(
         "--device-cache",
@@ -191,7 +192,7 @@ def _explain(options: argparse.Namespace) -> int:
                         capacity=rows,
                         budget=graph.budget,
                         sample_s=sample_s,
-                        epochs=options.epochs or 1,
+                        epochs=options.epochs or Auto().epochs,
                         disk_bytes=options.disk,
                         ahead_bytes=ahead,
                         out_degree=degrees,

@@ -133,7 +133,7 @@ def partition(
         for each in [each for each, value in named.items() if value is not None]:
             raise TypeError(f"{each} is an option of a method, and the parts are given")
     elif n_parts is None:
-        raise TypeError("n_parts is needed: how many parts to make")
+        raise TypeError("n_parts is needed: how many parts to make; for PartitionBatches, 40 for each batch of seeds")
     if n_parts is not None:
         n_parts = check_at_least("n_parts", n_parts, 1, MOST_PARTS)
     n = g.num_nodes
