@@ -131,8 +131,12 @@ def test_episodes_and_sparse_rows(tmp_path_factory: pytest.TempPathFactory, data
     assert [e.begin for e in plan] == [0, *(e.end for e in plan[:-1])]
     assert plan[-1].end == len(batches)
     ends: list[int] = []
-    made = fill(folder, reader, base, batches, n_bytes, done=ends.append)
+    kept = np.flatnonzero(rng.random(n) < data.draw(st.sampled_from([0, 0.01, 0.5, 1])))
+    in_memory = np.zeros((len(kept) + 1, width), np.uint8)
+    made = fill(folder, reader, base, batches, n_bytes, done=ends.append, kept=(kept, in_memory) if len(kept) else None)
     assert ends == [e.end for e in plan]
+    assert (in_memory[:-1] == rows[kept]).all()
+    assert not in_memory[-1].any()
     file = open_file(reader, folder, made)
     source = ExtentSource(file, extents, np.arange(len(batches)), 1 << 20)
     for batch in batches:
@@ -284,6 +288,20 @@ def test_rows_that_do_not_ascend_are_refused(tmp_path: Path, dtype: type) -> Non
         with ExtentWriter(tmp_path / "e", extents) as writer, pytest.raises(ValueError, match="do not ascend"):
             writer.fill(file, lambda b, bad=bad: np.array(bad, dtype), 16 << 20)  # type: ignore[misc]
     file.close()
+    reader.close()
+    assert sorted(os.listdir(tmp_path)) == ["base.rows", "base.rows.sums"]
+
+
+@pytest.mark.parametrize("kept", [[3, 3], [5, 2], [-1], [4000]])
+def test_rows_that_cannot_be_kept_are_refused(tmp_path: Path, kept: list[int]) -> None:
+    _, reader, _, base, batches = small_set(tmp_path)
+    out = np.zeros((len(kept), 512), np.uint8)
+    with pytest.raises((ValueError, IndexError), match=r"do not ascend|lies outside|ended before a row that is kept"):
+        fill(tmp_path, reader, base, batches, 16 << 20, kept=(np.array(kept), out))
+    for narrow in (out[:, :-1].copy(), out[:0]):
+        with pytest.raises(ValueError, match="no room"):
+            fill(tmp_path, reader, base, batches, 16 << 20, kept=(np.array([7]), narrow))
+    base.close()
     reader.close()
     assert sorted(os.listdir(tmp_path)) == ["base.rows", "base.rows.sums"]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from featstore.cache.base import PolicyContext
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import Window
+from featstore.pack import packing
+from featstore.pack.packing import RunPacker
+from featstore.strategies.domain import Domain
 from tests.conftest import make_graph
 from tests.taking import take_back
 
@@ -113,6 +118,80 @@ def test_rows_that_stay_are_planned_before_the_next_superbatch_is_sampled(
         for _ in made:
             came.set()
     assert waited[0] == (policy == "degree")
+
+
+@pytest.fixture
+def read_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each call reads into a cache, without a pass that is made anyway."""
+    rows: list[int] = []
+
+    def read(self: Domain, name: str, some: Any, *others: Any) -> None:
+        rows.append(len(some))
+        real(self, name, some, *others)
+
+    real = Domain.read
+    monkeypatch.setattr(Domain, "read", read)
+    return rows
+
+
+def test_the_pass_that_packs_fills_the_cache(g: featstore.OutOfCoreGraph, read_apart: list[int]) -> None:
+    plain = [batch.features["z"].clone() for batch in loader(g, features=["x", "z"])]
+    strategy = featstore.Streamed(cache=SHARE, policy="degree", length=LENGTH)
+    with loader(g, strategy, features=["x", "z"]) as made:
+        left = iter(made)  # an epoch that ends before anything is packed
+        del left
+        for _ in range(2):
+            made.set_epoch(0)
+            for batch, z in zip(made, plain, strict=True):
+                assert torch.equal(batch.features["z"], z)
+        for name in ("x", "z"):
+            cache = g.features[name].cache
+            assert cache is not None
+            assert cache.stats()["fill_rows"] == round(SHARE * N)
+            row = cache.planned_rows[7]
+            assert torch.equal(g[name][[int(row)]][0].view(torch.uint8), torch.from_numpy(cache.array[7]))
+    assert not read_apart
+
+
+@pytest.mark.filterwarnings("ignore:strategy 'streamed'. the disk has no room:featstore.PerformanceWarning")
+def test_where_nothing_is_packed_the_cache_is_filled_alone(
+    g: featstore.OutOfCoreGraph, read_apart: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [batch.x.clone() for batch in loader(g)]
+    monkeypatch.setattr(RunPacker, "fits", lambda *_: False)
+    with loader(g, featstore.Streamed(cache="auto", policy="degree")) as made:
+        for batch, x in zip(made, plain, strict=True):
+            assert torch.equal(batch.x, x)
+        assert made.stats()["superbatch"]["unpacked"] > 0
+        assert made.stats()["hits"]["host"] > 0
+    assert sum(read_apart) == g.features["x"].cache.stats()["fill_rows"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("when", ["packing", "reading"])
+def test_after_an_error_the_cache_is_filled_anew(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    plain = [batch.x.clone() for batch in loader(g)]
+    failing = [True]
+
+    def fail(real: Any, *args: Any, **options: Any) -> Any:
+        if failing:
+            failing.pop()
+            raise OSError(errno.EIO, "the drive failed")
+        return real(*args, **options)
+
+    strategy = featstore.Streamed(cache=SHARE, policy="degree", length=LENGTH)
+    if when == "packing":
+        monkeypatch.setattr(packing, "fill_extents", partial(fail, packing.fill_extents))
+    else:
+        strategy = featstore.Superbatch(cache=SHARE, policy="degree", length=LENGTH)  # type: ignore[assignment]
+        real = Domain.read
+        monkeypatch.setattr(Domain, "read", lambda *args: fail(real, *args))
+    with loader(g, strategy) as made:
+        with pytest.raises(OSError, match="the drive failed"):
+            list(made)
+        made.set_epoch(0)
+        for batch, x in zip(made, plain, strict=True):
+            assert torch.equal(batch.x, x)
+        assert made.stats()["hits"]["host"] > 0
 
 
 def test_best_rows_come_first() -> None:

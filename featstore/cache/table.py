@@ -329,7 +329,8 @@ class FeatureCache:
             rows, slots = choose_rows(
                 policy, self.context, self.n, self.capacity, by_score, without, self.budget, self.array.nbytes
             )
-            self._load(rows, slots, read)
+            self.read_into(rows, self.array, read, slots)
+            self._counts["fill_rows"] += len(rows)
             self.map.assign(rows, np.arange(len(rows), dtype=np.int32) if slots is None else slots.astype(np.int32))
             self._n_filled = len(rows)
             self.context = PolicyContext(self.n, self.row_bytes)  # the arrays that the policy asked for are counted until now
@@ -340,6 +341,15 @@ class FeatureCache:
 
         ``rows`` (int64 [k]) are distinct, at most ``capacity``; ``read`` as for :meth:`fill`. After an error the cache is empty.
         """
+        self.reserve(rows)
+        with self.loading() as (rows, array):
+            self.read_into(rows, array, read)
+
+    def reserve(self, rows: Int64s) -> Int64s:
+        """Give the first slots of an empty cache to ``rows``, ascending, as :meth:`preload` does, and return them by slot.
+
+        They are found once :meth:`loading` has been left. A view: a copy of many rows would be in no ledger.
+        """
         self._enter()
         with self._gate.write(), self._lock:
             self._check_open()
@@ -349,11 +359,21 @@ class FeatureCache:
                 raise ValueError(
                     "only an empty cache that follows a planner is loaded ahead, with no more rows than it has slots"
                 )
-            planned, self._is_loading = self._planned, True
-            rows = planned.reserve(rows)
+            return self._planned.reserve(rows)
+
+    @contextmanager
+    def loading(self) -> Iterator[tuple[Int64s, Uint8s]]:
+        """Lend the rows of :meth:`reserve`, those that were given back left out, and their slots, to be read into."""
+        self._enter()
+        with self._gate.write(), self._lock:
+            self._check_open()
+            planned, array = self._planned, self.array
+            assert planned is not None
+            self._is_loading = True
+            rows = planned.rows
         # Outside the gate: reading may wait for whoever waits to take this cache's memory back.
         try:
-            self._load(rows, None, read)
+            yield rows, array
         except BaseException:
             planned.clear()
             raise
@@ -364,22 +384,22 @@ class FeatureCache:
         with self._gate.write(), self._lock:
             self._check_open()
             planned.load()
+            self._counts["fill_rows"] += len(rows)
 
     @property
     def planned_rows(self) -> Int64s:
-        """The rows of a cache that follows a planner and was loaded ahead, by slot; a view, which changes with the cache."""
+        """The rows of :meth:`reserve` by slot; a view, which changes with the cache."""
         return np.empty(0, np.int64) if self._planned is None else self._planned.rows
 
-    def _load(self, rows: Int64s, slots: Int64s | None, read: Read) -> None:
-        """Read rows into ``slots``, by default the first, in large pieces."""
-        step, array = max(1, FILL_BYTES // self.row_bytes), self.array
+    def read_into(self, rows: Int64s, array: Uint8s, read: Read, slots: Int64s | None = None) -> None:
+        """Read rows into ``slots`` of ``array``, by default the first, in large pieces."""
+        step = max(1, FILL_BYTES // self.row_bytes)
         for first in range(0, len(rows), step):
             chunk = rows[first : first + step]
             if slots is None:
                 read(chunk, array[first : first + len(chunk)])
             else:
                 read(chunk, array, slots[first : first + step])
-        self._counts["fill_rows"] += len(rows)
 
     def count(self, plan: BatchPlan) -> None:
         """Count the requests of a plan that was made elsewhere, hit or missed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from featstore.errors import BudgetError
 from featstore.gather.sources import ExtentSource
 from featstore.plan.overlapped import MissedRows
 from featstore.storage.extentmap import whole_memory
-from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory
+from featstore.storage.extents import ExtentMap, ExtentWriter, Kept, least_memory
 from featstore.storage.format import sums_seed
 from featstore.storage.pagestream import Arenas, PagedRows
 from featstore.storage.reader import Reader
@@ -93,7 +94,8 @@ class RunPacker:
 
     ``bases`` are the features' files. Packing may hold ``memory``; reading a feature's extents ``window_bytes``, reserved.
     Files of ``reuse``, whose batches have run, are written over. ``reads`` hears of what was read while packing, and of extents
-    in vain. ``may_skip``: pack nothing of a superbatch that the disk has no room for.
+    in vain. ``keep(name)`` lends rows of a feature that a pass over it copies to memory, too, where there are some.
+    ``may_skip``: pack nothing of a superbatch that the disk has no room for.
     """
 
     def __init__(
@@ -108,9 +110,10 @@ class RunPacker:
         arenas: PackArenas,
         reads: Callable[[ReadStats], None],
         *,
+        keep: Callable[[str], AbstractContextManager[Kept | None]],
         may_skip: bool = False,
     ) -> None:
-        self._may_skip, self._reuse = may_skip, reuse
+        self._keep, self._may_skip, self._reuse = keep, may_skip, reuse
         self.counts = PackCounts()
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
         self._memory, self._window_bytes, self._arenas, self._reads = memory, window_bytes, arenas, reads
@@ -143,9 +146,10 @@ class RunPacker:
                     least = least_memory(base.row_bytes, int(extents.n_rows.max(initial=0)))
                     if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:
                         rows_of.drop()
-                    held, kept = rows_of.nbytes, self._arenas.packing
+                    held, arenas = rows_of.nbytes, self._arenas.packing
                     try:
-                        fill_extents(writer, base, rows_of, self._memory, held, check=check, arenas=kept)
+                        with self._keep(name) as kept:
+                            fill_extents(writer, base, rows_of, self._memory, held, check=check, arenas=arenas, kept=kept)
                     finally:
                         self._reads(writer.read)
                     n_passes = max(n_passes, writer.n_episodes)

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,10 +46,11 @@ from featstore.storage.rowfile import ReadStats
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.writer import FileRecord, free_bytes, fsync_directory
 
-__all__ = ["KIND", "PAGES", "WRITERS", "Episode", "ExtentMap", "ExtentWriter", "episodes", "least_memory", "most_memory"]
+__all__ = ["KIND", "PAGES", "WRITERS", "Episode", "ExtentMap", "ExtentWriter", "Kept", "episodes", "least_memory", "most_memory"]
 
 Int64s = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Kept: TypeAlias = "tuple[Int64s, npt.NDArray[np.uint8]]"
 
 KIND = "extents"
 CHECKPOINT_S = 30.0  # between two checkpoints of a pass, at least
@@ -211,6 +213,7 @@ class ExtentWriter:
         check: Callable[[], None] = lambda: None,
         done: Callable[[int], None] = lambda end: None,
         arenas: Arenas | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """Fill the extents, from where a killed writer was.
 
@@ -232,9 +235,12 @@ class ExtentWriter:
             ``done(end)`` after every episode: the extents before ``end`` are filled.
         arenas : Arenas, optional
             Keeps the memory for another filling; it counts in ``n_bytes``.
+        kept : tuple of array, optional
+            More rows, int64 [k], ascending, and where the first pass copies them to, uint8 [k, row_bytes]; not in ``n_bytes``.
         """
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
-            self._fill(base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0))
+            self._fill(base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0), kept)
+            kept = None
             self.n_episodes += 1
             self._settle(episode, check)
             self.n_filled = episode.end
@@ -250,6 +256,7 @@ class ExtentWriter:
         progress: Callable[[int], None],
         check: Callable[[], None],
         arenas: Arenas,
+        kept: Kept | None,
     ) -> None:
         which = slice(episode.begin, episode.end)
         n_ordered = 0 if self._ordered is None else self._ordered.n
@@ -261,7 +268,7 @@ class ExtentWriter:
         n_rows = self.extents.n_rows[which].copy()
         n_rows[: len(ordered)] = [len(ids) for ids in ordered]
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(n_rows - self._rows[which])])
-        if not bounds[-1]:
+        if not bounds[-1] and kept is None:
             return
         flat = np.empty(0, np.int32)
         for extent, at in zip(range(episode.begin, episode.end), bounds, strict=False):
@@ -271,7 +278,8 @@ class ExtentWriter:
             if not len(flat):
                 flat = np.empty(int(bounds[-1]), ids.dtype)  # never beside a list of all: it is what takes most
             flat[at : at + len(ids) - self._rows[extent]] = ids[int(self._rows[extent]) :]
-        runs = needed_runs(base, [flat[first:end] for first, end in itertools.pairwise(bounds)])
+        more = [] if kept is None else [kept[0]]
+        runs = needed_runs(base, [*(flat[first:end] for first, end in itertools.pairwise(bounds)), *more])
         n = episode.end - episode.begin
         spare = max(1, min(n, SPARE_BUFFERS))
         held = flat.nbytes + (n + spare) * episode.buffer_bytes
@@ -292,6 +300,8 @@ class ExtentWriter:
             episode.buffer_bytes,
             for_packer,
         )
+        if kept is not None:
+            packer.keep(*kept)
         for b, data in enumerate(begun):
             if data:
                 packer.append(b, data)

@@ -30,7 +30,6 @@ from featstore.plan.cost import (
     gathered_s,
     pipeline_s,
     put_together,
-    random_read_s,
     scan_s,
 )
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
@@ -42,6 +41,7 @@ from featstore.storage.reuse import FileReuse
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
 from featstore.strategies.batchsize import BatchSize, larger
+from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.context import Context
 from featstore.strategies.length import SEVERAL, Length, Passes, Planning, at_least, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
@@ -102,8 +102,8 @@ class Streamed(Superbatch):
         once = 0.0
         if looks_ahead:
             copy += admitted_s(w.loads, w, m)
-        else:  # the rows that stay are read once
-            once = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive) + copied_s(w.capacity, w, m)
+        else:  # the first pass fills the cache, too
+            once = copied_s(w.capacity, w, m)
         parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
         # The drive reads and writes at once, and packing runs beside the rest of planning once the misses are known.
         packed = scan + write - m.drive.write_overlap * min(scan, write)
@@ -294,7 +294,7 @@ class StreamedRunner(SuperbatchRunner):
         if self.profile is not None:
             self.profile.close()
 
-    def _packer(self, runs: RunDirectory, disk: DiskQuota) -> PackSuperbatch | None:
+    def _packer(self, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
         # are read where they are.
         may_skip = isinstance(self._sizes.planning.superbatch, str)
@@ -310,17 +310,21 @@ class StreamedRunner(SuperbatchRunner):
             self._reuse,
             self._arenas,
             self.context.nodes.reads.add,
+            keep=filling.kept,
             may_skip=may_skip,
         )
         self._counts = pack.counts
-        return _PreparingPack(pack, self.context, larger(self.memory.batch.n_rows), self._judge_packing)
+        return _PreparingPack(pack, self.context, larger(self.memory.batch.n_rows), filling, self._judge_packing)
 
 
 class _PreparingPack:
-    """Take the pages that the first gathers will write to while the device is busy with the first superbatch's extents."""
+    """Take the pages that the first gathers will write to while the device is busy with the first superbatch's extents.
 
-    def __init__(self, pack: RunPacker, context: Context, n_rows: int, say: Callable[[], None]) -> None:
-        self._pack, self._context, self._n_rows, self._say = pack, context, n_rows, say
+    The pass that fills those fills the caches, too.
+    """
+
+    def __init__(self, pack: RunPacker, context: Context, n_rows: int, filling: CacheFilling, say: Callable[[], None]) -> None:
+        self._pack, self._context, self._n_rows, self._filling, self._say = pack, context, n_rows, filling, say
 
     @property
     def most_held(self) -> int:
@@ -346,7 +350,14 @@ class _PreparingPack:
         thread = threading.Thread(target=self._prepare, args=(lambda: not over.is_set(),), name="featstore-pages", daemon=True)
         thread.start()
         try:
-            return self._pack(k, n_missed, rows_of, check)
+            packed = self._pack(k, n_missed, rows_of, check)
+            try:
+                self._filling.finish()  # nothing was packed: the disk has no room
+            except BaseException:
+                if packed is not None:
+                    packed.remove()
+                raise
+            return packed
         finally:
             over.set()
             thread.join()

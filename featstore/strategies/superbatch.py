@@ -37,6 +37,7 @@ from featstore.plan.overlapped import PackSuperbatch
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, runs_directory
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import LeasedCaches, size_caches
 from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory
@@ -251,7 +252,7 @@ class SuperbatchRunner(Runner):
             name = self.name if self._planning.overlap else "ginex"
             warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
 
-    def _packer(self, runs: RunDirectory, disk: DiskQuota) -> PackSuperbatch | None:
+    def _packer(self, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
 

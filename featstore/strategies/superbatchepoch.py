@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.planned import NO_ROWS, PlannedPolicy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.plan import BatchPlan, Tier
@@ -22,6 +22,7 @@ from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import EpochBatches
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
+from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import CacheLease, LeasedCaches
 from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory, Use
@@ -65,7 +66,7 @@ class SuperbatchEpoch(EpochRun):
         use: Use,
         caches: LeasedCaches | CacheSwitch,
         lease: CacheLease,
-        packer: Callable[[RunDirectory, DiskQuota], PackSuperbatch | None],
+        packer: Callable[[RunDirectory, DiskQuota, CacheFilling], PackSuperbatch | None],
         fixed: Int64s | None,
         filled: dict[str, FeatureCache],
         edge_caches: LeasedCaches,
@@ -91,15 +92,18 @@ class SuperbatchEpoch(EpochRun):
         self._has_begun = False
         try:
             residents = None if fixed is None else fixed[:capacity]
+            filling = CacheFilling(context, filled)
             if switch is None:
-                residents = self._fill(residents, filled)
+                residents = filling.begin(residents)
             elif residents is not None:
                 residents = np.sort(residents)
             self._runs = RunDirectory(planning.run_dir)
             disk = DiskQuota(planning.disk)
             if switch is not None:
                 switch.begin(self._runs, disk, planner)
-            pack = packer(self._runs, disk)
+            pack = packer(self._runs, disk, filling)
+            if pack is None:
+                filling.finish()
             plans = partial(CachePlanner, runs=self._runs, disk=disk, room=room, pool=graph.pool)
             self._inspector = SuperbatchInspector(
                 order.sample,
@@ -140,20 +144,6 @@ class SuperbatchEpoch(EpochRun):
         for name in edges.stores:
             edges.clear_cache(name)
         return EdgePlanner(plans(policy, edges.n, planning.edge_capacity, memory=memory[EDGE_PLANNER], label="edges-"))
-
-    def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> Int64s:
-        """Let caches begin with the rows that stay, which they may have already, or with none; return the rows by slot."""
-        rows = NO_ROWS
-        for name, store in self._context.nodes.stores.items():
-            cache = store.cache
-            if cache is not None and (residents is None or filled.get(name) is not cache):
-                cache.clear()
-                if residents is not None:
-                    cache.preload(residents, partial(self._context.nodes.read, name))
-                    filled[name] = cache
-            if cache is not None and len(cache.planned_rows) > len(rows):
-                rows = cache.planned_rows  # what the ledger has counted: not a copy
-        return rows
 
     @property
     def threads(self) -> int:

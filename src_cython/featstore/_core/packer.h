@@ -36,6 +36,10 @@ typedef struct {
     uint64_t *cursor, *end, *offset, *filled;
     uint8_t **buffer;
     fs_stream_fn stream; /* NULL: copies go through the cache */
+    /* rows that are wanted in memory, ascending; how many are there */
+    const int64_t *kept_rows;
+    uint64_t n_kept, kept;
+    uint8_t *kept_at;
 } fs_packer;
 
 static void fs_packer_give(fs_packer *p, uint8_t *buffer) {
@@ -121,6 +125,22 @@ static int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64
     return 1;
 }
 
+/* Copy what a piece, bytes lo … hi - 1 of the file, has of the rows that are kept; 0 where they do not ascend or lie in no piece. */
+static int fs_packer_keep(fs_packer *p, const uint8_t *data, uint64_t lo, uint64_t hi) {
+    const uint64_t row_bytes = p->source.row_bytes;
+    uint64_t before = 0;
+    for (; p->kept < p->n_kept; p->kept++) {
+        const uint64_t start = fs_row_start(&p->source, (uint64_t)p->kept_rows[p->kept]), stop = start + row_bytes;
+        if (start >= hi) return 1;
+        if (stop <= lo || start < before) return 0;
+        before = stop;
+        const uint64_t a = start > lo ? start : lo, z = stop < hi ? stop : hi;
+        memcpy(p->kept_at + p->kept * row_bytes + (a - start), data + (a - lo), z - a);
+        if (stop > hi) return 1; /* the rest is in the next piece */
+    }
+    return 1;
+}
+
 /* Take up to `most` pieces of the stream; how many were taken, -1 where writing failed, -2 where a batch's rows do not ascend or lie
  * in no piece (the stream's errors are its own). */
 static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
@@ -146,6 +166,7 @@ static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
             }
             p->cursor[b] = i;
         }
+        if (!fs_packer_keep(p, data, lo, hi)) return -2;
         fs_stream_took(s, n_bytes);
     }
     return most;

@@ -42,6 +42,9 @@ cdef extern from "packer.h" nogil:
         uint64_t *filled
         uint8_t **buffer
         fs_stream_fn stream
+        const int64_t *kept_rows
+        uint64_t n_kept, kept
+        uint8_t *kept_at
     void fs_packer_write(fs_packer *p)
     void fs_packer_hand_over(fs_packer *p, uint64_t b)
     int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most)
@@ -74,7 +77,7 @@ cdef class Packer:
     """
 
     cdef fs_packer p
-    cdef object sums_array, rows_array
+    cdef object sums_array, rows_array, kept_arrays
     cdef Arena arena
     cdef object path
 
@@ -134,6 +137,22 @@ cdef class Packer:
         pthread_cond_init(&self.p.queued, NULL)
         pthread_cond_init(&self.p.freed, NULL)
 
+    def keep(self, const int64_t[::1] rows not None, uint8_t[:, ::1] out not None):
+        """Copy these rows, too, the i-th into ``out[i]``, as they come by; before :meth:`run`.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (n,)
+            Distinct, ascending.
+        out : uint8 array, shape (n, row_bytes) or more rows
+        """
+        if <uint64_t>out.shape[1] != self.p.source.row_bytes or out.shape[0] < rows.shape[0]:
+            raise ValueError("no room for the rows that are kept")
+        if rows.shape[0]:
+            self.kept_arrays = rows, out
+            self.p.kept_rows, self.p.n_kept, self.p.kept = &rows[0], rows.shape[0], 0
+            self.p.kept_at = &out[0, 0]
+
     def write(self):
         """Write full buffers until :meth:`stop`; run by several threads."""
         with nogil:
@@ -175,6 +194,8 @@ cdef class Packer:
         for b in range(self.p.n_batches):
             if self.p.cursor[b] != self.p.end[b]:
                 raise ValueError(f"the stream ended before a row of batch {b}")
+        if self.p.kept != self.p.n_kept:
+            raise ValueError("the stream ended before a row that is kept")
 
     def flush(self):
         """Write the whole pages that are in the buffers, and wait for all that was handed over.
