@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import threading
+import time
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import xxhash
@@ -19,7 +22,7 @@ from featstore._core.rows import copy_costs, copy_rows, wrap_ids
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.buffers import BufferPool, take_pages
+from featstore.gather.buffers import BufferPool, take_pages, taking_pages
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 64, 100, 256, 512, 4096, 70_000])
@@ -205,3 +208,33 @@ def test_large_copies_by_every_way(row_bytes: int, n: int, n_threads: int) -> No
     costs = copy_costs(row_bytes, row_bytes % 64 == 0)
     assert min(costs[:2]) > 0
     assert all(cost < 2**31 for cost in costs)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_pages_are_taken_from_the_end_beside_whoever_fills_memory() -> None:
+    memory = huge_array(192 << 20)
+    memory[-5:] = [1, 2, 3, 4, 5]
+    memory[:5] = [6, 7, 8, 9, 10]
+    before = resident()
+    with taking_pages(memory):
+        end = time.monotonic() + 60
+        while resident() - before < 180 << 20 and time.monotonic() < end:
+            time.sleep(0.01)
+    assert resident() - before >= 180 << 20
+    assert memory[-5:].tolist() == [1, 2, 3, 4, 5]
+    assert memory[:5].tolist() == [6, 7, 8, 9, 10]
+    assert not [each for each in threading.enumerate() if each.name == "featstore-pages"]
+
+
+def test_pages_are_taken_no_longer_than_memory_is_filled() -> None:
+    memory = huge_array(4 << 30)
+    before = resident()
+    with pytest.raises(OSError, match="the drive"), taking_pages(memory):
+        raise OSError("the drive failed")
+    assert resident() - before < 1 << 30
+    with taking_pages(memory[: 1 << 20]):  # too little for a thread
+        assert not [each for each in threading.enumerate() if each.name == "featstore-pages"]

@@ -21,6 +21,7 @@ from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
 from featstore.cache.select import choose_rows
 from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.errors import BudgetError, ClosedError, PluginError
+from featstore.gather.buffers import taking_pages
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 
 __all__ = ["FILL_BYTES", "LOAN_COST", "FeatureCache", "RowMap"]
@@ -394,12 +395,13 @@ class FeatureCache:
     def read_into(self, rows: Int64s, array: Uint8s, read: Read, slots: Int64s | None = None) -> None:
         """Read rows into ``slots`` of ``array``, by default the first, in large pieces."""
         step = max(1, FILL_BYTES // self.row_bytes)
-        for first in range(0, len(rows), step):
-            chunk = rows[first : first + step]
-            if slots is None:
-                read(chunk, array[first : first + len(chunk)])
-            else:
-                read(chunk, array, slots[first : first + step])
+        with taking_pages(array[: len(rows)].reshape(-1)):
+            for first in range(0, len(rows), step):
+                chunk = rows[first : first + step]
+                if slots is None:
+                    read(chunk, array[first : first + len(chunk)])
+                else:
+                    read(chunk, array, slots[first : first + step])
 
     def count(self, plan: BatchPlan) -> None:
         """Count the requests of a plan that was made elsewhere, hit or missed."""

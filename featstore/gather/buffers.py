@@ -32,6 +32,7 @@ __all__ = [
     "empty_tensor",
     "memory_errors",
     "take_pages",
+    "taking_pages",
 ]
 
 HOLDER = "batch buffers"
@@ -39,6 +40,7 @@ SMALL_BYTES = 64 << 10  # below this malloc is as good
 # What malloc keeps of freed arrays, an arena a thread, is in no budget: where little of it is left, it goes back to the system.
 HEAP_PART, HEAP_S = 16, 0.25  # of the budget, one part of so many; seconds between two times, each of which takes milliseconds
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others keep little
+LEAST_TAKEN = 64 << 20  # less is filled before a thread has begun
 POPULATE_BYTES = 8 << 20  # at once: the kernel holds a lock of the whole address space meanwhile
 
 
@@ -49,6 +51,28 @@ def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda
     Returns False where it stopped early, or where the kernel cannot (before Linux 5.14): pages then come as they are touched.
     """
     return all(go_on() and populate(memory[first : first + POPULATE_BYTES]) for first in range(0, len(memory), POPULATE_BYTES))
+
+
+@contextmanager
+def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
+    """Take the pages of ``memory`` from its end on, beside whoever fills it from its beginning on; see :func:`take_pages`."""
+    is_over = False
+
+    def take() -> None:
+        for first in reversed(range(0, len(memory), POPULATE_BYTES)):
+            if is_over or not populate(memory[first : first + POPULATE_BYTES]):
+                return
+
+    if len(memory) < LEAST_TAKEN:
+        yield
+        return
+    thread = threading.Thread(target=take, name="featstore-pages", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over = True
+        thread.join()
 
 
 def block_bytes(n_bytes: int) -> int:

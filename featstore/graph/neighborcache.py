@@ -13,6 +13,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
+from featstore.gather.buffers import taking_pages
 from featstore.graph import prefix
 from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listscores import WriteScores, scoring_bytes
@@ -182,10 +183,12 @@ class NeighborCache:
                 indptr = huge_array((topology.num_nodes + 1) * 8).view(np.int64)
                 for first, offsets in topology.offset_pieces(_CHUNK_NODES):
                     indptr[first : first + len(offsets)] = offsets
-            ids = huge_array(topology.nbytes).view(topology.id_dtype)
-            for first, block in topology.scan():
-                ids[first : first + len(block)] = block
-                note(block.nbytes)
+            memory = huge_array(topology.nbytes)
+            ids = memory.view(topology.id_dtype)
+            with taking_pages(memory):
+                for first, block in topology.scan():
+                    ids[first : first + len(block)] = block
+                    note(block.nbytes)
             edge_ids = None
             if edges:
                 numbers = _numbers_of(topology)

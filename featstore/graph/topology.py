@@ -14,6 +14,7 @@ from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
+from featstore.gather.buffers import taking_pages
 from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listblocks import ListBlock, NodeLists
 from featstore.graph.liststream import LIST_BYTES, pass_pages, stream_lists
@@ -220,14 +221,15 @@ class CscTopology(Topology):
         """Read the offsets, a file of 8-byte rows, into memory counted as ``indptr``; ``note`` is told of bytes."""
         held = budget.reserve("indptr", cls.held_bytes(num_nodes))
         with held.kept():
-            array = huge_array((num_nodes + 1) * 8).view(np.int64)
-            rows = array.view(np.uint8).reshape(-1, 8)
+            memory = huge_array((num_nodes + 1) * 8)
+            array, rows = memory.view(np.int64), memory.reshape(-1, 8)
             step = BLOCK_BYTES // 8
             blocks = ((first, rows[first : first + step]) for first in range(0, num_nodes + 1, step))
-            for first, block in read_ahead(indptr, blocks):
-                before = int(array[first - 1]) if first else 0
-                _check_offsets(array[first : first + len(block)], first, before, num_nodes, num_edges, indptr.path)
-                note(block.nbytes)
+            with taking_pages(memory):
+                for first, block in read_ahead(indptr, blocks):
+                    before = int(array[first - 1]) if first else 0
+                    _check_offsets(array[first : first + len(block)], first, before, num_nodes, num_edges, indptr.path)
+                    note(block.nbytes)
             topology = cls(num_nodes, num_edges, array, indices, id_bytes, is_checked=True)
         topology._reservation = held
         return topology
