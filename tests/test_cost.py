@@ -24,7 +24,7 @@ from featstore.plan.cost import (
     random_read_s,
     random_reads,
 )
-from featstore.plan.misses import Misses
+from featstore.plan.misses import MissCurves, Misses
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import choose, estimate_all
 from featstore.strategies.length import Length
@@ -309,7 +309,7 @@ def test_streaming_packs_beside_planning_and_the_drive_does_both() -> None:
 
 def test_rows_that_stay_are_streamed_in_few_passes() -> None:
     """By degree an epoch misses more, in two superbatches where Belady's plans have twenty: three passes each, and one."""
-    w = workload(misses=Misses((400_000,), (0.1,)), degree_misses=Misses((200_000, 400_000), (0.4, 0.2)))
+    w = workload(misses=MissCurves(Misses((400_000,), (0.1,)), Misses((200_000, 400_000), (0.4, 0.2))))
     lengths = {("streamed", "belady"): Length(10, 60), ("streamed", "degree"): Length(100, 2, rows=300_000)}
     machine = replace(FREE_COPIES, static_table_s=1e-8)
     found = {(each.strategy, each.policy): each for each in estimate_all(w, machine, lengths)}

@@ -25,6 +25,7 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
+from tests.reference_policies import ReferenceLRU
 from tests.test_damaged_dataset import replace_column
 from tests.test_dataset import copy, names, quick
 
@@ -88,8 +89,9 @@ def test_the_degree_policy_keeps_the_highest_out_degrees(small: SimpleNamespace)
         assert "policy inputs" not in g.memory_report()
 
 
-def test_what_a_policy_asked_for_is_let_go_of(small: SimpleNamespace) -> None:
-    """The budget counts it while rows are chosen, and no longer."""
+@pytest.mark.parametrize("is_online", [False, True])
+def test_what_a_policy_asked_for_is_let_go_of(small: SimpleNamespace, is_online: bool) -> None:
+    """The budget counts it while rows are chosen, or an online policy starts, and no longer."""
     held = []
 
     class Degree(StaticPolicy):
@@ -97,10 +99,20 @@ def test_what_a_policy_asked_for_is_let_go_of(small: SimpleNamespace) -> None:
             held.append(weakref.ref(context.out_degree))
             return context.out_degree
 
+    class Looking(ReferenceLRU):
+        def start(self, capacity: int, context: PolicyContext) -> None:
+            held.append(weakref.ref(context.out_degree))
+            super().start(capacity, context)
+
     with featstore.open(small.path) as g:
-        g.cache("x", 0.1, policy=Degree())
+        g.cache("x", 0.1, policy=Looking() if is_online else Degree())
         gc.collect()
         assert [each() for each in held] == [None]
+        used = g.budget.used
+        if is_online:
+            g["x"].cache.context.forget()
+            assert len(g["x"].cache.context.out_degree) == 1000  # made anew, and counted
+            assert g.budget.used == used + 8 * 1000
 
 
 def test_out_degrees_in_16_bits_are_the_out_degrees_or_the_most(tmp_path: Path) -> None:

@@ -100,10 +100,10 @@ def test_observed_is_what_is_simulated() -> None:
 def test_the_share_that_is_missed_is_that_of_a_full_cache() -> None:
     """The first batches find an empty one: only the last quarter counts."""
     first, rest = [np.arange(10 * k, 10 * k + 10) for k in range(6)], [np.arange(10)] * 2
-    assert observe(Trace([*first, *rest], 60), row_bytes=8, capacity=60, budget=Budget(1 << 24)).misses.share(60) == 0.0
+    assert observe(Trace([*first, *rest], 60), row_bytes=8, capacity=60, budget=Budget(1 << 24)).misses.planned.share(60) == 0.0
     new = [np.concatenate([np.arange(4, 10), np.arange(60 + 4 * k, 64 + 4 * k)]) for k in range(2)]
     w = observe(Trace([*first, *new], 68), row_bytes=8, capacity=68, budget=Budget(1 << 24))
-    assert w.misses.share(w.capacity) == pytest.approx(MISS_MARGIN * 0.4)  # 4 of 10 rows
+    assert w.misses.planned.share(w.capacity) == pytest.approx(MISS_MARGIN * 0.4)  # 4 of 10 rows
 
 
 def test_what_an_online_policy_loads_is_simulated() -> None:
@@ -220,11 +220,11 @@ def test_misses_by_degree_are_counted_at_several_sizes(few: bool, monkeypatch: p
     trace = Trace(skewed(n, 12, 200), n)
     degrees = np.random.default_rng(1).permutation(n).astype(np.uint16 if n < 65_536 else np.int64)
     w = observe(trace, row_bytes=8, capacity=80, budget=Budget(1 << 24), out_degree=degrees, n_batches=24)
-    assert w.degree_misses.capacities == (10, 20, 40, 80)
-    for capacity, share in zip(w.degree_misses.capacities, w.degree_misses.shares, strict=True):
+    assert w.misses.by_degree.capacities == (10, 20, 40, 80)
+    for capacity, share in zip(w.misses.by_degree.capacities, w.misses.by_degree.shares, strict=True):
         kept = np.zeros(n, bool)
         kept[np.argsort(degrees)[n - capacity :]] = True
         missed = sum(int((~kept[ids]).sum()) for ids in trace)
         assert share == pytest.approx(missed / trace.n_accesses)
-    assert w.n_degree == pytest.approx(w.n_accesses * (1 - w.degree_misses.shares[-1]), abs=1)
-    assert observe(trace, row_bytes=8, capacity=80, budget=Budget(1 << 24)).degree_misses.capacities == ()
+    assert w.n_degree == pytest.approx(w.n_accesses * (1 - w.misses.by_degree.shares[-1]), abs=1)
+    assert observe(trace, row_bytes=8, capacity=80, budget=Budget(1 << 24)).misses.by_degree.capacities == ()

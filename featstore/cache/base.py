@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -62,6 +62,12 @@ class PolicyContext:
         if array.shape != (self.n,):
             raise ValueError(f"{what} must have shape ({self.n},), not {array.shape}")
         return read_only(array)
+
+    def forget(self) -> None:
+        """Let go of the arrays that were asked for: who asks again has them made anew."""
+        for field in fields(self):
+            if field.name.endswith("_of"):
+                self.__dict__.pop(field.name.removesuffix("_of"), None)
 
     @cached_property
     def in_degree(self) -> npt.NDArray[Any]:

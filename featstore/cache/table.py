@@ -334,7 +334,6 @@ class FeatureCache:
             self._counts["fill_rows"] += len(rows)
             self.map.assign(rows, np.arange(len(rows), dtype=np.int32) if slots is None else slots.astype(np.int32))
             self._n_filled = len(rows)
-            self.context = PolicyContext(self.n, self.row_bytes)  # the arrays that the policy asked for are counted until now
             return len(rows)
 
     def preload(self, rows: Int64s, read: Read) -> None:

@@ -226,7 +226,7 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
         sampled = min(disk // DISK_SHARE, profile_batches(n_batches) * SAMPLE_BYTES * n)
     batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
     domains = Domain.of_nodes(graph, (options.feature,)), Domain.of_edges(graph, ())
-    chosen = Chosen(misses=workload.misses, degree_misses=workload.degree_misses, profile_bytes=sampled)
+    chosen = Chosen(misses=workload.misses, profile_bytes=sampled)
     context = Context(graph, batches, *domains, threads, threads, batch=batch, chosen=chosen)
     cache = workload.capacity / graph.num_nodes if workload.capacity else None
     return choose(

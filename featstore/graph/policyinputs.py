@@ -107,6 +107,7 @@ class PolicyInputs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.context.forget()  # a cache keeps its policy's context
         self._held.release()
         self._tensors.clear()
         if self._failure is not None and isinstance(error, PluginError):

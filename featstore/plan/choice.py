@@ -16,7 +16,7 @@ from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.plan.cost import Estimate, Machine, Workload, table
-from featstore.plan.misses import Misses
+from featstore.plan.misses import MissCurves, Misses
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
@@ -191,8 +191,7 @@ def observe(
         online_loads=None if seen.online_loads is None else round(seen.online_loads),
         online_again=round(seen.online_again),
         ahead_bytes=ahead_bytes,
-        misses=_curve(min(capacity, trace.n), seen.misses),
-        degree_misses=_curve(min(capacity, trace.n), seen.degree_misses),
+        misses=MissCurves(*(_curve(min(capacity, trace.n), shares) for shares in (seen.planned_misses, seen.degree_misses))),
     )
 
 
@@ -219,14 +218,14 @@ class _Seen:
     online_loads: float | None
     online_again: float
     plan_s: float
-    misses: tuple[float, ...]  # at the sizes of CURVE, or the last
+    planned_misses: tuple[float, ...]  # at the sizes of CURVE, or the last
     degree_misses: tuple[float, ...]
 
     def grow(self, factor: float) -> None:
         """Make it that of so many times the rows."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is not None and each.name not in ("misses", "degree_misses"):
+            if value is not None and each.name not in ("planned_misses", "degree_misses"):
                 setattr(self, each.name, factor * value)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featstore.config import format_size
-from featstore.plan.misses import ALL_MISSED, Misses
+from featstore.plan.misses import UNKNOWN, MissCurves
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
@@ -143,8 +143,8 @@ class Workload:
         Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
     sample_read_s : float
         Seconds of an epoch for which sampling alone would have the drive busy with random reads.
-    misses, degree_misses : Misses
-        Of a batch's rows, by the size of the cache, those that the planned policy loads, and those that have too few out-edges.
+    misses : MissCurves
+        Of a batch's rows, by the size of the cache.
     policy : str
         Whose superbatches those are: the planned one, or by degree.
     """
@@ -175,8 +175,7 @@ class Workload:
     ahead_bytes: int = 0
     sample_read_s: float = 0.0
     packings: int = 1
-    misses: Misses = ALL_MISSED
-    degree_misses: Misses = ALL_MISSED
+    misses: MissCurves = UNKNOWN
     policy: str = PLANNED
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["ALL_MISSED", "Misses"]
+__all__ = ["ALL_MISSED", "UNKNOWN", "MissCurves", "Misses"]
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,21 @@ class Misses:
 
 
 ALL_MISSED = Misses()
+
+
+@dataclass(frozen=True)
+class MissCurves:
+    """What is known of an epoch's misses: where plans look ahead, and where the rows of most out-edges stay.
+
+    Any static policy's are taken to be as many as those by degree.
+    """
+
+    planned: Misses = ALL_MISSED
+    by_degree: Misses = ALL_MISSED
+
+    def of(self, looks_ahead: bool) -> Misses:
+        """Return one of both."""
+        return self.planned if looks_ahead else self.by_degree
+
+
+UNKNOWN = MissCurves()

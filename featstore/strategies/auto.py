@@ -27,7 +27,7 @@ from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
-from featstore.plan.misses import ALL_MISSED, Misses
+from featstore.plan.misses import UNKNOWN, MissCurves
 from featstore.plan.trace import Trace
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
@@ -131,7 +131,7 @@ class Auto(Strategy):
             if decision.lists_bytes is not None:
                 lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
-            told = Chosen(self.cache == "auto", decision.misses, decision.degree_misses, _disk_bytes(profile))
+            told = Chosen(self.cache == "auto", decision.misses, _disk_bytes(profile))
             return AutoRunner(chosen.run(replace(context, chosen=told)), decision, lists)
         except BaseException:
             if profile is not None:
@@ -186,8 +186,8 @@ class Decision:
         What ``loader.stats()["auto"]`` says: estimates, what was taken, and why.
     profile : Profile, optional
         Batches that were sampled to find out; the run uses them.
-    misses, degree_misses : Misses
-        Of a batch's rows, those that a planned cache will lack, and one by degree.
+    misses : MissCurves
+        Of a batch's rows, those that its cache will lack.
     lists_bytes : int, optional
         What neighbour lists are to have instead of the memory that they have now.
     """
@@ -196,8 +196,7 @@ class Decision:
     policy: str | None
     record: dict[str, Any]
     profile: Profile | None = None
-    misses: Misses = ALL_MISSED
-    degree_misses: Misses = ALL_MISSED
+    misses: MissCurves = UNKNOWN
     lists_bytes: int | None = None
 
 
@@ -287,7 +286,7 @@ def _estimated(
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     lists_bytes = None if kept == lists.held else kept
     seen = choice.workload
-    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, seen.misses, seen.degree_misses, lists_bytes)
+    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, seen.misses, lists_bytes)
 
 
 @contextmanager
@@ -359,8 +358,7 @@ class _Trial:
             sample_read_s=n * (lists.sample_read_s(context, batch, speed) + more_s),
         )
         workload = replace(workload, on_disk=self.counted)
-        told = replace(told, misses=workload.misses, degree_misses=workload.degree_misses)
-        lengths = foreseen_lengths(replace(context, chosen=told), self.options)
+        lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
         return choose(workload, self.machine, lengths, has_history=context.has_history)
 
 

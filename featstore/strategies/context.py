@@ -12,7 +12,7 @@ from featstore.cache.devicetier import DeviceTier
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
-from featstore.plan.misses import ALL_MISSED, Misses
+from featstore.plan.misses import UNKNOWN, MissCurves
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, Stopwatch
@@ -60,8 +60,8 @@ class Chosen:
     ----------
     lends_caches : bool
         Caches are on loan although their size is given.
-    misses, degree_misses : Misses
-        Of a batch's rows, those that a planned cache will lack, as far as is known; and one by degree.
+    misses : MissCurves
+        Of a batch's rows, those that its cache will lack, as far as is known.
     profile_bytes : int
         Bytes of run files that hold batches sampled ahead.
     freed : int
@@ -69,8 +69,7 @@ class Chosen:
     """
 
     lends_caches: bool = False
-    misses: Misses = ALL_MISSED
-    degree_misses: Misses = ALL_MISSED
+    misses: MissCurves = UNKNOWN
     profile_bytes: int = 0
     freed: int = 0
 

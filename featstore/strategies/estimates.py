@@ -116,10 +116,10 @@ def _seen(workload: Workload, length: Length, policy: str) -> Workload:
     workload = replace(workload, superbatch=length.n_batches, packings=packings, policy=policy)
     n, rows = workload.n_accesses - workload.n_device, workload.capacity if length.rows is None else length.rows
     if policy != PLANNED:
-        return replace(workload, capacity=rows, loads=round(workload.degree_misses.share(rows) * n))
+        return replace(workload, capacity=rows, loads=round(workload.misses.by_degree.share(rows) * n))
     loads = workload.loads
     if rows < workload.capacity:
-        more = workload.misses.share(rows) - workload.misses.share(workload.capacity)
+        more = workload.misses.planned.share(rows) - workload.misses.planned.share(workload.capacity)
         loads = min(n, loads + round(more / MISS_MARGIN * n))
     # A plan knows nothing beyond the superbatch that follows: in short ones no more than a policy without a plan.
     most = n if workload.online_loads is None else max(loads, workload.online_loads)

@@ -41,7 +41,7 @@ def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Pro
             seen = observe(
                 profile.trace(), row_bytes=1, capacity=capacity, budget=graph.budget, n_batches=n_batches, out_degree=degrees
             )
-        return profile, seen.misses if planning.looks_ahead else seen.degree_misses, ""
+        return profile, seen.misses.of(planning.looks_ahead), ""
     except BaseException as error:
         if profile is not None:
             profile.close()

@@ -188,8 +188,7 @@ def plan_ahead(
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * context.nodes.width)
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
     planned = get_policy(policy)
-    # Rows that any static policy chooses are taken to be missed as often as those of the most out-edges.
-    misses = context.chosen.degree_misses if isinstance(planned, FixedRows) else context.chosen.misses
+    misses = context.chosen.misses.of(not isinstance(planned, FixedRows))
     return Planning(planned, length, left, runs_directory(graph.path, run_dir), overlap, misses)
 
 
