@@ -64,7 +64,7 @@ def run_files_fail(folder: str, step: int) -> None:
     """Calls on run files fail: the loop's OSError, nothing left, the next epoch right; in the child."""
     path, runs = Path(folder) / "g", Path(folder) / "runs"
     make(path)
-    cacheplans.must_spill = lambda *_: True  # type: ignore[assignment]
+    cacheplans.CachePlanner._must_spill = lambda *_: True  # type: ignore[method-assign]
     met: set[str] = set()
     with featstore.open(path, memory="64MB") as g:
         for overlap in (True, False):
@@ -113,7 +113,7 @@ def names_fail(folder: str) -> None:
     """Run files that get no name, or cannot be deleted: no descriptor stays, and no bytes on the drive; in the child."""
     path, runs = Path(folder) / "g", Path(folder) / "runs"
     make(path)
-    cacheplans.must_spill = lambda *_: True  # type: ignore[assignment]
+    cacheplans.CachePlanner._must_spill = lambda *_: True  # type: ignore[method-assign]
 
     def opened() -> list[str]:
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]

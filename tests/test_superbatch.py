@@ -200,9 +200,9 @@ def test_spilled_next_positions_give_the_same_batches(dataset, ondemand, tmp_pat
     options = {"strategy": "superbatch", "superbatch": 7, "feature_cache": 0.05, "run_dir": tmp_path / "runs"} | options
     _, in_memory = batches(dataset, **options)
     spills = []
-    spill, decide = cacheplans.Spill.__init__, cacheplans.must_spill
+    spill, decide = cacheplans.Spill.__init__, cacheplans.CachePlanner._must_spill
     monkeypatch.setattr(cacheplans.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
-    monkeypatch.setattr(cacheplans, "must_spill", lambda *given: (decide(*given), True)[1])
+    monkeypatch.setattr(cacheplans.CachePlanner, "_must_spill", lambda *given: (decide(*given), True)[1])
     found, stats = batches(dataset, **options)
     assert len(spills) == 2 * -(-25 // options["superbatch"])
     assert same(found, ondemand)
@@ -245,7 +245,7 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cacheplans, "must_spill", lambda *_: True)
+    monkeypatch.setattr(cacheplans.CachePlanner, "_must_spill", lambda *_: True)
     append = cacheplans.SectionWriter.append
 
     def full(self: Any, array: Any) -> int:
@@ -302,7 +302,7 @@ def test_ids_are_read_twice_at_most(dataset: Path, kind: str, monkeypatch: pytes
     monkeypatch.setattr(SectionFile, "run", counting)
     monkeypatch.setattr(SampleFile, "__init__", making)
     if kind == "spilled":
-        monkeypatch.setattr(cacheplans, "must_spill", lambda *given: True)
+        monkeypatch.setattr(cacheplans.CachePlanner, "_must_spill", lambda *given: True)
     if kind == "without memory":
         monkeypatch.setattr(samples, "FREE_SHARE", 1)
     strategy = "streamed" if kind == "streamed" else "superbatch"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,10 @@ from featstore.budget import Reservation
 from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.planfile import write_bytes
-from featstore.plan.planmemory import Spill, must_spill
+from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -36,8 +37,7 @@ class CachePlanner:
     runs : RunDirectory
     disk : DiskQuota
     memory : Reservation
-        What planning may hold; grown where a window is larger than was expected, see
-        :func:`~featstore.plan.planmemory.must_spill`.
+        What planning may hold; grown where a window is larger than was expected.
     room : callable () -> int
         Bytes that it may grow by: those that no batch needs.
     pool : BufferPool
@@ -116,18 +116,7 @@ class CachePlanner:
                 removed_after.callback(positions.remove)
                 return positions
 
-            spilled = must_spill(
-                self.memory,
-                self.pool,
-                self._room,
-                self.n,
-                lengths,
-                n_planned,
-                self.capacity,
-                self._policy.is_checked,
-                self.looks_ahead,
-                beside,
-            )
+            spilled = self._must_spill(lengths, n_planned, beside)
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
             window = Window(self.n, offsets, ids, n_planned, spill if spilled else None, foresee)
             name = self.runs.file(f"plan-{self._label}{k}")
@@ -136,3 +125,29 @@ class CachePlanner:
                 for number, planned in enumerate(self._policy.plan(window, first)):
                     write(writer, number, planned)
                 return writer.finish()
+
+    def _must_spill(self, lengths: Int64s, n_planned: int, beside: int) -> bool:
+        """Reserve what planning a window of these ``lengths`` holds; return whether next positions must go to disk.
+
+        The memory grows where it is too small: with next positions in memory if it then is not more than an eighth of the
+        budget, and there is room for that, after the pool gave back what nobody uses. BudgetError: it does not fit even so.
+        """
+        memory = self.memory
+        accesses = int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0))
+        policy = {"checked": self._policy.is_checked, "looks_ahead": self.looks_ahead}
+
+        def needed(capacity: int, *, spilled: bool = False) -> int:
+            return beside + planning_bytes(self.n, *accesses, capacity=capacity, spilled=spilled, **policy)
+
+        whole = needed(self.capacity)
+        if whole <= memory.n_bytes:
+            return False
+        self.pool.trim()
+        # A cache on loan is not taken back for it: what it was to hold would be read again, which is worse than to spill.
+        fits = whole - memory.n_bytes <= min(memory.budget.available, self._room())
+        if fits and needed(0) <= memory.budget.total // PLANNER_SHARE:
+            with suppress(BudgetError):
+                memory.resize(whole)
+                return False
+        memory.resize(max(memory.n_bytes, needed(self.capacity, spilled=True)))
+        return True

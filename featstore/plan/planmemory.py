@@ -8,14 +8,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Reservation
-from featstore.errors import BudgetError
-from featstore.gather.buffers import BufferPool
 from featstore.plan.planfile import write_bytes
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["PLANNER_SHARE", "Spill", "Switch", "must_spill", "planning_bytes"]
+__all__ = ["PLANNER_SHARE", "Spill", "Switch", "planning_bytes"]
 
 PLANNER_SHARE = 8  # next positions that make planning need more than this part of the memory are spilled
 BATCH_BYTES = 72  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
@@ -51,46 +48,6 @@ def planning_bytes(
     held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
     tables = width * min(n_rows, n_accesses) + (n_rows // 4 + 16 if n_rows > n_accesses else 0)
     return held + n_accesses // 3 + writing + BATCH_BYTES * longest + tables + (SLOT_BYTES + id_width) * slots + table_of_checks
-
-
-def must_spill(
-    memory: Reservation,
-    pool: BufferPool,
-    room: Callable[[], int],
-    n_rows: int,
-    lengths: npt.NDArray[np.int64],
-    n_planned: int,
-    capacity: int,
-    checked: bool,
-    looks_ahead: bool,
-    more: int = 0,
-) -> bool:
-    """Reserve what planning a window of batches of these ``lengths`` holds; return whether next positions must go to disk.
-
-    ``memory`` grows where it is too small: with next positions in memory if it then is not more than an eighth of the budget,
-    and there is ``room()`` for that, after ``pool`` gave back what nobody uses. ``n_planned`` batches are planned, the others
-    look-ahead; ``more`` bytes are held beside. BudgetError: planning does not fit even so.
-    """
-    size = (n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
-
-    def needed(*, capacity: int, spilled: bool = False) -> int:
-        return more + planning_bytes(*size, checked=checked, capacity=capacity, spilled=spilled, looks_ahead=looks_ahead)
-
-    whole = needed(capacity=capacity)
-    if whole <= memory.n_bytes:
-        return False
-    pool.trim()
-    # A cache on loan is not taken back for it: what it was to hold would be read again, which is worse than to spill.
-    fits = whole - memory.n_bytes <= min(memory.budget.available, room())
-    if fits and needed(capacity=0) <= memory.budget.total // PLANNER_SHARE:
-        try:
-            memory.resize(whole)
-        except BudgetError:
-            pass
-        else:
-            return False
-    memory.resize(max(memory.n_bytes, needed(capacity=capacity, spilled=True)))
-    return True
 
 
 class Spill:
