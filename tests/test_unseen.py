@@ -142,7 +142,7 @@ def test_what_a_part_of_the_rows_tells_is_near_what_all_do(monkeypatch: pytest.M
         for what in ("n_static", "n_top", "n_degree", "loads", "online_loads", "online_again"):
             assert getattr(some, what) == pytest.approx(getattr(all_rows, what), rel=0.05), what
         for rows in (capacity // 8, capacity // 2, capacity):
-            assert some.misses.share(rows) == pytest.approx(all_rows.misses.share(rows), rel=0.05)
+            assert some.misses.planned.share(rows) == pytest.approx(all_rows.misses.planned.share(rows), rel=0.05)
         assert some.plan_s > 0
 
 
