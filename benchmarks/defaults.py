@@ -256,46 +256,30 @@ def compare(args: argparse.Namespace, report: Report, work: Work, name: str, mem
     common = {"memory": memory, "best": best, "fixed": {side: round(each, 4) for side, each in fixed.items()}}
     common["impossible"] = dict(sides.impossible)
     ratios: dict[str, float] = {}
-    for side, reference in ((DEFAULT, best), (AUTO, best), (TRAIN, TRAIN_BEST)):
-        if side in seconds and reference in seconds:
-            ratios[side] = median_ratio(seconds[side], seconds[reference])
+    best_fixed, of_map = f"the best fixed strategy, {best}", f"a memory map read by {N_THREADS} threads"
+    shown = (
+        (DEFAULT, DEFAULT, best, best_fixed, "<= 1.15"),
+        (AUTO, AUTO, best, best_fixed, "<= 1.15"),
+        (TRAIN, TRAIN, TRAIN_BEST, best_fixed, "<= 1.15"),
+        (MEMMAP, of_map, DEFAULT, DEFAULT, ">= 0.8" if name == FITS else ">= 3"),
+        (STORE, "store[ids] after g.cache()", MEMMAP, MEMMAP, "<= 1.25" if name == FITS else "<= 0.33"),
+    )
+    for side, epoch_of, other, reference, target in shown:
+        if side in seconds and other in seconds:
+            ratios[side] = median_ratio(seconds[side], seconds[other])
             report.figure(
-                f"{title}, an epoch of {side}",
+                f"{title}, an epoch of {epoch_of}",
                 seconds[side],
                 "s",
-                reference=f"the best fixed strategy, {best}",
-                references=seconds[reference],
-                target=None if args.tiny else "<= 1.15",
+                reference=reference,
+                references=seconds[other],
+                target=None if args.tiny else target,
                 details=sides.runs[side],
                 **common,
             )
-    ratios[MEMMAP] = median_ratio(seconds[MEMMAP], seconds[DEFAULT])
-    report.figure(
-        f"{title}, an epoch of a memory map read by {N_THREADS} threads",
-        seconds[MEMMAP],
-        "s",
-        reference=DEFAULT,
-        references=seconds[DEFAULT],
-        target=None if args.tiny else ">= 0.8" if name == FITS else ">= 3",
-        details=sides.runs[MEMMAP],
-        **common,
-    )
-    if STORE in seconds:
-        ratios[STORE] = median_ratio(seconds[MEMMAP], seconds[STORE])
-        report.figure(
-            f"{title}, an epoch of store[ids] after g.cache()",
-            seconds[STORE],
-            "s",
-            reference=MEMMAP,
-            references=seconds[MEMMAP],
-            target=None if args.tiny else "<= 1.25" if name == FITS else "<= 0.33",
-            details=sides.runs[STORE],
-            **common,
-        )
     middles = {side: statistics.median(each) for side, each in seconds.items()}
-    cells = [f"{middles[side]:.2f} ({ratios[side]:.2f})" if side in ratios else "impossible" for side in (DEFAULT, AUTO, TRAIN)]
-    cells += [f"{best} {fixed[best]:.2f}", f"{middles[MEMMAP]:.2f} ({ratios[MEMMAP]:.2f})"]
-    cells.append(f"{middles[STORE]:.2f} ({ratios[STORE]:.2f})" if STORE in ratios else "impossible")
+    cells = [f"{middles[side]:.2f} ({ratios[side]:.2f})" if side in ratios else "impossible" for side, *_ in shown]
+    cells.insert(3, f"{best} {fixed[best]:.2f}")
     return f"{title:<52}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 

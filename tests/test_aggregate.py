@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from whole_graph import aggregated, skewed_graph
@@ -184,6 +184,7 @@ def add_all(rows: Any, indptr: Any, indices: Any, bounds: Any, n_threads: int) -
 
 @settings(max_examples=50, deadline=None)
 @given(inner=st.lists(st.integers(0, 60)), n_threads=st.integers(0, 9), swapped=st.sets(st.integers(0, 59), max_size=3))
+@example(inner=[30], n_threads=1, swapped={0, 40})
 def test_any_parts_and_threads_give_the_same_sums(inner: list[int], n_threads: int, swapped: set[int]) -> None:
     """Also the same first list that descends."""
     n = 60

@@ -114,6 +114,12 @@ class RowMap:
         """Record that ``slots`` hold ``rows``."""
         self._check(_core.assign(rows, slots, self.slot_of_row), rows)
 
+    def assign_first(self, rows: Int64s) -> None:
+        """Record that the first slots hold ``rows``, in their order; in pieces."""
+        for first in range(0, len(rows), PIECE_ROWS):
+            piece = rows[first : first + PIECE_ROWS]
+            self.assign(piece, np.arange(first, first + len(piece), dtype=np.int32))
+
     def hold(self, rows: Int64s, slots: Int32s) -> None:
         """Record that ``slots`` are taken by ``rows``, whose bytes are still to come."""
         self._check(_core.assign(rows, np.subtract(-2, slots, dtype=np.int32), self.slot_of_row), rows)

@@ -22,7 +22,6 @@ Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 MOVED_ROWS = 256  # at once, while a table shrinks
-LOADED_ROWS = 1 << 16  # at once, while a table is filled
 _VICTIM_FAULTS = {1: "is not a slot of {capacity}", 2: "occurs twice", 3: "is empty"}
 
 
@@ -263,14 +262,11 @@ class PlannedSlots:
     def __init__(self, capacity: int, rows: RowMap) -> None:
         self._rows = rows
         self._row_of_slot = np.full(capacity, -1, np.int64)
+        self.n_used = 0
 
     @property
     def nbytes(self) -> int:
         return self._row_of_slot.nbytes
-
-    @property
-    def n_used(self) -> int:
-        return int(np.count_nonzero(self._row_of_slot >= 0))
 
     @contextmanager
     def changed(self, changes: Changeset) -> Iterator[None]:
@@ -285,6 +281,7 @@ class PlannedSlots:
                 raise CorruptionError(f"a plan {problem}", changes.path)
             if problem is not None:
                 raise PluginError(f"the changeset {problem}")
+            self.n_used += len(rows) - len(changes.out_rows)
             yield
         except BaseException:
             self._rows.release(rows[(rows >= 0) & (rows < len(self._rows))])
@@ -293,40 +290,42 @@ class PlannedSlots:
 
     @property
     def rows(self) -> Int64s:
-        """The rows of the first slots, up to the last that has one; a view."""
+        """The rows that :meth:`reserve` gave slots, by slot; a view, before any changes."""
         return self._row_of_slot[: self.n_used]
 
-    def reserve(self, rows: Int64s) -> Int64s:
-        """Give the first slots to ``rows``, ascending; return them. They are found once :meth:`load` says so."""
+    def reserve(self, rows: Int64s) -> None:
+        """Give the first slots of an empty table to ``rows``, ascending. They are found once :meth:`load` says so."""
         slots = self._row_of_slot[: len(rows)]
         slots[:] = rows
         slots.sort()  # where they lie: a copy of many rows would be in no ledger
-        return slots
+        self.n_used = len(rows)
 
     def load(self) -> None:
         """Record that slots hold the rows that :meth:`reserve` gave them."""
-        rows = self.rows
-        for first in range(0, len(rows), LOADED_ROWS):
-            some = rows[first : first + LOADED_ROWS]
-            self._rows.assign(some, np.arange(first, first + len(some), dtype=np.int32))
+        self._rows.assign_first(self.rows)
 
     def clear(self) -> None:
         """Empty all slots."""
         self._rows.release(self._row_of_slot[self._row_of_slot >= 0])
         self._row_of_slot.fill(-1)
+        self.n_used = 0
 
     def shrink(self, capacity: int) -> None:
         """Keep the first ``capacity`` slots."""
         gone = self._row_of_slot[capacity:]
-        self._rows.release(gone[gone >= 0])
+        gone = gone[gone >= 0]
+        self._rows.release(gone)
         self._row_of_slot = self._row_of_slot[:capacity].copy()
+        self.n_used -= len(gone)
 
     def reset(self) -> None:
         """Empty the table, whatever state another thread had left it and the map in."""
         self._row_of_slot.fill(-1)
         self._rows.slot_of_row.fill(-1)
+        self.n_used = 0
 
     def _check(self) -> None:
         """Assert every invariant; O(n)."""
         cached = np.flatnonzero(self._rows.slot_of_row != -1)
+        assert self.n_used == np.count_nonzero(self._row_of_slot >= 0)
         assert (self._row_of_slot[self._rows.slot_of_row[cached]] == cached).all()

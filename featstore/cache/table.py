@@ -332,7 +332,10 @@ class FeatureCache:
             )
             self.read_into(rows, self.array, read, slots)
             self._counts["fill_rows"] += len(rows)
-            self.map.assign(rows, np.arange(len(rows), dtype=np.int32) if slots is None else slots.astype(np.int32))
+            if slots is None:
+                self.map.assign_first(rows)
+            else:
+                self.map.assign(rows, slots.astype(np.int32))
             self._n_filled = len(rows)
             return len(rows)
 
@@ -345,10 +348,10 @@ class FeatureCache:
         with self.loading() as (rows, array):
             self.read_into(rows, array, read)
 
-    def reserve(self, rows: Int64s) -> Int64s:
-        """Give the first slots of an empty cache to ``rows``, ascending, as :meth:`preload` does, and return them by slot.
+    def reserve(self, rows: Int64s) -> None:
+        """Give the first slots of an empty cache to ``rows``, ascending, as :meth:`preload` does.
 
-        They are found once :meth:`loading` has been left. A view: a copy of many rows would be in no ledger.
+        They are found once :meth:`loading` has been left.
         """
         self._enter()
         with self._gate.write(), self._lock:
@@ -359,7 +362,7 @@ class FeatureCache:
                 raise ValueError(
                     "only an empty cache that follows a planner is loaded ahead, with no more rows than it has slots"
                 )
-            return self._planned.reserve(rows)
+            self._planned.reserve(rows)
 
     @contextmanager
     def loading(self) -> Iterator[tuple[Int64s, Uint8s]]:
@@ -388,7 +391,7 @@ class FeatureCache:
 
     @property
     def planned_rows(self) -> Int64s:
-        """The rows of :meth:`reserve` by slot; a view, which changes with the cache."""
+        """The rows of :meth:`reserve` by slot; a view, which changes with the cache: a copy of many would be in no ledger."""
         return np.empty(0, np.int64) if self._planned is None else self._planned.rows
 
     def read_into(self, rows: Int64s, array: Uint8s, read: Read, slots: Int64s | None = None) -> None:

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="reads that the memory saves, divided between the feature's rows and embeddings of earlier steps, and what "
         "featstore train --history auto takes",
     )
-    parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 10, as strategy auto)")
+    parser.add_argument("--epochs", type=positive, help=f"with --explain: epochs to come (default: {Auto.epochs})")
     parser.add_argument("--length", type=positive, metavar="N", help="with --explain: batches a superbatch")
     parser.add_argument(
         "--device-cache",
@@ -192,7 +192,7 @@ def _explain(options: argparse.Namespace) -> int:
                         capacity=rows,
                         budget=graph.budget,
                         sample_s=sample_s,
-                        epochs=options.epochs or Auto().epochs,
+                        epochs=options.epochs or Auto.epochs,
                         disk_bytes=options.disk,
                         ahead_bytes=ahead,
                         out_degree=degrees,

@@ -45,33 +45,30 @@ POPULATE_BYTES = 8 << 20  # at once: the kernel holds a lock of the whole addres
 
 
 def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda: True) -> bool:
-    """Take the pages of ``memory``, shape (n,), from the system now; what is in them stays. Until ``go_on()`` is false.
+    """Take the pages of ``memory``, shape (n,), from the system now, the last ones first, until ``go_on()`` is false.
 
-    Fresh pages can cost far more than filling them, most of all in a virtual machine, whose host may have to find them first.
-    Returns False where it stopped early, or where the kernel cannot (before Linux 5.14): pages then come as they are touched.
+    What is in them stays. Fresh pages can cost far more than filling them, most of all in a virtual machine, whose host may have
+    to find them first. Returns False where it stopped early, or where the kernel cannot (before Linux 5.14): pages then come as
+    they are touched.
     """
-    return all(go_on() and populate(memory[first : first + POPULATE_BYTES]) for first in range(0, len(memory), POPULATE_BYTES))
+    pieces = reversed(range(0, len(memory), POPULATE_BYTES))
+    return all(go_on() and populate(memory[first : first + POPULATE_BYTES]) for first in pieces)
 
 
 @contextmanager
 def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
-    """Take the pages of ``memory`` from its end on, beside whoever fills it from its beginning on; see :func:`take_pages`."""
-    is_over = False
-
-    def take() -> None:
-        for first in reversed(range(0, len(memory), POPULATE_BYTES)):
-            if is_over or not populate(memory[first : first + POPULATE_BYTES]):
-                return
-
+    """Take the pages of ``memory`` by a thread, beside whoever fills it from its beginning on; see :func:`take_pages`."""
     if len(memory) < LEAST_TAKEN:
         yield
         return
-    thread = threading.Thread(target=take, name="featstore-pages", daemon=True)
+    is_over = threading.Event()
+    taken = (memory, lambda: not is_over.is_set())
+    thread = threading.Thread(target=take_pages, args=taken, name="featstore-pages", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        is_over = True
+        is_over.set()
         thread.join()
 
 

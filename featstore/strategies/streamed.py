@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -334,30 +335,25 @@ class _PreparingPack:
         return self._pack.fits(n_missed, n_bytes)
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
-        packed = self._packed(k, n_missed, rows_of, check)
+        with nullcontext() if k else self._preparing():
+            packed = self._pack(k, n_missed, rows_of, check)
         try:
+            if not k:
+                self._filling.finish()  # where nothing was packed, as the disk has no room
             self._say()
-        except BaseException:  # a warning that is an error
+        except BaseException:  # of reading, or a warning that is an error
             if packed is not None:
                 packed.remove()
             raise
         return packed
 
-    def _packed(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
-        if k:
-            return self._pack(k, n_missed, rows_of, check)
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
         over = threading.Event()
         thread = threading.Thread(target=self._prepare, args=(lambda: not over.is_set(),), name="featstore-pages", daemon=True)
         thread.start()
         try:
-            packed = self._pack(k, n_missed, rows_of, check)
-            try:
-                self._filling.finish()  # nothing was packed: the disk has no room
-            except BaseException:
-                if packed is not None:
-                    packed.remove()
-                raise
-            return packed
+            yield
         finally:
             over.set()
             thread.join()
