@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,13 @@ class View:
     neighbor_cache: NeighborCache | None
     pool: BufferPool
     budget: Budget
+
+    @property
+    def neighbor_lists(self) -> View:
+        return self
+
+    def using(self) -> AbstractContextManager[NeighborCache | None]:
+        return nullcontext(self.neighbor_cache)
 
 
 class PlainC:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -157,6 +158,13 @@ class ArrayGraph:
         else:
             self.topology = chunked(self.indptr, self.indices, self.chunk_bytes, self.budget)
             self.file = self.topology.chunks
+
+    @property
+    def neighbor_lists(self) -> ArrayGraph:
+        return self
+
+    def using(self) -> AbstractContextManager[NeighborCache | None]:
+        return nullcontext(self.neighbor_cache)
 
     def cached(self, n_ids: int | None = None, seed: int = 0) -> ArrayGraph:
         """The same graph with a whole cache, or a partial one of random nodes with room for ``n_ids`` ids of records."""

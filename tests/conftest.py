@@ -156,7 +156,7 @@ PIECES = (
     "featstore.graph.chunks._PIECE",
     "featstore.graph.edgeids._STEP",
     "featstore.graph.inputedges._CHECK_BYTES",
-    "featstore.graph.kept.PIECE_NODES",
+    "featstore.graph.adjacency.PIECE_NODES",
     "featstore.graph.neighborcache._CHUNK_NODES",
     "featstore.graph.neighborcache._READ_EDGES",
     "featstore.graph.partarrays._PIECE",

@@ -444,7 +444,7 @@ def test_an_error_after_create_says_that_the_dataset_is_there(tmp_path: Path, mo
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("featstore.graph.dataset.open_files", refuse)
+        patch.setattr("featstore.graph.opendataset.open_files", refuse)
         with pytest.raises(CommittedError, match="complete and in place, but opening it failed: Too many open files") as caught:
             make(tmp_path / "g", "new")
     error = caught.value

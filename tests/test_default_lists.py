@@ -85,12 +85,11 @@ def test_memory_that_others_need_is_given_back(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="64MiB", threads=1) as g:
         with load(g, features=()):
             pass
-        in_use = g.neighbor_cache
-        assert in_use is not None
-        with pytest.raises(featstore.BudgetError), g.budget.reserve("others", g.budget.available + 4096):
-            pass
-        assert g.neighbor_cache is in_use
-        del in_use
+        with featstore.NeighborSampler(g, [2]).scratch(1) as scratch:
+            assert scratch.cache is not None
+            with pytest.raises(featstore.BudgetError), g.budget.reserve("others", g.budget.available + 4096):
+                pass
+            assert g.neighbor_cache is scratch.cache
         with g.budget.reserve("others", g.budget.available + 4096):
             assert g.neighbor_cache is None
             assert "neighbor cache" not in g.memory_report()

@@ -20,7 +20,7 @@ import featstore
 from featstore.cache import table
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
-from featstore.graph import kept, progress, topology
+from featstore.graph import adjacency, neighborlists, progress, rowcaches, topology
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.catalog import read_catalog
@@ -117,7 +117,7 @@ def test_what_a_policy_asked_for_is_let_go_of(small: SimpleNamespace, is_online:
 
 def test_out_degrees_in_16_bits_are_the_out_degrees_or_the_most(tmp_path: Path) -> None:
     n, rng = 500, np.random.default_rng(0)
-    most = kept.MOST_DEGREE
+    most = adjacency.MOST_DEGREE
     sources = np.concatenate([np.repeat([3, 70, 444], [most + 1, most, most - 1]), rng.integers(0, n, 4000)])
     lists = np.bincount(rng.integers(0, n, len(sources)), minlength=n)
     with OutOfCoreGraph.create(tmp_path / "g", np.concatenate([[0], np.cumsum(lists)]), sources, progress=False) as g:
@@ -314,7 +314,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, bool, list
             super().add(n_bytes)
             bars[-1][3].append(n_bytes)
 
-    monkeypatch.setattr(kept, "Progress", Recorder)
+    for module in (adjacency, neighborlists, rowcaches):
+        monkeypatch.setattr(module, "Progress", Recorder)
     return bars
 
 
@@ -326,7 +327,7 @@ def test_a_long_pass_over_the_lists_shows_how_far_it_is(
         n_bytes = None if size is None else 8 * g.num_nodes + int(size * g.topology.nbytes) + 8192
         shown = {}
         for after_s, progress in ((0.0, True), (0.0, False), (600.0, True)):
-            monkeypatch.setattr(kept, "SHOWN_AFTER_S", after_s)
+            monkeypatch.setattr(neighborlists, "SHOWN_AFTER_S", after_s)
             monkeypatch.setattr(sys, "stderr", terminal := Terminal())
             g.cache_neighbors(n_bytes, progress=progress)
             assert g.neighbor_cache.whole == (size is None)
@@ -360,7 +361,7 @@ def test_filling_a_cache_shows_how_far_it_is(small: SimpleNamespace, monkeypatch
 
     monkeypatch.setattr(table, "FILL_BYTES", 100 * 100)
     for shows, after_s, said in ((True, 0.0, "cache of 'x': 100%"), (True, 600.0, ""), (False, 0.0, "")):
-        monkeypatch.setattr(kept, "FILL_SHOWN_AFTER_S", after_s)
+        monkeypatch.setattr(rowcaches, "FILL_SHOWN_AFTER_S", after_s)
         monkeypatch.setattr(sys, "stderr", terminal := Terminal())
         with featstore.open(small.path, memory="8MiB", progress=shows) as g:
             g.cache("x", 0.5)

@@ -151,7 +151,7 @@ def test_entries_of_later_releases_and_nonsense(g: Any) -> None:
 def lists_in_part_order(g: Any, name: str) -> list[tuple[int, list[int]]]:
     """Return nodes and their lists as the files have them, part by part."""
     kept = g.parts()[name]
-    nodes, offsets, ids = (read_parts(g._snapshot, g.budget, kept, role).tolist() for role in LISTS)
+    nodes, offsets, ids = (read_parts(g.snapshot, g.budget, kept, role).tolist() for role in LISTS)
     k = kept.n_parts + 1
     degrees, found = g.topology.degrees().tolist(), []
     for p in range(kept.n_parts):
@@ -182,7 +182,7 @@ def test_lists_in_part_order(tmp_path: Path, n: int, k: int) -> None:
         featstore.partition(g, k, "random", seed=2, name="without")
         assert not g.parts()["without"].has_lists
         with pytest.raises(FormatError, match="no file of part_indices"):
-            read_parts(g._snapshot, g.budget, g.parts()["without"], "part_indices")
+            read_parts(g.snapshot, g.budget, g.parts()["without"], "part_indices")
     with featstore.open(tmp_path / "g") as g:
         assert lists_in_part_order(g, name) == lists_of(g, parts)
         g.verify(progress=False)

@@ -241,17 +241,17 @@ def test_the_loan_of_neighbor_lists(small: SimpleNamespace, clock: SimpleNamespa
         for _ in range(2):
             g.cache_neighbors()
             assert not lent(g.budget)
-            g.lend_neighbors()
+            g.neighbor_lists.lend()
             clock.now += 3
             assert lent(g.budget) == {"neighbor cache": 3}
-            assert lenders(g.budget) == {"featstore.graph.kept"}
+            assert lenders(g.budget) == {"featstore.graph.neighborlists"}
             held = g.memory_report().holders["neighbor cache"]
             assert held.on_loan_bytes == held.bytes
             take_all(g.budget)
             assert g.neighbor_cache is None
             assert not lent(g.budget)
         g.cache_neighbors()
-        g.lend_neighbors()
+        g.neighbor_lists.lend()
         g.cache_neighbors(0)
         assert not lent(g.budget)
 
@@ -319,7 +319,7 @@ def test_no_loan_is_left_out() -> None:
         "strategies/switch.py": test_loans_of_a_loader,
         "graph/offsetpages.py": test_the_loan_of_offset_pages,
         "sampling/macrolists.py": test_the_loan_of_lists_of_parts,
-        "graph/kept.py": test_the_loan_of_neighbor_lists,
+        "graph/neighborlists.py": test_the_loan_of_neighbor_lists,
         "gather/buffers.py": test_the_loan_of_idle_buffers,
         "plan/samples.py": test_the_loan_of_sampled_ids,
         "strategies/batchsize.py": test_the_loan_of_a_batch_that_was_sampled_to_know_its_size,

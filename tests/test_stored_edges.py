@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.errors import BudgetError, ClosedError, CorruptionError
-from featstore.graph import storededges
+from featstore.graph import adjacency
 from featstore.graph.dataset import OutOfCoreGraph
 from tests.refusing import refuses
 
@@ -69,7 +69,7 @@ def test_any_edges_come_back(tmp_path_factory, n, n_edges, seed, form, is_sorted
         edges = edges[:, np.lexsort(edges)]
     path = tmp_path_factory.mktemp("g") / "g"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storededges, "_PIECE", 3)
+        patch.setattr(adjacency, "_PIECE", 3)
         with OutOfCoreGraph.from_edge_index(path, edges, n, progress=False, **FORMS[form]) as g:
             assert (g.topology.edge_ids is None) == bool((np.diff(np.lexsort(edges)) == 1).all())
             check(g, edges)

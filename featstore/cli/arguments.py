@@ -18,7 +18,7 @@ from featstore.config import parse_disk, parse_memory, parse_size, user_path
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
-from featstore.graph.kept import NEIGHBOR_POLICY
+from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.plan.savedio import edges_drawn
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
 
 import torch
 
+from featstore.cache.base import Policy
 from featstore.config import Options, user_path
-from featstore.errors import ClosedError, FormatError
-from featstore.gather.buffers import empty_tensor
+from featstore.errors import ClosedError
 from featstore.graph import build
-from featstore.graph.opened import Fields
+from featstore.graph.aggregate import aggregate, default_name
+from featstore.graph.feature import FeatureStore
+from featstore.graph.neighborlists import NEIGHBOR_POLICY
+from featstore.graph.opendataset import OpenDataset
+from featstore.graph.policyinputs import Given
 from featstore.graph.progress import Progress
-from featstore.graph.reopen import reduced
-from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed, topology_bytes
-from featstore.graph.source import ArrayLike, torch_dtype
-from featstore.graph.storededges import StoredEdges
+from featstore.graph.rowcaches import GivenParts
+from featstore.graph.savedparts import KeptParts
+from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
+from featstore.graph.source import ArrayLike
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
-from featstore.storage.catalog import EDGE, FieldRecord
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -34,7 +35,7 @@ _PUBLIC = (
 )
 
 
-class OutOfCoreGraph(StoredEdges):
+class OutOfCoreGraph(OpenDataset):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`; a context
@@ -69,53 +70,6 @@ class OutOfCoreGraph(StoredEdges):
     not travel, and unpickling opens the dataset again. What is open is one commit: a dataset that is replaced goes on as it was
     until it is opened again.
     """
-
-    def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
-        path = os.path.abspath(user_path(path))
-        with open_files(path) as opened:  # before a thread or a ring is made for it
-            check_memory(path, opened.catalog.files.values(), options)
-            super().__init__(path, options)
-            try:
-                self._snapshot = Snapshot(self.path, opened, self.reader)
-                try:
-                    self._open_fields()
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        self._snapshot.close()
-                    raise
-            except BaseException:
-                self.pool.close()
-                self.reader.close()
-                raise
-
-    def _open_fields(self) -> None:
-        catalog = self._snapshot.catalog
-        self.num_nodes = catalog.num_nodes
-        self.num_edges = catalog.num_edges
-        for name, record in catalog.by_role("feature").items():
-            if record.n_rows != self.num_nodes:
-                raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
-            self._open_feature_file(name, record)
-        self._list_features()
-        for name, record in catalog.by_role("feature", EDGE).items():
-            if record.n_rows != self.num_edges:
-                raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {self.num_edges} edges", self.path)
-            file, reopen = self._snapshot.file_of(record), partial(reduced, self, name, "edge_features")
-            self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
-        self.edge_features = Fields.of("edge feature", self._edge_stores)
-        data = catalog.by_role("data")
-        self.node_data = Fields("node data", list(data), self._load_data, lambda name: (data[name].dtype, data[name].shape))
-
-    def _list_features(self) -> None:
-        self.features = Fields.of("feature", self._stores)
-
-    def _open_feature(self, name: str) -> None:
-        self._open_feature_file(name, self._snapshot.catalog.by_role("feature")[name])
-        self._list_features()
-
-    def _open_feature_file(self, name: str, record: FieldRecord) -> None:
-        file, reopen = self._snapshot.file_of(record), partial(reduced, self, name)
-        self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen)
 
     # -- making ------------------------------------------------------------------------------------------------------------------
 
@@ -404,7 +358,7 @@ class OutOfCoreGraph(StoredEdges):
         Reads the catalog, and of each file one page and (unless ``verify="off"``) its table of checksums, 0.2 % of its size.
         """
         g = cls(path, Options.resolve(memory, backend, verify, threads))
-        g._shows = progress
+        g.shows_progress = progress
         return g
 
     # -- reading -----------------------------------------------------------------------------------------------------------------
@@ -416,30 +370,298 @@ class OutOfCoreGraph(StoredEdges):
         state = ", closed" if self._closed else ""
         return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{state})"
 
-    def _data_bytes(self, name: str) -> int:
-        record = self._snapshot.catalog.by_role("data")[name]
-        return record.n_rows * record.row_bytes
+    @property
+    def indptr(self) -> torch.Tensor:
+        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``, as given to :meth:`create`.
 
-    def data_shape(self, name: str) -> torch.Size:
-        """Return the shape of ``node_data[name]``, which is not read for it; KeyError where there is none."""
-        if name not in self.node_data:
-            return torch.Size(self.node_data[name].shape)  # raises the error that lists what there is
-        return torch.Size(self._snapshot.catalog.by_role("data")[name].shape)
-
-    def _read_data(self, name: str) -> torch.Tensor:
-        record = self._snapshot.catalog.by_role("data")[name]
-        tensor = empty_tensor(record.shape, torch_dtype(record.dtype))
-        if len(tensor):
-            rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
-            self._snapshot.file_of(record).read(0, len(rows), rows)
-        return tensor
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the id of the file that holds each field, by key: what was made from a field is stale once it differs.
-
-        Of the adjacency it is the id of the file that first held it: :func:`featstore.convert` leaves it as it is.
+        Read anew whenever it is asked for, as are :attr:`in_degree` and :attr:`out_degree`: keep the tensor, which is yours. The
+        budget counts its 8 bytes a node while it lives. Raises BudgetError, ClosedError, CorruptionError and OSError.
         """
-        return fingerprint_of(self._snapshot.catalog)
+        return self.adjacency.indptr()
+
+    @property
+    def in_degree(self) -> torch.Tensor:
+        """In-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
+        return self.adjacency.in_degree()
+
+    @property
+    def out_degree(self) -> torch.Tensor:
+        """Out-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
+        return self.adjacency.out_degree()
+
+    @overload
+    def neighbors(self, node: int, edge_pos: Literal[False] = False) -> torch.Tensor: ...
+    @overload
+    def neighbors(self, node: int, edge_pos: Literal[True]) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def neighbors(self, node: int, edge_pos: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Return all in-neighbours of one node.
+
+        Parameters
+        ----------
+        node : int
+            In ``[0, num_nodes)``.
+        edge_pos : bool
+            Return also which edge of the input each is, as ``edge_pos`` of sampled blocks does.
+
+        Returns
+        -------
+        neighbors : int64 tensor, shape (in-degree,)
+            Ascending; a neighbour by several edges occurs as often.
+        edge_pos : int64 tensor, shape (in-degree,)
+            If asked for.
+
+        Raises
+        ------
+        IndexError
+            No such node.
+        TypeError
+            Not an integer. For many nodes: ``NeighborSampler(g, [-1])``.
+        BudgetError, ClosedError, CorruptionError, OSError
+
+        Notes
+        -----
+        Reads the pages that hold the list. The first call opens :attr:`topology`, as samplers do.
+        """
+        return self.adjacency.neighbors(node, edge_pos)
+
+    @overload
+    def edges(self, edge_pos: Literal[False] = False) -> Iterator[torch.Tensor]: ...
+    @overload
+    def edges(self, edge_pos: Literal[True]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
+
+    def edges(self, edge_pos: bool = False) -> Iterator[torch.Tensor] | Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Read all edges once, in sequence and in blocks.
+
+        Parameters
+        ----------
+        edge_pos : bool
+            Yield also which edge of the input each is: its row in :attr:`edge_features`.
+
+        Yields
+        ------
+        edge_index : int64 tensor, shape (2, k)
+            Sources and destinations, as :meth:`from_edge_index` takes them; ``k`` is at least 1. Ascending by
+            destination, then by source. Each block is yours, and counts in the budget while it lives.
+        edge_pos : int64 tensor, shape (k,)
+            If asked for; then a pair is yielded.
+
+        Raises
+        ------
+        BudgetError, ClosedError, CorruptionError, OSError
+
+        Notes
+        -----
+        A block has at most half a million edges, fewer where little memory is left; what is read ahead counts as ``edges``. Opens
+        :attr:`topology`, as samplers do.
+        """
+        return self.adjacency.edges(edge_pos)
+
+    # -- memory ------------------------------------------------------------------------------------------------------------------
+
+    def cache(
+        self,
+        name: str | None = None,
+        budget: int | float | str = "auto",
+        policy: str | Policy | type[Policy] = "degree",
+        *,
+        counts: Given = None,
+        parts: GivenParts = None,
+        seed: int = 0,
+    ) -> None:
+        """Keep rows of a feature in memory; replaces an earlier cache of it.
+
+        Parameters
+        ----------
+        name : str, optional
+            The feature; by default all features of nodes, each with as many rows.
+        budget : int, float or str
+            Memory of the cache within the graph's budget, its row map of 4 bytes a node included: bytes, or text such as
+            ``"1GiB"``. A share (``"10%"`` or ``0.1``) means the bytes that this share of the rows takes. Never more than all rows
+            take; 0: no cache. By default ``"auto"``: seven eighths of what the budget has left, and rows are given back where
+            others need the memory.
+        policy : str, Policy or class
+            A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
+        counts : integer array, shape (num_nodes,), or callable that returns it, optional
+            Accesses of each row in a profiled run, for ``policy="frequency"``; called if the policy asks.
+        parts : integer array, shape (num_nodes,), callable that returns it, str or KeptParts, optional
+            The partition of each node, for policies that ask for it; or parts that the dataset keeps, by their name.
+        seed : int
+            Of randomised policies.
+
+        Raises
+        ------
+        BudgetError
+            The graph's budget has less left, or ``budget`` is too small for one row. The message names the least that works.
+        BusyError
+            The feature's cache follows the plans of a loader that is in the middle of an epoch.
+        PluginError
+            The policy failed.
+        KeyError, ValueError, TypeError
+            No such feature; no such policy, or an array of the wrong shape; a number of bytes below 4,096 without a unit.
+        CorruptionError, OSError
+            Filling a static cache failed.
+
+        Notes
+        -----
+        A static policy's rows are read now, in one ascending pass; where that takes longer than two seconds a bar shows how far
+        it is (:meth:`open`: ``progress``). On an error the feature has no cache.
+        """
+        self.row_caches.cache(name, budget, policy, counts=counts, parts=parts, seed=seed)
+
+    def cache_neighbors(
+        self,
+        budget: int | float | str | None = None,
+        policy: str | Policy | type[Policy] = NEIGHBOR_POLICY,
+        *,
+        counts: Given = None,
+        parts: GivenParts = None,
+        seed: int = 0,
+        edges: bool = False,
+        save: bool = False,
+        progress: bool = True,
+    ) -> None:
+        """Keep neighbour lists in memory, for samplers; replaces an earlier cache of them.
+
+        Parameters
+        ----------
+        budget : int, float or str, optional
+            Memory of the cache within the graph's budget: bytes or text, or a share of the whole budget (``"10%"`` or ``0.1``).
+            By default all that is left; 0: no cache. If the whole adjacency fits, sampling reads nothing from disk.
+        policy : str, Policy or class
+            A static policy, which scores the nodes whose lists stay. ``"cross_partition"`` keeps those that batches of other
+            parts ask for; ``"saved_io"`` those with most edges drawn, by ``counts``, for their bytes.
+        counts : integer array, shape (num_nodes,), or callable, optional
+            Edges that an epoch draws from each node's list, or what returns them once the policy asks;
+            :func:`featstore.plan.savedio.edges_drawn` counts them.
+        parts, seed
+            As for :meth:`cache`. For ``"cross_partition"`` ``parts`` are those that were kept last by default.
+        edges : bool
+            Also keep the numbers of the lists' edges, for samplers with ``edges=True``: 4 bytes an edge (8 from 2³¹ edges on), of
+            the same ``budget``, so fewer lists may fit. Only datasets whose lists were sorted by ``create`` store such numbers;
+            for others this changes nothing.
+        save : bool
+            Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy,
+            seed and ``edges`` (and no ``counts``, no ``parts`` but kept ones) loads it instead of making it anew.
+        progress : bool
+            Show a progress bar, on a terminal and in a notebook.
+
+        Raises
+        ------
+        BudgetError
+            Not even the cache's table of 8 bytes a node fits. The message names the least that works.
+        ValueError, PluginError, CorruptionError, OSError
+            No such or no static policy, or nothing to recognise a saved cache by; the policy needs parts, and none are kept; the
+            policy failed; a list holds what is no node, or a number is no edge's; reading or saving failed.
+        StaleError
+            The parts were made for another adjacency than the dataset has now.
+        BusyError
+            It cannot be saved: somebody is writing the dataset, or has replaced it. The cache is in use all the same.
+        CommittedError
+            It is saved, but making that durable failed: a power cut may undo it. The cache is in use all the same.
+
+        Notes
+        -----
+        Reads the adjacency once, sequentially, and with ``edges`` the numbers of all edges. On an error there is no cache, unless
+        only saving failed.
+        """
+        self.neighbor_lists.choose(
+            budget, policy, counts=counts, parts=parts, seed=seed, edges=edges, save=save, progress=progress
+        )
+
+    # -- what is made of it ------------------------------------------------------------------------------------------------------
+
+    def aggregate(
+        self,
+        feature: str,
+        op: str = "mean",
+        *,
+        hops: int = 1,
+        name: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        overwrite: bool = False,
+        memory: int | str | None = None,
+        progress: bool = True,
+    ) -> FeatureStore:
+        """Make a feature of each node's in-neighbours' rows, out of core, and add it to the dataset.
+
+        Training on it saves a hop of sampling and gathering: PaGraph's preprocessing.
+
+        Parameters
+        ----------
+        feature : str
+            Of any dtype and row shape.
+        op : {"mean", "sum", "gcn"}
+            Over the list of in-neighbours N(v), in which a repeated edge counts each time. ``"sum"``: Σ x_u. ``"mean"``: Σ x_u
+            divided by the length of the list, 0 where it is empty. ``"gcn"``: s_v · Σ s_u x_u over N(v) and v itself, where s_v =
+            1/√(d_v + 1); v counts exactly once, whatever edges lead from v to v, and d_v are the in-edges from other nodes.
+            Where edges have a direction, s_u and s_v are both made of in-degrees, as in PyG's ``gcn_norm``.
+        hops : int
+            Aggregate so often, each time what came of it before. Between hops there are float64 fields.
+        name : str, optional
+            Of the new feature; by default ``x_mean``, and ``x_mean2`` for two hops.
+        dtype : torch.dtype or str, optional
+            Of the new feature, a floating-point one: by default the feature's own, float64 for integers and bools.
+        overwrite : bool
+            Replace a feature of that name. Stores of it that were handed out go on reading the old one, whose file is removed
+            when the graph is closed.
+        memory : int or str, optional
+            Most bytes to hold, within the graph's budget; by default nearly all that it has left.
+        progress : bool
+            Show a progress bar, with the time left, on a terminal and in a notebook.
+
+        Returns
+        -------
+        FeatureStore
+            ``g.features[name]``, ready to be used; other handles have it when they are opened again.
+
+        Raises
+        ------
+        KeyError, ValueError, TypeError
+            No such feature; no such op, a name that is taken or none, no floating-point dtype.
+        BudgetError
+            Too little memory for the sums of one node; names what does.
+        BusyError
+            Somebody else is writing the dataset, or has changed it since it was opened; or a loader uses the feature that is to
+            be replaced.
+        CommittedError
+            The feature is in the dataset, but making that durable, or opening it, failed.
+        CorruptionError, OSError
+            Reading or writing failed. The dataset is as it was, and nothing is left.
+
+        Notes
+        -----
+        Sums are made in float64, in ascending order of the neighbours, and rounded once, to ``dtype``: bit for bit what SciPy's
+        product ``csr_array((ones, indices, indptr)) @ x`` has in float64. int64 beyond 2⁵³ is rounded first.
+
+        Blocks of nodes whose sums fit the memory, 8 bytes a number, take turns; each reads the feature once, in sequence. The
+        graph's threads add; how many they are changes no bit.
+
+        All is added in one commit. After a kill or Ctrl-C, the same call goes on where the last one was, but for the last
+        seconds. The dataset's writer lock is held meanwhile. Needs disk for the new feature, and between hops for two float64
+        fields.
+
+        Examples
+        --------
+        >>> g.aggregate("x", op="mean", name="x_mean")
+        FeatureStore('x_mean', shape=(1000, 16), dtype=torch.float32, backend='io_uring')
+
+        References
+        ----------
+        Bai et al.: PaGraph. IEEE TPDS 2021, section 5.1 (PP). Kipf, Welling: Semi-Supervised Classification with Graph
+        Convolutional Networks. ICLR 2017, equation 2 (gcn).
+        """
+        self.check_open()
+        with self.or_closed():
+            aggregate(self, feature, op, hops, name, dtype, overwrite, memory, progress)
+        return self.features[default_name(feature, op, hops) if name is None else name]
+
+    def parts(self) -> dict[str, KeptParts]:
+        """Return the partitions that the dataset keeps, by name, the latest last; :func:`featstore.partition` makes them.
+
+        Those that others have kept since this dataset was opened are not among them.
+        """
+        return self.partitions.by_name()
 
     # -- looking after it --------------------------------------------------------------------------------------------------------
 
@@ -478,12 +700,6 @@ class OutOfCoreGraph(StoredEdges):
         return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
 
     # -- life --------------------------------------------------------------------------------------------------------------------
-
-    def _close_files(self) -> None:
-        try:
-            super()._close_files()
-        finally:
-            self._snapshot.close()
 
     def __reduce__(self) -> tuple[Callable[..., OutOfCoreGraph], tuple[Any, ...]]:
         if self._closed:

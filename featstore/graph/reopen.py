@@ -10,33 +10,35 @@ from typing import Any
 
 from featstore.config import Options
 from featstore.errors import ClosedError
+from featstore.graph.base import StoredGraph
 from featstore.graph.feature import FeatureStore
-from featstore.graph.kept import Kept
 from featstore.graph.snapshot import fingerprint_of
 from featstore.storage.catalog import current_catalog
 
 __all__ = ["reduced"]
 
-_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], Kept] = weakref.WeakValueDictionary()
+_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], StoredGraph] = weakref.WeakValueDictionary()
 _reopened_lock = threading.Lock()
 
 
-def reduced(graph: Kept, name: str, of: str = "features") -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
+def reduced(graph: StoredGraph, name: str, of: str = "features") -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
     """Pickle a feature's store, as ``__reduce__`` does."""
     if graph.closed:
         raise ClosedError(f"{graph.path} is closed")
     return _reopen_store, (type(graph), graph.path, graph.options, name, of)
 
 
-def _is_current(graph: Kept) -> bool:
+def _is_current(graph: StoredGraph) -> bool:
     """Whether the dataset at a graph's path is still the one that it has open."""
     try:
-        return fingerprint_of(current_catalog(graph.path)) == fingerprint_of(graph.snapshot.catalog)
+        return fingerprint_of(current_catalog(graph.path)) == graph.fingerprint()
     except (OSError, ValueError):
         return False  # opening it anew says what is wrong, or waits for whoever is replacing it
 
 
-def _reopen_store(open_graph: Callable[[str, Options], Kept], path: str, options: Options, name: str, of: str) -> FeatureStore:
+def _reopen_store(
+    open_graph: Callable[[str, Options], StoredGraph], path: str, options: Options, name: str, of: str
+) -> FeatureStore:
     """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so its memory."""
     key = os.getpid(), path, options
     with _reopened_lock:

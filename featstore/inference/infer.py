@@ -15,7 +15,8 @@ import torch
 
 from featstore.config import check_flag
 from featstore.gather.device import check_device
-from featstore.graph.aggregate import MadeFeatures, Room, files_of, generous, room_in, write_rows
+from featstore.graph.aggregate import Room, files_of, generous, room_in, write_rows
+from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import FILES, Field, Making, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
@@ -48,7 +49,7 @@ class LayerCosts:
 
 
 def infer(
-    g: MadeFeatures,
+    g: OutOfCoreGraph,
     layers: Sequence[Layer],
     features: str = "x",
     out: str = "h",
@@ -130,7 +131,7 @@ def infer(
 
 
 def run_layers(
-    g: MadeFeatures,
+    g: OutOfCoreGraph,
     layers: Sequence[Layer],
     features: str,
     out: str,
@@ -185,7 +186,13 @@ class _Run:
     """Layers, one after the other. Steps of the making: ``2 i`` is what layer i aggregates, ``2 i + 1`` its output."""
 
     def __init__(
-        self, g: MadeFeatures, making: Making, dtype: torch.dtype, device: torch.device, memory: int | str | None, progress: bool
+        self,
+        g: OutOfCoreGraph,
+        making: Making,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: int | str | None,
+        progress: bool,
     ) -> None:
         self._g, self._making, self._dtype, self._device = g, making, dtype, device
         self._memory, self._shows = memory, progress

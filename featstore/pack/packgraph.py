@@ -13,8 +13,8 @@ from featstore.budget import Budget
 from featstore.config import Options
 from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
+from featstore.graph.base import Fields, StoredGraph
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.opened import Fields, Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.source import torch_dtype
 from featstore.pack.layout import layout_records
@@ -27,7 +27,7 @@ __all__ = ["Graph", "PackedGraph"]
 Graph: TypeAlias = "OutOfCoreGraph | PackedGraph"
 
 
-class PackedGraph(Opened):
+class PackedGraph(StoredGraph):
     """A pack, opened by its own record: on a machine without the dataset, ``Loader(g, strategy="packed")`` runs from it.
 
     Parameters

@@ -26,7 +26,7 @@ from featstore.storage.sections import SectionFile, SectionWriter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from featstore.graph.opened import Opened
+    from featstore.graph.base import StoredGraph
 
 __all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "fits", "read_record", "write_record"]
 
@@ -177,7 +177,7 @@ class OfflineSamples:
             counts[self.ids(number).astype(np.intp, copy=False)] += 1  # distinct within a batch
         return counts
 
-    def check(self, g: Opened) -> None:
+    def check(self, g: StoredGraph) -> None:
         """Raise StaleError unless the pack was sampled from the graph that ``g`` is."""
         if self.record["made_of"] != adjacency_of(g):
             raise StaleError(

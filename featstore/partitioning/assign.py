@@ -158,7 +158,7 @@ def partition(
             saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": seed})}
             with g.budget.reserve("partitioning", 0 if is_train is None else 16 * int(is_train.sum(dtype=np.int64))):
                 trained = None if is_train is None else by_part(parts, n_parts, np.flatnonzero(is_train))[1]
-                g.keep_parts(f"{label}-{n_parts}" if name is None else name, parts, trained, saved, progress, keep_lists)
+                g.partitions.keep(f"{label}-{n_parts}" if name is None else name, parts, trained, saved, progress, keep_lists)
         held.resize(held.n_bytes - 4 * n)
         tensor = torch.from_numpy(parts)
         g.budget.reserve(HOLDER, 4 * n, owner=tensor)

@@ -224,7 +224,7 @@ def redundancy(
 def _kept(g: OutOfCoreGraph, names: Sequence[str] | None) -> tuple[list[KeptParts], dict[str, str]]:
     """Return the kept parts that are counted, and those that are not, with the reason."""
     if names is not None:
-        return [g.find_parts(name) for name in names], {}
+        return [g.partitions.find(name) for name in names], {}
     there, stale = g.parts(), "made for another adjacency than the dataset has now; partition it again"
     skipped = {name: stale for name, each in there.items() if each.is_stale}
     return [each for name, each in there.items() if name not in skipped], skipped

@@ -152,9 +152,10 @@ class HopSampler(CheckedSampler):
         except IndexError:
             scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds), self.edges)
             self._all.append(scratch)
-        scratch.cache, scratch.lists = self._g.neighbor_cache, lists
         try:
-            yield scratch
+            with self._g.neighbor_lists.using() as scratch.cache:
+                scratch.lists = lists
+                yield scratch
             self._room = max(self._room, scratch.room)
             scratch.seconds += time.perf_counter() - start
         finally:

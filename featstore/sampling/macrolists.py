@@ -158,4 +158,4 @@ def macro_lists(g: OutOfCoreGraph, sampler: object, batches: object) -> MacroLis
     kept = g.parts().get(batches.kept[0])
     if kept is None or kept.generation != batches.kept[1] or not kept.has_lists or kept.is_stale:
         return None
-    return MacroLists(g, g.part_lists(kept), batches)
+    return MacroLists(g, g.partitions.lists(kept), batches)

@@ -113,7 +113,7 @@ class PartitionBatches:
         self.num_nodes = int(g.num_nodes)
         seeds = check_seeds(ids, self.num_nodes).numpy()
         if parts is None or isinstance(parts, str):
-            parts = g.find_parts(parts)
+            parts = g.partitions.find(parts)
         self.kept = (parts.name, parts.generation) if isinstance(parts, KeptParts) else None
         part = check_parts(parts.load() if isinstance(parts, KeptParts) else parts, self.num_nodes)
         # Parts that are empty of seeds are left out: there may be many more of them.

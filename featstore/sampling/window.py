@@ -24,6 +24,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.listblocks import NodeLists
 from featstore.graph.liststream import LIST_BYTES, stream_bytes
+from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.fileturns import FileTurns
@@ -375,7 +376,8 @@ class EpochWindow:
 
         def draw() -> None:
             self._check()
-            self._draw_targets(memory, hop, worker, base, end - base, records[:used])
+            with self._graph.neighbor_lists.using() as cache:
+                self._draw_targets(memory, hop, worker, base, end - base, records[:used], cache)
 
         def array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
             nonlocal used
@@ -393,9 +395,16 @@ class EpochWindow:
             draw()
 
     def _draw_targets(
-        self, memory: _Worker, hop: int, worker: int, base: int, n_range: int, records: npt.NDArray[np.uint8]
+        self,
+        memory: _Worker,
+        hop: int,
+        worker: int,
+        base: int,
+        n_range: int,
+        records: npt.NDArray[np.uint8],
+        cache: NeighborCache | None,
     ) -> None:
-        topology, cache = self._topology, self._graph.neighbor_cache
+        topology = self._topology
         arrays = memory.ends, memory.batch, memory.place, memory.nodes, memory.starts
         n = sort_targets(records, self._wide, base, n_range, *arrays)
         nodes, starts = memory.nodes[:n], memory.starts[: n + 1]

@@ -95,7 +95,7 @@ class Lists:
                 graph.cache_neighbors(n_bytes, edges=numbered)
         except BudgetError as error:  # others were quicker
             return Lists(f"on the drive: {error.reason}", self.whole)
-        graph.lend_neighbors()
+        graph.neighbor_lists.lend()
         text = f"{format_size(n_bytes)} of {format_size(self.whole)} in memory"
         if n_bytes >= self.whole:
             text = "all in memory"

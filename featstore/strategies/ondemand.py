@@ -151,7 +151,7 @@ class OnDemandRunner(Runner):
                     self._is_owed = True
                     continue
                 try:
-                    graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, without=beside)
+                    graph.row_caches.make(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, without=beside)
                     self._note(name)
                 except BusyError:  # an epoch of plans began meanwhile
                     self._is_owed = True

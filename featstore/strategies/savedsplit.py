@@ -18,8 +18,8 @@ from featstore.cache.select import top_rows
 from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.errors import BudgetError
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.kept import NEIGHBOR_POLICY
 from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import huge_bytes
 from featstore.plan.planmemory import planning_bytes
@@ -188,11 +188,11 @@ def _sampled(sampler: HopSampler, graph: OutOfCoreGraph, seeds_of: SeedsOf, posi
 
 
 def _outside(graph: OutOfCoreGraph, ids: Int64s, lists: NearbyLists | None) -> npt.NDArray[np.bool_]:
-    cache = graph.neighbor_cache
-    offsets = None if cache is None else cache.offset_of_node
-    if cache is not None and offsets is None:  # it has all lists
-        return np.zeros(len(ids), bool)
-    found = np.ones(len(ids), bool) if offsets is None else offsets[ids] < 0
+    with graph.neighbor_lists.using() as cache:
+        offsets = None if cache is None else cache.offset_of_node
+        if cache is not None and offsets is None:  # it has all lists
+            return np.zeros(len(ids), bool)
+        found = np.ones(len(ids), bool) if offsets is None else offsets[ids] < 0
     if lists is not None:
         place = np.full(len(ids), -1, np.int64)  # ~position in the file
         lists.locate(np.ascontiguousarray(ids), place)

@@ -132,7 +132,7 @@ class SuperbatchSizes:
         needed = planner_bytes(planning, nodes.n, self._n_batches, n_accesses, size, spilled=spilled, capacity=capacity)
         if self.context.on_device is not None:
             needed += REST_BYTES * n_accesses
-        return needed if planning.overlap else max(needed, graph.choosing_bytes())
+        return needed if planning.overlap else max(needed, graph.neighbor_lists.choosing_bytes())
 
     def _edge_planner(self, batch: BatchSize) -> Callable[..., int]:
         """Return what says how many bytes planning the edges of superbatches takes, by their length and ``spilled=``."""

@@ -290,7 +290,7 @@ class CacheSwitch:
             return self._file.load(self._graph.topology, self.share, check)
         assert self._planner is not None
         scratch = Budget(self._planner.n_bytes, "planner")
-        cache, is_stored = self._graph.make_neighbor_cache(self.share, scratch, self._features_bytes)
+        cache, is_stored = self._graph.neighbor_lists.make(self.share, scratch, self._features_bytes)
         if not is_stored and self._runs is not None and (self._disk.total is None or 4 * cache.nbytes <= self._disk.total):
             try:
                 self._file = NeighborFile(self._runs.file("neighbors"), cache, self._disk)

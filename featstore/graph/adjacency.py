@@ -1,114 +1,124 @@
-"""The adjacency of a dataset, read back: offsets, degrees, a node's neighbours, and all edges in blocks."""
+"""The adjacency of an open dataset: opened when first asked for, and read back, from its offsets to all edges in blocks."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from featstore.config import check_flag
+from featstore.errors import FormatError
+from featstore.graph.base import StoredGraph
 from featstore.graph.crossedges import blocks_in
-from featstore.graph.kept import Kept
 from featstore.graph.listblocks import ListBlock
-from featstore.graph.opentopology import stored_pieces
+from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
+from featstore.graph.progress import Progress
+from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import Topology
+from featstore.storage.rowfile import RowFile
 
-__all__ = ["StoredEdges"]
+__all__ = ["SHOWN_AFTER_S", "Adjacency"]
 
+PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
+SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
 _PIECE = 1 << 16  # nodes or edges handled at once where that takes temporary arrays
 _MOST_BLOCK_BYTES = 4 << 20
 
 
-class StoredEdges(Kept):
-    """A dataset whose adjacency can be read back, in either form; results count in its budget while they live."""
+class Adjacency:
+    """The adjacency of a graph's dataset, in either form; what is read of it counts in the graph's budget while it lives."""
+
+    def __init__(self, graph: StoredGraph, snapshot: Snapshot) -> None:
+        self._graph, self._snapshot = graph, snapshot
+        self._topology: Topology | None = None
 
     @property
-    def indptr(self) -> torch.Tensor:
-        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``, as given to :meth:`~OutOfCoreGraph.create`.
+    def topology(self) -> Topology:
+        """See :attr:`featstore.OutOfCoreGraph.topology`."""
+        graph = self._graph
+        with graph.locked():
+            if self._topology is None:
+                with Progress("offsets", 8 * (graph.num_nodes + 1), graph.shows_progress, delay_s=SHOWN_AFTER_S) as bar:
+                    self._topology = load_topology(self._snapshot, graph.budget, bar.add)
+            return self._topology
 
-        Read anew whenever it is asked for, as are :attr:`in_degree` and :attr:`out_degree`: keep the tensor, which is yours. The
-        budget counts its 8 bytes a node while it lives. Raises BudgetError, ClosedError, CorruptionError and OSError.
-        """
-        found = self._per_node(self.num_nodes + 1)
+    def bytes_to_come(self) -> int:
+        """Bound what the adjacency will hold once it is asked for: nothing where it was already."""
+        with self._graph.locked():
+            return 0 if self._topology is not None else held_bytes(self._snapshot, self._graph.budget.total)
+
+    def close(self) -> None:
+        if self._topology is not None:
+            self._topology.close()
+
+    # -- offsets and degrees -----------------------------------------------------------------------------------------------------
+
+    def out_degrees(self) -> RowFile:
+        """Return the file of out-degrees, int64."""
+        file, width = self._snapshot.topology_file("out_degree", self._graph.num_nodes)
+        if width != 8:
+            raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
+        return file
+
+    def short_degrees(self) -> npt.NDArray[np.uint16]:
+        """Read the out-degrees, uint16 [n], in pieces; ``MOST_DEGREE`` stands for all that are higher."""
+        n = self._graph.num_nodes
+        file, found = self.out_degrees(), np.empty(n, np.uint16)
+        for first in range(0, n, PIECE_NODES):
+            rows = file.read(first, min(PIECE_NODES, n - first))
+            found[first : first + len(rows)] = np.minimum(rows.reshape(-1).view(np.int64), MOST_DEGREE)
+        return found
+
+    def indptr(self) -> torch.Tensor:
+        """See :attr:`featstore.OutOfCoreGraph.indptr`."""
+        found = self._per_node(self._graph.num_nodes + 1)
         found[0] = 0
         array = found.numpy()
         for first, offsets in self._offset_pieces():
             array[first : first + len(offsets)] = offsets
         return found
 
-    @property
     def in_degree(self) -> torch.Tensor:
-        """In-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
-        found = self._per_node(self.num_nodes)
+        """See :attr:`featstore.OutOfCoreGraph.in_degree`."""
+        found = self._per_node(self._graph.num_nodes)
         array = found.numpy()
         for first, offsets in self._offset_pieces():
             np.subtract(offsets[1:], offsets[:-1], out=array[first : first + len(offsets) - 1])
         return found
 
-    @property
     def out_degree(self) -> torch.Tensor:
-        """Out-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
-        found = self._per_node(self.num_nodes)
+        """See :attr:`featstore.OutOfCoreGraph.out_degree`."""
+        found = self._per_node(self._graph.num_nodes)
         rows = found.numpy().view(np.uint8).reshape(-1, 8)
-        file = self._out_degrees()
-        for first in range(0, self.num_nodes, _PIECE):
+        file = self.out_degrees()
+        for first in range(0, len(rows), _PIECE):
             piece = rows[first : first + _PIECE]
             file.read(first, len(piece), piece)
         return found
 
     def _per_node(self, n: int) -> torch.Tensor:
-        self._check_open()
-        return self.pool.tensor(n, torch.int64)
+        self._graph.check_open()
+        return self._graph.pool.tensor(n, torch.int64)
 
     def _offset_pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        with self._or_closed():
+        with self._graph.or_closed():
             yield from stored_pieces(self._snapshot, lambda: self.topology, _PIECE)
 
-    @overload
-    def neighbors(self, node: int, edge_pos: Literal[False] = False) -> torch.Tensor: ...
-    @overload
-    def neighbors(self, node: int, edge_pos: Literal[True]) -> tuple[torch.Tensor, torch.Tensor]: ...
+    # -- edges -------------------------------------------------------------------------------------------------------------------
 
-    def neighbors(self, node: int, edge_pos: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Return all in-neighbours of one node.
-
-        Parameters
-        ----------
-        node : int
-            In ``[0, num_nodes)``.
-        edge_pos : bool
-            Return also which edge of the input each is, as ``edge_pos`` of sampled blocks does.
-
-        Returns
-        -------
-        neighbors : int64 tensor, shape (in-degree,)
-            Ascending; a neighbour by several edges occurs as often.
-        edge_pos : int64 tensor, shape (in-degree,)
-            If asked for.
-
-        Raises
-        ------
-        IndexError
-            No such node.
-        TypeError
-            Not an integer. For many nodes: ``NeighborSampler(g, [-1])``.
-        BudgetError, ClosedError, CorruptionError, OSError
-
-        Notes
-        -----
-        Reads the pages that hold the list. The first call opens :attr:`~OutOfCoreGraph.topology`, as samplers do.
-        """
+    def neighbors(self, node: int, edge_pos: bool) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """See :meth:`featstore.OutOfCoreGraph.neighbors`."""
         check_flag("edge_pos", edge_pos)
         index = self._node(node)
         topology = self.topology
-        with self._or_closed():
+        with self._graph.or_closed():
             starts, degrees = topology.offsets(np.array([index]))
             first, stop = int(starts[0]), int(starts[0] + degrees[0])
-            found = self.pool.tensor(stop - first, torch.int64)
+            found = self._graph.pool.tensor(stop - first, torch.int64)
             array = found.numpy()
             for begin in range(first, stop, _PIECE):
                 positions = np.arange(begin, min(begin + _PIECE, stop))
@@ -126,14 +136,15 @@ class StoredEdges(Kept):
         if index is None or isinstance(node, (bool, np.bool_)):
             what = f"a {type(node).__name__}" if isinstance(node, (torch.Tensor, np.ndarray, list, tuple)) else repr(node)
             raise TypeError(f"node must be one integer, not {what}; the lists of many nodes come of NeighborSampler(g, [-1])")
-        if not 0 <= index < self.num_nodes:
-            nodes = f"the graph has nodes 0 … {self.num_nodes - 1}" if self.num_nodes else "the graph has none"
+        n = self._graph.num_nodes
+        if not 0 <= index < n:
+            nodes = f"the graph has nodes 0 … {n - 1}" if n else "the graph has none"
             raise IndexError(f"node {index} is not a node: {nodes}")
         return index
 
     def _edge_pos(self, topology: Topology, first: int, stop: int) -> torch.Tensor:
         """Look up which edges of the input the stored edges ``first … stop - 1`` are."""
-        found = self.pool.tensor(stop - first, torch.int64)
+        found = self._graph.pool.tensor(stop - first, torch.int64)
         array, numbers = found.numpy(), topology.edge_ids
         for begin in range(first, stop, _PIECE):
             out = array[begin - first : min(begin + _PIECE, stop) - first]
@@ -145,36 +156,8 @@ class StoredEdges(Kept):
                 out[:] = read
         return found
 
-    @overload
-    def edges(self, edge_pos: Literal[False] = False) -> Iterator[torch.Tensor]: ...
-    @overload
-    def edges(self, edge_pos: Literal[True]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
-
-    def edges(self, edge_pos: bool = False) -> Iterator[torch.Tensor] | Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Read all edges once, in sequence and in blocks.
-
-        Parameters
-        ----------
-        edge_pos : bool
-            Yield also which edge of the input each is: its row in :attr:`~OutOfCoreGraph.edge_features`.
-
-        Yields
-        ------
-        edge_index : int64 tensor, shape (2, k)
-            Sources and destinations, as :meth:`~OutOfCoreGraph.from_edge_index` takes them; ``k`` is at least 1. Ascending by
-            destination, then by source. Each block is yours, and counts in the budget while it lives.
-        edge_pos : int64 tensor, shape (k,)
-            If asked for; then a pair is yielded.
-
-        Raises
-        ------
-        BudgetError, ClosedError, CorruptionError, OSError
-
-        Notes
-        -----
-        A block has at most half a million edges, fewer where little memory is left; what is read ahead counts as ``edges``. Opens
-        :attr:`~OutOfCoreGraph.topology`, as samplers do.
-        """
+    def edges(self, edge_pos: bool) -> Iterator[torch.Tensor] | Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """See :meth:`featstore.OutOfCoreGraph.edges`."""
         check_flag("edge_pos", edge_pos)
         topology = self.topology
         return self._edges_with_pos(topology) if edge_pos else (edges for _, edges in self._edge_blocks(topology))
@@ -185,9 +168,9 @@ class StoredEdges(Kept):
 
     def _edge_blocks(self, topology: Topology) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the number of a first stored edge, and the edges from there on."""
-        with self._or_closed():
-            for block in blocks_in(topology, self.budget, "edges", _MOST_BLOCK_BYTES):
-                edges = self.pool.tensor((2, len(block.ids)), torch.int64)
+        with self._graph.or_closed():
+            for block in blocks_in(topology, self._graph.budget, "edges", _MOST_BLOCK_BYTES):
+                edges = self._graph.pool.tensor((2, len(block.ids)), torch.int64)
                 _write_edges(block, edges.numpy())
                 yield block.first_edge, edges
 

@@ -1,4 +1,4 @@
-"""Base of a dataset, or of a pack in its place, as loaders use it: features and node data within one budget."""
+"""What a dataset, and a pack in its place, are to loaders: features and node data within one budget, opened and closed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from featstore.gather.sources import RowSource
 from featstore.graph.feature import FeatureStore
 from featstore.storage.reader import Reader
 
-__all__ = ["Fields", "Opened"]
+__all__ = ["Fields", "StoredGraph"]
 
-Self = TypeVar("Self", bound="Opened")
+Self = TypeVar("Self", bound="StoredGraph")
 
 
 class Fields(Mapping[str, Any]):
@@ -64,7 +64,7 @@ class Fields(Mapping[str, Any]):
         return f"{{{', '.join(found)}}}"
 
 
-class Opened(ABC):
+class StoredGraph(ABC):
     """Stores of features and tensors of node data behind one budget, one reader and one pool; a context manager.
 
     Subclasses say what node data there is (:meth:`_data_bytes`, :meth:`_read_data`), and close what else they opened
@@ -80,6 +80,7 @@ class Opened(ABC):
         self.path = path
         self.options = options
         self.budget = Budget(options.memory)
+        self.shows_progress = False  # of what is read when it is first asked for
         self._closed = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -124,6 +125,10 @@ class Opened(ABC):
 
     __iter__ = None  # with brackets alone Python would count rows up from 0
 
+    @abstractmethod
+    def fingerprint(self) -> dict[str, str]:
+        """Return the id of what holds each field, by key: what was made from a field is stale once it differs."""
+
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -167,14 +172,15 @@ class Opened(ABC):
         holder = f"cache of {'edge feature ' * is_of_edges}{store.name!r}"
         budget = self.budget if budget is None else budget
         with self.locked():
-            self._drop_cache(store)
+            self.drop_cache(store)
             cache = FeatureCache(capacity, store.row_bytes, len(store), policy, budget=budget, name=holder)
             if on_loan:
                 cache.lend()
             store.use_cache(cache)
 
     @staticmethod
-    def _drop_cache(store: FeatureStore) -> None:
+    def drop_cache(store: FeatureStore) -> None:
+        """Take a feature's cache away; BusyError while a loader's epoch uses it."""
         old = store.cache
         if old is not None and old.in_use:
             raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
@@ -196,7 +202,8 @@ class Opened(ABC):
         """
         return self.budget.report()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError after :meth:`close`."""
         if self._closed:
             raise ClosedError(f"{self.path} is closed")
 
@@ -206,16 +213,16 @@ class Opened(ABC):
         if self._pid != os.getpid():
             self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent's may have held it
         with self._lock:
-            self._check_open()
+            self.check_open()
             yield
 
     @contextlib.contextmanager
-    def _or_closed(self) -> Iterator[None]:
+    def or_closed(self) -> Iterator[None]:
         """Raise ClosedError in place of what comes of offsets that close() has taken away meanwhile."""
         try:
             yield
         except (IndexError, ValueError):
-            self._check_open()
+            self.check_open()
             raise
 
     @property
@@ -245,7 +252,7 @@ class Opened(ABC):
             stack.callback(self._data.clear)
             stack.callback(self._close_files)
             for store in (*self._stores.values(), *self._edge_stores.values()):
-                stack.callback(self._drop_cache, store)
+                stack.callback(self.drop_cache, store)
                 if store.cache is not None:
                     stack.callback(store.cache.release)
                 stack.callback(store.close)

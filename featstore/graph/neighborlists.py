@@ -1,0 +1,202 @@
+"""The neighbour lists that an open dataset keeps in memory: one cache, chosen, saved, lent to the budget and given back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy.typing as npt
+
+from featstore.budget import DEAR, Budget, Loan
+from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.config import check_at_least, check_flag, parse_cache_size
+from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
+from featstore.graph.base import StoredGraph
+from featstore.graph.listscores import WriteScores, scores_by_degrees
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.opentopology import stored_size
+from featstore.graph.partitions import Partitions
+from featstore.graph.policyinputs import Given
+from featstore.graph.progress import Progress
+from featstore.graph.rowcaches import GivenParts, RowCaches
+from featstore.graph.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
+from featstore.graph.savedparts import KeptParts
+from featstore.graph.snapshot import Snapshot
+
+__all__ = ["NEIGHBOR_POLICY", "NeighborLists"]
+
+NEIGHBOR_POLICY = "in_out_ratio"
+
+
+def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
+    chosen = get_policy(policy)
+    if not isinstance(chosen, StaticPolicy):
+        raise ValueError(f"neighbour lists are cached once, by score: policy {chosen.name!r} is not a static one")
+    return chosen
+
+
+class NeighborLists:
+    """Neighbour lists of a graph that lie in memory.
+
+    Attributes
+    ----------
+    cache : NeighborCache or None
+        Whoever samples with it asks :meth:`using`.
+    """
+
+    def __init__(
+        self, graph: StoredGraph, snapshot: Snapshot, adjacency: Adjacency, partitions: Partitions, rows: RowCaches
+    ) -> None:
+        self._graph, self._snapshot, self._adjacency, self._partitions, self._rows = graph, snapshot, adjacency, partitions, rows
+        self.cache: NeighborCache | None = None
+        self._loan: Loan | None = None
+        self._users: deque[None] = deque()  # one each: counted without a lock, which a fork could leave locked
+
+    @contextmanager
+    def using(self) -> Iterator[NeighborCache | None]:
+        """Lend the cache to a batch that is sampled with it: meanwhile the budget does not take it back."""
+        self._users.append(None)  # and then looks: who takes the cache back does it in the other order
+        try:
+            yield self.cache
+        finally:
+            self._users.pop()
+
+    def choosing_bytes(self) -> int:
+        """Count what choosing lists takes beside their cache, :meth:`NeighborCache.scratch_bytes`; opens nothing."""
+        n_bytes, in_memory = stored_size(self._snapshot)
+        return NeighborCache.scratch_bytes(self._graph.num_nodes, n_bytes, in_memory=in_memory)
+
+    def choose(
+        self,
+        budget: int | float | str | None,
+        policy: str | Policy | type[Policy],
+        *,
+        counts: Given,
+        parts: GivenParts,
+        seed: int,
+        edges: bool,
+        save: bool,
+        progress: bool,
+    ) -> None:
+        """See :meth:`featstore.OutOfCoreGraph.cache_neighbors`."""
+        graph = self._graph
+        edges, save = check_flag("edges", edges), check_flag("save", save)
+        seed = check_at_least("seed", seed, 0)
+        chosen = _static(policy)
+        is_kept = parts is None or isinstance(parts, (str, KeptParts))
+        usual = isinstance(policy, str) and counts is None and (is_kept if chosen.needs_parts else parts is None)
+        if save and (not usual or budget is None):
+            raise ValueError(
+                "a cache is saved for a policy's name and a stated budget, without counts=, and with no parts= but kept ones"
+            )
+        size = None if budget is None else parse_cache_size(budget, "budget", "the memory")
+        graph.check_open()
+        if chosen.needs_parts and is_kept and not isinstance(parts, KeptParts):
+            parts = self._partitions.find(parts)  # type: ignore[arg-type]
+        self.drop()
+        topology = self._adjacency.topology
+        graph.pool.trim()  # as many lists are chosen as the memory that is left holds
+        n_bytes = graph.budget.available if size is None else int(size * graph.budget.total) if isinstance(size, float) else size
+        if n_bytes == 0:
+            return
+        recipe: dict[str, Any] = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
+        if chosen.needs_parts and isinstance(parts, KeptParts):
+            recipe["parts"] = [parts.name, parts.generation]
+        all_bytes = topology.num_edges * NeighborCache.entry_bytes(topology, edges)
+        with Progress("neighbour lists", all_bytes, progress, delay_s=SHOWN_AFTER_S) as bar:
+            found = self._stored(n_bytes, graph.budget, recipe if usual else None, bar.add, edges=edges)
+        if found is not None:
+            self.cache = found
+            if save and not found.whole and not is_still_saved(graph.path, self._snapshot.catalog):
+                self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, found, recipe))
+            return
+        scoring = 24 * graph.num_nodes  # bytes of two degrees and a score a node
+        total = scoring + NeighborCache.work_bytes(topology, edges)
+        with Progress("neighbour lists", total, progress, delay_s=SHOWN_AFTER_S) as bar:
+            with (
+                graph.or_closed(),
+                self._rows.policy_inputs(topology.id_bytes, counts, parts, seed, graph.budget, bar.add) as inputs,
+            ):
+                scores: npt.NDArray[Any] | WriteScores
+                if chosen.goes_by_degrees:
+                    scores = scores_by_degrees(chosen, topology, self._adjacency.out_degrees(), bar.add)
+                else:
+                    scores = inputs.scores(chosen, of_lists=True)
+                    bar.reach(scoring)
+                if budget is None:
+                    n_bytes = graph.budget.available
+                self.cache = NeighborCache.build(topology, graph.budget, scores, n_bytes, note=bar.add, edges=edges)
+                bar.reach(total)
+        if save:
+            self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, self.cache, recipe))
+
+    def lend(self) -> None:
+        """Let the budget take the cache back, whole, from now on, when no batch is being sampled with it."""
+        self._end_loan()  # of a cache that was given back
+        if self.cache is not None and self.cache.reservation is not None:
+            self._loan = self._graph.budget.lend(self._lent_bytes, self._give_back, cost=DEAR, of=self.cache.reservation)
+
+    def _lent_bytes(self) -> int:
+        cache = self.cache
+        return 0 if cache is None or cache.reservation is None else cache.reservation.n_bytes
+
+    def _give_back(self, n_bytes: int) -> int:
+        cache, self.cache = self.cache, None
+        if cache is None:
+            return 0
+        if self._users:
+            self.cache = cache
+            return 0
+        freed = 0 if cache.reservation is None else cache.reservation.n_bytes
+        cache.close()
+        return freed
+
+    def _stored(
+        self,
+        n_bytes: int,
+        budget: Budget,
+        recipe: Mapping[str, Any] | None,
+        note: Callable[[int], None] = lambda n_bytes: None,
+        *,
+        edges: bool,
+    ) -> NeighborCache | None:
+        """Load what needs no choice: the whole adjacency, where it fits ``n_bytes``, or the saved cache of ``recipe``."""
+        topology = self._adjacency.topology
+        if NeighborCache.whole_bytes(topology, edges) <= n_bytes:
+            return NeighborCache.build(topology, budget, None, n_bytes, note=note, edges=edges)
+        if recipe is None:
+            return None
+        return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe, edges)
+
+    def make(self, budget: Budget, scratch: Budget, least: int) -> tuple[NeighborCache, bool]:
+        """Make a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
+
+        ``scratch`` counts what choosing the nodes takes meanwhile. From ``least`` bytes on a saved cache will do, though there
+        is memory for a larger one. Returns the cache, and whether it was loaded as it is stored in the dataset: the whole
+        adjacency, or a cache that :meth:`choose` saved with its default policy. Raises as :meth:`choose`.
+        """
+        chosen = _static(NEIGHBOR_POLICY)
+        self._graph.check_open()
+        n_bytes = budget.available
+        saved = saved_bytes(self._snapshot.catalog)
+        size = saved if least <= saved <= n_bytes else n_bytes
+        found = self._stored(n_bytes, budget, {"policy": chosen.name, "bytes": size, "seed": 0}, edges=False)
+        if found is not None:
+            return found, True
+        with self._graph.or_closed():
+            scores = scores_by_degrees(chosen, self._adjacency.topology, self._adjacency.out_degrees())
+            return NeighborCache.build(self._adjacency.topology, budget, scores, n_bytes, scratch), False
+
+    def drop(self) -> None:
+        """Give the cache's memory back."""
+        old, self.cache = self.cache, None
+        self._end_loan()
+        if old is not None:
+            old.close()
+
+    def _end_loan(self) -> None:
+        loan, self._loan = self._loan, None
+        if loan is not None:
+            loan.end()

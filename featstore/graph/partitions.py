@@ -1,0 +1,87 @@
+"""The partitions that an open dataset keeps: listed, found by name, kept, and their lists in part order opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.graph.adjacency import Adjacency
+from featstore.graph.base import StoredGraph
+from featstore.graph.crossedges import count_cross_edges, counts_dtype
+from featstore.graph.partlists import PartLists
+from featstore.graph.partorder import PartOrder
+from featstore.graph.progress import Progress
+from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, kept_parts, read_parts, save_parts
+from featstore.graph.snapshot import Snapshot
+
+__all__ = ["Partitions"]
+
+
+class Partitions:
+    """Partitions kept in a graph's dataset, as the commit that is open has them."""
+
+    def __init__(self, graph: StoredGraph, snapshot: Snapshot, adjacency: Adjacency) -> None:
+        self._graph, self._snapshot, self._adjacency = graph, snapshot, adjacency
+
+    def by_name(self) -> dict[str, KeptParts]:
+        """List them, the latest last."""
+        with self._graph.locked():
+            return kept_parts(self._snapshot.catalog, self._read)
+
+    def find(self, name: str | None = None) -> KeptParts:
+        """Return the parts kept under ``name``, by default the latest; ValueError, which lists the names, without such."""
+        kept, path = self.by_name(), self._graph.path
+        if not kept:
+            raise ValueError(
+                f"{path} keeps no parts: make some with featstore.partition or featstore partition, or give an array"
+            )
+        if name is None:
+            return list(kept.values())[-1]
+        if name not in kept:
+            raise ValueError(f"{path} keeps no parts {name!r}; there is {', '.join(map(repr, kept))}")
+        return kept[name]
+
+    def keep(
+        self,
+        name: str,
+        parts: npt.NDArray[np.int32],
+        train_nodes: npt.NDArray[np.int64] | None,
+        recipe: Mapping[str, Any],
+        progress: bool = False,
+        keep_lists: bool = False,
+    ) -> None:
+        """Keep parts under a name, in one commit; :func:`featstore.partition` calls this, and checks them.
+
+        Reads the adjacency once, to count edges between parts; with ``keep_lists`` once more for each window in which lists are
+        put in part order.
+        """
+        graph, topology = self._graph, self._adjacency.topology
+        arrays: dict[str, npt.NDArray[Any] | Blocks] = {"parts": parts}
+        if train_nodes is not None:
+            arrays["train_nodes"] = train_nodes
+        budget, holder, n_parts = graph.budget, "partitioning", int(recipe["n_parts"])
+        held = budget.reserve(holder, counts_dtype(topology.num_edges).itemsize * graph.num_nodes)
+        with graph.or_closed(), held, Progress("edges between parts", topology.nbytes, progress) as bar:
+            arrays["cross_out_degree"] = count_cross_edges(topology, parts, budget, holder, bar.add)
+            if keep_lists:
+                held.resize(held.n_bytes + PartOrder.nbytes(topology, n_parts))
+                order = PartOrder(topology, parts, n_parts, budget, holder)
+                arrays |= {"part_nodes": order.nodes, "part_offsets": order.offsets}
+                arrays["part_indices"] = Blocks(topology.id_dtype, order.blocks(bar.add))
+            with graph.locked():
+                save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
+
+    def lists(self, kept: KeptParts) -> PartLists:
+        """Open the adjacency in part order, as it is kept with some parts (``has_lists``); loaders call this."""
+        topology = self._adjacency.topology
+        with self._graph.locked():
+            nodes, ids = (file_of_parts(self._snapshot, kept, role) for role in ("part_nodes", "part_indices"))
+            return PartLists(topology, nodes, ids, read_parts(self._snapshot, self._graph.budget, kept, "part_offsets"))
+
+    def _read(self, kept: KeptParts, role: str) -> torch.Tensor:
+        with self._graph.locked():
+            return read_parts(self._snapshot, self._graph.budget, kept, role)

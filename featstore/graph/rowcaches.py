@@ -1,0 +1,193 @@
+"""Caches of an open dataset's features, filled once by score or row by row by an online policy, and what policies may know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.budget import Budget
+from featstore.cache.base import Policy, get_policy
+from featstore.cache.planned import PlannedPolicy
+from featstore.cache.rowmap import RowMap
+from featstore.cache.sizes import cache_bytes, rows_within
+from featstore.cache.table import FeatureCache
+from featstore.config import check_at_least, parse_cache_size
+from featstore.errors import BudgetError
+from featstore.graph.adjacency import Adjacency
+from featstore.graph.base import StoredGraph
+from featstore.graph.crossedges import count_cross_edges, counts_dtype
+from featstore.graph.feature import FeatureStore
+from featstore.graph.partarrays import check_parts
+from featstore.graph.partitions import Partitions
+from featstore.graph.policyinputs import Given, PolicyInputs
+from featstore.graph.progress import Progress
+from featstore.graph.savedparts import KeptParts
+from featstore.graph.snapshot import Snapshot
+
+__all__ = ["GivenParts", "RowCaches"]
+
+FILL_SHOWN_AFTER_S = 2.0  # of a cache, which loaders fill, too
+
+GivenParts: TypeAlias = "Given | str | KeptParts"
+
+
+class RowCaches:
+    """Caches of a graph's features that its dataset fills; :meth:`StoredGraph.cache_for_planner` makes those that plans fill."""
+
+    def __init__(self, graph: StoredGraph, snapshot: Snapshot, adjacency: Adjacency, partitions: Partitions) -> None:
+        self._graph, self._snapshot, self._adjacency, self._partitions = graph, snapshot, adjacency, partitions
+
+    def cache(
+        self,
+        name: str | None,
+        budget: int | float | str,
+        policy: str | Policy | type[Policy],
+        *,
+        counts: Given,
+        parts: GivenParts,
+        seed: int,
+    ) -> None:
+        """See :meth:`featstore.OutOfCoreGraph.cache`."""
+        graph = self._graph
+        names = list(graph.features) if name is None else [name]
+        widths = {each: graph.features[each].row_bytes for each in names}  # a name that is none is said first
+        chosen, is_auto = get_policy(policy), isinstance(budget, str) and budget == "auto"
+        if isinstance(policy, Policy) and len(names) > 1:
+            raise ValueError("a policy instance serves one cache: give its name or class for several features")
+        size, seed = 0 if is_auto else parse_cache_size(budget, "budget"), check_at_least("seed", seed, 0)
+        sizes: dict[str, int] | dict[str, int | float] = dict.fromkeys(names, size)
+        if is_auto or (size and len(names) > 1):
+            for each in names:  # what these hold is divided, too
+                self.make(each, 0, chosen)
+            graph.pool.trim()  # as many rows are chosen as the memory that is left holds
+            n_bytes = graph.budget.available // 8 * 7 if is_auto else size
+            if not is_auto or rows_within(int(n_bytes), graph.num_nodes, list(widths.values()), chosen):
+                sizes = cache_bytes(n_bytes, graph.num_nodes, widths, chosen, graph.budget, graph.budget.available)
+        for each, of_each in sizes.items():
+            self.make(each, of_each, get_policy(policy), counts=counts, parts=parts, seed=seed, on_loan=is_auto)
+
+    def make(
+        self,
+        name: str,
+        size: int | float,
+        chosen: Policy,
+        *,
+        counts: Given = None,
+        parts: GivenParts = None,
+        seed: int = 0,
+        on_loan: bool = False,
+        without: RowMap | None = None,
+    ) -> None:
+        """Make a cache of one feature as :meth:`cache` does; loaders call this.
+
+        ``on_loan``: the budget may take its memory back, and where choosing the rows takes memory, too, it has fewer, or none.
+        ``without``: a static policy's rows are those without a slot there.
+        """
+        graph = self._graph
+        store = graph.features[name]
+        if isinstance(chosen, PlannedPolicy):
+            raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
+        with graph.locked():
+            graph.drop_cache(store)
+        # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
+        left = size
+        while left > 0:
+            try:
+                self._fill(store, left, chosen, counts=counts, parts=parts, seed=seed, without=without, on_loan=on_loan)
+                break
+            except BudgetError as error:
+                if not on_loan:
+                    raise
+                left -= max(size // 8, (error.needed or 0) - graph.budget.total)
+
+    def _fill(
+        self,
+        store: FeatureStore,
+        size: int | float,
+        chosen: Policy,
+        *,
+        counts: Given,
+        parts: GivenParts,
+        seed: int,
+        without: RowMap | None,
+        on_loan: bool,
+    ) -> None:
+        graph, name = self._graph, store.name
+        file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
+        with self.policy_inputs(file.row_bytes, counts, parts, seed, graph.budget) as inputs:
+            if isinstance(size, float):
+                size = FeatureCache.least_bytes(max(1, round(size * graph.num_nodes)), file.row_bytes, graph.num_nodes, chosen)
+            capacity = FeatureCache.capacity_for(size, file.row_bytes, graph.num_nodes, chosen)
+            cache = FeatureCache(
+                capacity, file.row_bytes, graph.num_nodes, chosen, inputs.context, graph.budget, name=f"cache of {name!r}"
+            )
+            try:
+                n_bytes = min(capacity, graph.num_nodes) * file.row_bytes
+                with Progress(f"cache of {name!r}", n_bytes, graph.shows_progress, delay_s=FILL_SHOWN_AFTER_S) as bar:
+
+                    def read(rows: npt.NDArray[np.int64], *where: Any) -> None:
+                        file.gather(rows, *where)
+                        bar.add(rows.size * file.row_bytes)
+
+                    cache.fill(read, by_score=on_loan, without=without)
+                if on_loan:
+                    cache.lend()
+                with graph.locked():
+                    graph.drop_cache(store)  # another thread's, or a loader's, who came meanwhile
+                    store.use_cache(cache)
+            except BaseException:
+                cache.close()
+                raise
+
+    def policy_inputs(
+        self,
+        row_bytes: int,
+        counts: Given = None,
+        parts: GivenParts = None,
+        seed: int = 0,
+        budget: Budget | None = None,
+        note: Callable[[int], None] = lambda n_bytes: None,
+    ) -> PolicyInputs:
+        """Make what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this.
+
+        ``note`` is told of the bytes of degrees.
+        """
+
+        graph, adjacency = self._graph, self._adjacency
+
+        def out_degree() -> npt.NDArray[np.int64]:
+            rows = np.empty((graph.num_nodes, 8), np.uint8)
+            if graph.num_nodes:
+                adjacency.out_degrees().read(0, graph.num_nodes, rows)
+                note(rows.nbytes)
+            return rows.reshape(-1).view(np.int64)
+
+        def in_degree() -> npt.NDArray[np.int64]:
+            degrees = adjacency.topology.degrees()
+            note(degrees.nbytes)
+            return degrees
+
+        budget = graph.budget if budget is None else budget
+        kept = self._partitions.find(parts) if isinstance(parts, str) else parts if isinstance(parts, KeptParts) else None
+        given: Given = parts if kept is None else kept.load  # type: ignore[assignment]
+
+        def cross_out_degree() -> torch.Tensor:
+            if given is None or kept is not None:
+                return (self._partitions.find() if kept is None else kept).cross_out_degree()
+            return self._count_cross_edges(given, budget)
+
+        return PolicyInputs(graph.num_nodes, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree)
+
+    def _count_cross_edges(self, given: Any, budget: Budget) -> torch.Tensor:
+        """Count edges between parts that the dataset does not keep."""
+        n, topology, holder = self._graph.num_nodes, self._adjacency.topology, "policy inputs"
+        width = counts_dtype(topology.num_edges).itemsize
+        with budget.reserve(holder, (4 + width) * n):
+            parts = check_parts(given() if callable(given) else given, n)
+            counts = torch.from_numpy(count_cross_edges(topology, parts, budget, holder))
+        budget.reserve(holder, width * n, owner=counts)
+        return counts
