@@ -1,4 +1,4 @@
-"""On a GPU (bench_pagraph.py): hits against ``index_select``, host rows that the device reads by itself (UVA), waiting.
+"""On a GPU (bench_pagraph.py): hits against ``index_select``, copies of host rows, waiting.
 
 Without CUDA nothing is measured, and stderr says so.
 """
@@ -19,7 +19,6 @@ from harness import Report, alternate
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from featstore.gather.device import one_pass
 
 WIDTHS = (32, 128, 768)  # float32 a row
 CALLS, CLASSES, LEARNING_RATE, HIDDEN = 20, 16, 0.003, 256
@@ -29,7 +28,7 @@ def have_cuda() -> bool:
     """Return whether there is a GPU; where there is none, say what is skipped."""
     if torch.cuda.is_available():
         return True
-    print("skipped, no GPU: hits against index_select, UVA against pinned copies, an epoch's waiting", file=sys.stderr)
+    print("skipped, no GPU: hits against index_select, pinned copies, an epoch's waiting", file=sys.stderr)
     return False
 
 
@@ -48,9 +47,6 @@ def placing(args: argparse.Namespace, report: Report) -> None:
     """Rows of the tier, and rows of the host, to their places in a batch on the device. Indices are on the device already."""
     n, k = (1 << 12, 1 << 9) if args.tiny else (1 << 20, 1 << 17)
     device, rng = torch.device("cuda", torch.cuda.current_device()), np.random.default_rng(0)
-    kernel: Any = one_pass(device)
-    if kernel is None:
-        print("skipped, no Triton: hits in one pass, UVA", file=sys.stderr)
     chosen = torch.from_numpy(rng.integers(0, n, k))
     slots, positions = chosen.to(device), torch.from_numpy(rng.permutation(k)).to(device)
     for width in WIDTHS:
@@ -69,9 +65,6 @@ def placing(args: argparse.Namespace, report: Report) -> None:
             "two passes": lambda rows=rows, out=out: out.index_copy_(0, positions, rows.index_select(0, slots)),
             "pinned copies": copies,
         }
-        if kernel is not None:
-            sides["one pass"] = lambda rows=rows, out=out: kernel(rows, slots, out, positions)
-            sides["UVA"] = lambda host=host, out=out: kernel(host, slots, out, positions)
         for name in sides.keys() - {"index_select"}:
             out.zero_()
             sides[name]()
@@ -82,19 +75,17 @@ def placing(args: argparse.Namespace, report: Report) -> None:
         )
         for name, reference, target in (
             ("two passes", "index_select", ">= 0.45"),
-            ("one pass", "index_select", ">= 0.9"),
-            ("UVA", "pinned copies", None),
+            ("pinned copies", "index_select", None),
         ):
-            if name in results:
-                report.figure(
-                    f"rows of {4 * width} B to a batch on the GPU, {name}",
-                    results[name],
-                    "B/s",
-                    reference=reference,
-                    references=results[reference],
-                    target=None if args.tiny else target,
-                    gpu=torch.cuda.get_device_name(device),
-                )
+            report.figure(
+                f"rows of {4 * width} B to a batch on the GPU, {name}",
+                results[name],
+                "B/s",
+                reference=reference,
+                references=results[reference],
+                target=None if args.tiny else target,
+                gpu=torch.cuda.get_device_name(device),
+            )
 
 
 def waiting(args: argparse.Namespace, report: Report, path: Path, seeds: npt.NDArray[np.int64], batch_size: int) -> None:
@@ -119,12 +110,10 @@ def waiting(args: argparse.Namespace, report: Report, path: Path, seeds: npt.NDA
                 if number:  # the first one compiles
                     epoch_s.append(time.perf_counter() - begin)
                     shares.append((loader.stats()["seconds"]["wait"] - waited) / epoch_s[-1])
-            tier = loader.stats()["device_cache"]
     report.figure(
         "share of an epoch on the GPU, 20% on the device, that it waits",
         shares,
         "of the epoch",
         epoch_s=epoch_s,
-        way=tier["way"],
         gpu=torch.cuda.get_device_name(),
     )

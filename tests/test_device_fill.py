@@ -68,8 +68,6 @@ def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, t
             top = np.argsort(-inputs.context.out_degree, kind="stable")[: len(tier)]
         n_device = sum(int(np.isin(each.input_ids.cpu().numpy(), top).sum()) for each in again)
         assert stats["hits"]["device"] - first == len(arrays) * n_device
-        way = stats["device_cache"].pop("way")
-        assert way == "host" if device == "cpu" else way in ("one pass", "two passes")
         assert stats["device_cache"] == {"rows": len(tier), "bytes": len(tier) * WIDTH}
         on_host = len(tier) * WIDTH if device == "cpu" else 0
         assert g.memory_report().get("device cache", 0) == on_host

@@ -227,7 +227,7 @@ def test_nothing_installs_featstore_by_name() -> None:
     by_name = re.compile(r"pip install(?: -\S+)* ['\"]?featstore\b|featstore\[[a-z]+\]")
     found = {path.relative_to(ROOT).as_posix(): by_name.findall(path.read_text()) for path in texts}
     assert not {path: each for path, each in found.items() if each}
-    for text in ("pip install 'featstore[pyg]'", "pip install -U featstore", "the extra featstore[gpu]"):
+    for text in ("pip install 'featstore[pyg]'", "pip install -U featstore", "the extra featstore[plot]"):
         assert by_name.search(text)
 
 

@@ -66,11 +66,6 @@ class DeviceTier:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
 
-    @property
-    def way(self) -> str:
-        """How rows come to their places in a batch, see :attr:`DeviceArray.way`; the same for all features."""
-        return next((array.way for array in self.arrays.values()), "host")
-
     def fill(self, name: str, step: int, read: Read, go_on: Callable[[], bool] = lambda: True) -> bool:
         """Load a feature's rows, see :meth:`DeviceArray.fill`; return whether all are there."""
         return self.arrays[name].fill(self._rows, step, read, go_on)

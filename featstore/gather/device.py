@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import copy_rows
-from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.plan import DeviceRows
 
@@ -23,7 +20,6 @@ OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # torch 2.2 has it under this name 
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
-Place = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -74,36 +70,6 @@ def record_here(*tensors: torch.Tensor | None) -> None:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
-@functools.cache
-def one_pass(device: torch.device) -> Place | None:
-    """Return the kernel that places rows of the tier in one pass, ``place(source, slots, out, positions)``, if any.
-
-    There is one for CUDA devices where Triton is installed. It is tried once a device; one that fails is a PerformanceWarning.
-    Without one, torch places rows in two passes.
-    """
-    if device.type != "cuda":
-        return None
-    try:
-        from featstore.gather.onepass import place_rows
-    except ImportError:
-        return None
-    rows = torch.arange(6, dtype=torch.int64, device=device).reshape(2, 3)
-    slots, out = torch.tensor([1, 0], device=device), torch.zeros_like(rows)
-    try:
-        with torch.cuda.device(device):
-            place_rows(rows, slots, out, torch.tensor([0, 1], device=device))
-        is_right = torch.equal(out, rows.flip(0))
-        why = "it places wrong rows"
-    except OUT_OF_MEMORY:
-        raise
-    except Exception as error:  # of the compiler, of the C compiler that it calls, or of the driver: types of all three
-        is_right, why = False, f"{type(error).__name__}: {error}".splitlines()[0]
-    if not is_right:
-        warnings.warn(f"{device}: Triton's kernel does not work here ({why}); torch's two passes do", PerformanceWarning)
-        return None
-    return place_rows
-
-
 class DeviceArray:
     """Rows of one feature on the training device. They do not change once they are filled; batches are put together there.
 
@@ -129,17 +95,9 @@ class DeviceArray:
         self._held = pool.budget.reserve("device cache", n_bytes if device.type == "cpu" else 0, owner=self)
         try:
             self.rows = torch.empty((n_rows, *row_shape), dtype=dtype, device=device)
-            self._place = one_pass(self.rows.device)
         except BaseException:
             self._held.release()
             raise
-
-    @property
-    def way(self) -> str:
-        """How the tier's rows come to their places in a batch: by the ``"host"``, or in ``"one pass"`` or ``"two passes"``."""
-        if self._device.type == "cpu":
-            return "host"
-        return "two passes" if self._place is None else "one pass"
 
     @property
     def nbytes(self) -> int:
@@ -197,10 +155,7 @@ class DeviceArray:
             torch.from_numpy(array).to(device, non_blocking=True) for array in (part.slots, part.positions, part.others)
         )
         if len(slots):
-            if self._place is None:
-                out.index_copy_(0, positions, self.rows.index_select(0, slots))
-            else:
-                self._place(self.rows, slots, out, positions)
+            out.index_copy_(0, positions, self.rows.index_select(0, slots))
         if len(places):
             out.index_copy_(0, places, others.to(device, non_blocking=True))
         return out

@@ -140,4 +140,4 @@ def describe(on_device: OnDevice | None) -> dict[str, Any]:
     tier, why = on_device.tier, on_device.why
     if tier is None:
         return {"device_cache": {"rows": 0, "bytes": 0, "why": why}}
-    return {"device_cache": {"rows": len(tier), "bytes": tier.nbytes, "way": tier.way}}
+    return {"device_cache": {"rows": len(tier), "bytes": tier.nbytes}}
