@@ -411,7 +411,8 @@ class Loader:
             seconds that the loop did not wait for. Where superbatches are planned, ``superbatch``: its ``batches``, ``of`` how
             many an epoch has, and the ``passes`` over the features of an epoch where they are streamed. With rows on the device
             ``device_cache``: ``rows`` of each feature and ``bytes`` of all, or ``why`` there are none. With
-            :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies; with a pack ``layout``: its ``name``, and whether it was ``made`` now.
+            :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies; with a pack
+            ``layout``: its ``name``, and whether it was ``made`` now.
             With edge features ``edge_features``: what was read of them alone, by the same names, and the stage ``edges``.
             With ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over lists a hop,
             and ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and
