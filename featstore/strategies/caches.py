@@ -11,10 +11,10 @@ from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, OptionError
 from featstore.strategies.context import Context
 from featstore.strategies.domain import Domain
+from featstore.strategies.epochmemory import Use
 from featstore.strategies.memory import Memory
 
 __all__ = [
-    "CacheLease",
     "LeasedCaches",
     "check_instances",
     "make_online_edge_caches",
@@ -98,10 +98,6 @@ def check_instances(policy: str | Policy | type[Policy], n_features: int) -> Non
         raise ValueError("a policy instance serves one cache: give its name or class for several features")
 
 
-class CacheLease:
-    """What an epoch holds while caches follow its plans; they are free when it has died, however the epoch was lost."""
-
-
 class LeasedCaches:
     """The caches that follow a loader's plans, empty at first.
 
@@ -155,7 +151,7 @@ class LeasedCaches:
         """Raise BusyError where one of the features' caches follows the plans of an epoch under way."""
         self._domain.check_free()
 
-    def lease(self) -> CacheLease:
+    def lease(self) -> Use:
         """Take the caches for an epoch, all or none, until :meth:`release` or as long as what is returned lives.
 
         Raises
@@ -165,7 +161,7 @@ class LeasedCaches:
         BudgetError
             They have to be made anew, and there is no memory for them.
         """
-        lease = CacheLease()
+        lease = Use()
         with self._domain.graph.locked():  # of two epochs that begin at once one has the caches, the other is told so
             self.check_free()
             lost = [name for name in self._capacities if self._is_lost(name)]

@@ -16,7 +16,7 @@ LOAN_COST = 10  # what rests between epochs is taken back before a cache is
 
 
 class Use:
-    """What an epoch holds while it uses the memory, which is free when it has died, however the epoch was lost."""
+    """An epoch's use of memory or caches: the epoch holds it, and they are free when it has died, however it was lost."""
 
 
 class EpochMemory:

@@ -18,7 +18,7 @@ from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import Batch, EpochRun
-from featstore.strategies.caches import CacheLease, LeasedCaches
+from featstore.strategies.caches import LeasedCaches
 from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory, Use
 
@@ -43,7 +43,7 @@ class PackedEpoch(EpochRun):
         epoch: int,
         start: int,
         caches: LeasedCaches,
-        lease: CacheLease,
+        lease: Use,
         filled: dict[str, FeatureCache],
         window: Reservation | None,
         memory: EpochMemory,

@@ -23,7 +23,7 @@ from featstore.sampling.drawn import EpochBatches
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.cachefilling import CacheFilling
-from featstore.strategies.caches import CacheLease, LeasedCaches
+from featstore.strategies.caches import LeasedCaches
 from featstore.strategies.context import Context
 from featstore.strategies.epochmemory import EpochMemory, Use
 from featstore.strategies.length import Planning
@@ -65,12 +65,12 @@ class SuperbatchEpoch(EpochRun):
         memory: EpochMemory,
         use: Use,
         caches: LeasedCaches | CacheSwitch,
-        lease: CacheLease,
+        lease: Use,
         packer: Callable[[RunDirectory, DiskQuota, CacheFilling], PackSuperbatch | None],
         fixed: Int64s | None,
         filled: dict[str, FeatureCache],
         edge_caches: LeasedCaches,
-        edge_lease: CacheLease,
+        edge_lease: Use,
     ) -> None:
         graph = context.graph
         assert isinstance(planning.policy, PlannedPolicy)

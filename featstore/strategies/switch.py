@@ -21,8 +21,8 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
-from featstore.strategies.caches import CacheLease
 from featstore.strategies.domain import Domain
+from featstore.strategies.epochmemory import Use
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
 
@@ -148,7 +148,7 @@ class CacheSwitch:
         self._runs: RunDirectory | None = None
         self._disk = DiskQuota(0)
         self._planner: Reservation | None = None
-        self._lease: weakref.ref[CacheLease] | None = None
+        self._lease: weakref.ref[Use] | None = None
         self._taking = threading.Lock()  # held while the share is taken or given back
         self._loan: Loan | None = None
         try:
@@ -197,9 +197,9 @@ class CacheSwitch:
         """Rows that every feature's cache has room for."""
         return min(self._capacities.values(), default=0)
 
-    def lease(self) -> CacheLease:
+    def lease(self) -> Use:
         """Take the features' caches for an epoch, as :meth:`~featstore.strategies.caches.LeasedCaches.lease` does."""
-        lease = CacheLease()
+        lease = Use()
         with self._graph.locked(), self._taking:
             self._nodes.check_free()
             self._lease = weakref.ref(lease)
