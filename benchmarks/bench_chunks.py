@@ -19,7 +19,7 @@ from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_fro
 from r22 import Workload, generate
 
 import featstore
-from featstore.graph.chunkformat import DEFAULT_CHUNK_BYTES
+from featstore.topology.chunkformat import DEFAULT_CHUNK_BYTES
 
 FANOUTS = (10, 10, 10)
 BATCH_SIZE = 1000

@@ -30,7 +30,6 @@ import featstore
 from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import CscTopology, huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.labor import LaborSampler
@@ -39,6 +38,7 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.rng import batch_key
 from featstore.sampling.shadow import ShadowSampler
 from featstore.storage.rowfile import RowFile
+from featstore.topology.base import CscTopology, huge_bytes
 
 FANOUTS = (10, 10, 10)
 BATCH_SIZE = 1000

@@ -139,7 +139,7 @@ def needed_bytes(topology: Any, asked: list[npt.NDArray[np.int64]]) -> tuple[int
     """Return the bytes of the pages, or chunks, that hold lists, each counted once; and of gaps that are read over."""
     if topology.kind == "chunked":
         return chunk_bytes(topology, asked), 0
-    from featstore.graph.liststream import GAP_PAGES
+    from featstore.topology.liststream import GAP_PAGES
 
     width, n_pages = topology.id_bytes, -(-topology.nbytes // PAGE_BYTES)
     needed, gaps = np.zeros(n_pages, bool), 0
@@ -225,7 +225,7 @@ def hops(
 def reading(args: argparse.Namespace, report: Report, jobs: dict[str, dict[str, Any]]) -> None:
     """Passes over all lists, with no drawing, beside the drive in sequence."""
     import featstore
-    from featstore.graph.liststream import LIST_BYTES
+    from featstore.topology.liststream import LIST_BYTES
 
     for form, job in jobs.items():
         with featstore.open(job["dataset"], memory=job["memory"]) as g:

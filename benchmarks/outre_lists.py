@@ -15,9 +15,9 @@ import numpy.typing as npt
 from harness import Report, alternate, bytes_read_by_kernel, drop_from_page_cache
 
 import featstore
-from featstore.graph.topology import huge_bytes
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import macro_lists
+from featstore.topology.base import huge_bytes
 
 FANOUTS = [10, 10]
 STATIC_SHARE = 10  # of the adjacency, one part of so many

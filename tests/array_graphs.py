@@ -12,12 +12,12 @@ import torch
 from hypothesis import strategies as st
 
 from featstore.budget import Budget
-from featstore.graph.chunkformat import Directory
-from featstore.graph.chunks import ChunkedTopology
+from featstore.creation.topologyfiles import ChunkedFiles
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import CscTopology, Topology
-from featstore.graph.topologyfiles import ChunkedFiles
 from featstore.storage.layout import PAGE_BYTES
+from featstore.topology.base import CscTopology, Topology
+from featstore.topology.chunkformat import Directory
+from featstore.topology.chunks import ChunkedTopology
 
 Int64s = npt.NDArray[np.int64]
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from rowfiles import snapshot
 
+from featstore.creation.build import create
 from featstore.errors import BusyError
-from featstore.graph.build import create
 from featstore.storage import builddir
 from featstore.storage.builddir import BuildDirectory, restore_moved, sweep_builds
 from featstore.storage.catalog import read_catalog

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.errors import CorruptionError
-from featstore.graph.edgeids import EdgeIds
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import huge_bytes
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -26,6 +24,8 @@ from featstore.sampling.scratch import Scratch
 from featstore.sampling.shadow import ShadowSampler
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
+from featstore.topology.base import huge_bytes
+from featstore.topology.edgeids import EdgeIds
 from tests.array_graphs import ArrayFile, ArrayGraph, random_graph
 from tests.test_edge_pos import FORMS, edges_of, from_pairs
 

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.errors import BudgetError, CorruptionError, FeatstoreError
-from featstore.graph.chunkformat import Directory, parse_chunk_bytes
-from featstore.graph.chunks import ChunkedTopology
-from featstore.graph.offsetpages import OffsetPages
-from featstore.graph.topology import Topology
 from featstore.storage.format import file_seed, page_sum, sums_page
 from featstore.testing.faults import flipped, random_flips, truncated
+from featstore.topology.base import Topology
+from featstore.topology.chunkformat import Directory, parse_chunk_bytes
+from featstore.topology.chunks import ChunkedTopology
+from featstore.topology.offsetpages import OffsetPages
 from tests.array_graphs import ArrayFile, ArrayGraph, chunked
 from tests.taking import take_back
 
@@ -199,7 +199,7 @@ def test_chunks_without_a_node_of_them_are_not_read() -> None:
 
 def test_threads_share_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that drive out each other's pages, and a ledger that takes them all, change no answer."""
-    monkeypatch.setattr("featstore.graph.offsetpages._LEAST_PAGES", 3)
+    monkeypatch.setattr("featstore.topology.offsetpages._LEAST_PAGES", 3)
     indptr, ids = graph_with([1] * 60_000, np.int32)
     budget = Budget(64 * 4096 * 6)
     topology = chunked(indptr, ids, 16384, budget)

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
-from featstore.graph import build as building
-from featstore.graph import extsort
+from featstore.creation import build as building
+from featstore.creation import extsort
+from featstore.creation.extsort import PairSorter
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.extsort import PairSorter
 
 FORMS: dict[str, dict[str, Any]] = {"csc": {}, "chunked": {"topology": "chunked", "chunk_bytes": 4096}}
 OPTIONS = ("coalesce", "remove_self_loops", "to_undirected")
@@ -122,7 +122,7 @@ def test_within_memory(tmp_path: Path) -> None:
     """Four million edges, 64 MB as int64 pairs, and their reverse, within 16 MB; a fifth of them lead to one node."""
     script = textwrap.dedent(f"""
         import resource, numpy as np
-        from featstore.graph.build import from_edge_index
+        from featstore.creation.build import from_edge_index
         rng = np.random.default_rng(0)
         def blocks():
             for _ in range(80):

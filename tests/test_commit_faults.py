@@ -455,7 +455,7 @@ def test_an_error_after_create_says_that_the_dataset_is_there(tmp_path: Path, mo
 
 
 def test_a_budget_that_cannot_open_what_was_made_says_that_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from featstore.graph import build
+    from featstore.creation import build
 
     monkeypatch.setattr(build, "_LEAST_MEMORY", 0)
     x = np.zeros((2, 2))

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cli.main import main
 from featstore.errors import BudgetError, BusyError, CorruptionError
-from featstore.graph.chunks import ChunkedTopology
 from featstore.graph.convert import convert
-from featstore.graph.topology import CscTopology
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
+from featstore.topology.base import CscTopology
+from featstore.topology.chunks import ChunkedTopology
 from tests.loaders import make_loader
 
 N = 3000

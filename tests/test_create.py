@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rowfiles import check_sums, edge, node
 
+from featstore.creation import build as building
+from featstore.creation.build import create
+from featstore.creation.inputedges import CscInput
+from featstore.creation.source import open_source
 from featstore.errors import BudgetError, CorruptionError, FeatstoreError, FormatError
-from featstore.graph import build as building
-from featstore.graph.build import create
-from featstore.graph.inputedges import CscInput
-from featstore.graph.source import open_source
 from featstore.storage.catalog import read_catalog
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -424,7 +424,7 @@ def test_a_stream_ten_times_the_memory(tmp_path: Path) -> None:
     """Features of 160 MB and 4 million edges from generators, within a bound of 16 MB."""
     script = textwrap.dedent(f"""
         import resource, sys, numpy as np
-        from featstore.graph.build import create
+        from featstore.creation.build import create
         n, d, e = 100_000, 400, 4_000_000
         rng = np.random.default_rng(0)
         def x():

@@ -17,10 +17,10 @@ from featstore._core.partition import cross_edges
 from featstore.budget import Budget
 from featstore.cache.cross_partition import CrossPartition
 from featstore.errors import StaleError
-from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import huge_bytes
 from featstore.storage.update import Update
+from featstore.topology.base import huge_bytes
+from featstore.topology.crossedges import count_cross_edges, counts_dtype
 from tests.test_partitioning import Arrays, arrays, graphs, make
 
 

@@ -14,9 +14,9 @@ from conftest import make_graph
 import featstore
 from featstore.config import format_size
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import huge_bytes
 from featstore.strategies.lists import Lists
 from featstore.strategies.memory import Memory
+from featstore.topology.base import huge_bytes
 
 N = 20_000
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.graph.topology import huge_bytes
 from featstore.pack.layout import LAYOUT_PREFIX, PARTIAL
 from featstore.storage import builddir, extents
 from featstore.storage.catalog import CATALOG_FILE
 from featstore.storage.extents import ExtentMap, ExtentWriter
 from featstore.storage.sections import SectionWriter
+from featstore.topology.base import huge_bytes
 from tests.loaders import make_loader
 from tests.test_extents import make_reader, open_file, write_base
 

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rowfiles import check_sums, edge
 
+from featstore.creation import build as building
+from featstore.creation import extsort
+from featstore.creation.build import from_edge_index
+from featstore.creation.extsort import PairSorter, sort_pairs
 from featstore.errors import BudgetError, CorruptionError, FormatError
-from featstore.graph import build as building
-from featstore.graph import extsort
-from featstore.graph.build import from_edge_index
-from featstore.graph.extsort import PairSorter, sort_pairs
 from featstore.storage.catalog import read_catalog
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -306,7 +306,7 @@ def test_ten_times_more_edges_than_memory(tmp_path: Path) -> None:
     """10 million edges, 160 MB as int64 pairs, within 16 MB; a fifth of them lead to one node."""
     script = textwrap.dedent(f"""
         import resource, numpy as np
-        from featstore.graph.build import from_edge_index
+        from featstore.creation.build import from_edge_index
         n, e, k = 200_000, 10_000_000, 50_000
         rng = np.random.default_rng(0)
         def blocks():

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.creation import build
 from featstore.errors import CorruptionError
-from featstore.graph import build, edgeids
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.catalog import EDGE, read_catalog
 from featstore.testing.faults import flipped
+from featstore.topology import edgeids
 from tests.array_graphs import ArrayGraph, graphs, random_graph
 from tests.test_sampler import FANOUTS, oracle_positions, same, splitmix
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from featstore import NeighborSampler
-from featstore.graph.chunks import ChunkedTopology
-from featstore.graph.topology import CscTopology
 from featstore.sampling.batch import SampledBatch
+from featstore.topology.base import CscTopology
+from featstore.topology.chunks import ChunkedTopology
 from tests.array_graphs import ArrayFile, ArrayStream
 from tests.reference_sampling import check_batch
 from tests.test_epoch_sampler import ChunkedEpochGraph, EpochGraph, Int64s, window_of

@@ -496,7 +496,7 @@ def test_a_power_cut_at_any_time_leaves_the_old_or_the_new(tmp_path: Path, monke
 
 BUILDER = """
 import sys, numpy as np
-from featstore.graph.build import create
+from featstore.creation.build import create
 def blocks():
     yield np.zeros((1, 2))
     print("building", flush=True)

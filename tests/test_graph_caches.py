@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore import progress
 from featstore.cache import table
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
-from featstore.graph import adjacency, neighborlists, progress, rowcaches, topology
+from featstore.graph import adjacency, neighborlists, rowcaches
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
+from featstore.topology import base as topology
 from tests.reference_policies import ReferenceLRU
 from tests.test_damaged_dataset import replace_column
 from tests.test_dataset import copy, names, quick

@@ -16,7 +16,6 @@ import featstore
 from featstore.cache.base import POLICIES, PolicyContext, get_policy
 from featstore.cache.lru import LRU
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import huge_bytes
 from featstore.plan.misscurve import miss_curve
 from featstore.plan.savedio import best_split
 from featstore.plan.trace import record
@@ -24,6 +23,7 @@ from featstore.sampling.drawn import Drawn
 from featstore.strategies import savedsplit
 from featstore.strategies.savedsplit import profile
 from featstore.strategies.switch import CacheSwitch
+from featstore.topology.base import huge_bytes
 from tests.whole_graph import skewed_graph
 
 N, BATCH, DIM = 2000, 20, 16

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featstore.graph.source import open_source
+from featstore.creation.source import open_source
 
 ROWS, WIDTH = 1_000, 24
 

@@ -191,7 +191,7 @@ def test_lists_in_part_order(tmp_path: Path, n: int, k: int) -> None:
 
 
 def test_lists_are_put_in_order_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("featstore.graph.partorder._PIECE_NODES", 7)
+    monkeypatch.setattr("featstore.topology.partorder._PIECE_NODES", 7)
     with make(tmp_path / "g") as g:
         parts = featstore.partition(g, 9, "random", seed=2, keep_lists=True)
         assert lists_in_part_order(g, "random-9") == lists_of(g, parts)

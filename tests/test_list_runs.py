@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore._core.listruns import count_runs, find_runs
-from featstore.graph.liststream import GAP_PAGES, list_runs, pass_pages
+from featstore.topology.liststream import GAP_PAGES, list_runs, pass_pages
 
 
 @given(st.data())

@@ -201,7 +201,7 @@ def test_the_loan_of_offset_pages(clock: SimpleNamespace) -> None:
     topology = chunked(*graph_with([1] * 400_000, np.int32), 1 << 16, budget)
     clock.now += 4
     assert lent(budget) == {"offset pages": 4}
-    assert lenders(budget) == {"featstore.graph.offsetpages"}
+    assert lenders(budget) == {"featstore.topology.offsetpages"}
     take_all(budget)
     topology.offsets(np.arange(400_000))
     assert not lent(budget), "once taken back they are not lent anew"
@@ -317,7 +317,7 @@ def test_no_loan_is_left_out() -> None:
         "cache/table.py": test_loans_of_a_loader,
         "strategies/epochmemory.py": test_loans_of_a_loader,
         "strategies/switch.py": test_loans_of_a_loader,
-        "graph/offsetpages.py": test_the_loan_of_offset_pages,
+        "topology/offsetpages.py": test_the_loan_of_offset_pages,
         "sampling/macrolists.py": test_the_loan_of_lists_of_parts,
         "graph/neighborlists.py": test_the_loan_of_neighbor_lists,
         "gather/buffers.py": test_the_loan_of_idle_buffers,

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import featstore
 from featstore._core import nearby
 from featstore.errors import BudgetError, CorruptionError
-from featstore.graph.topology import huge_bytes
 from featstore.pack.batches import PackBatches
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import HOLDER, macro_lists
+from featstore.topology.base import huge_bytes
 from tests.refusing import refuses
 from tests.test_partition_batches import COMMUNITIES, N, planted
 

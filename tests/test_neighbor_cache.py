@@ -20,11 +20,11 @@ from featstore.cache.in_out_ratio import InOutRatio
 from featstore.errors import BudgetError, PluginError
 from featstore.graph.listscores import scores_by_degrees, scoring_bytes
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.prefix import write_prefix
-from featstore.graph.topology import huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.rowfile import RowFile
+from featstore.topology.base import huge_bytes
+from featstore.topology.prefix import write_prefix
 from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
 from tests.refusing import refuses
 from tests.test_hostile_sections import altered

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from featstore.errors import CorruptionError
-from featstore.graph import topology as topology_module
-from featstore.graph.topology import CscTopology
+from featstore.topology import base as topology_module
+from featstore.topology.base import CscTopology
 from tests.written_rows import opened, write_rows
 
 BLOCK = 8  # offsets

@@ -44,7 +44,7 @@ class Clock:
 @pytest.mark.parametrize("n_slots", [2, 4, 9])
 def test_pages_are_those_of_a_clock(n_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a walk: what was used since the hand came by stays, and more than half of the pages are never driven out at once."""
-    monkeypatch.setattr("featstore.graph.offsetpages._LEAST_PAGES", n_slots)
+    monkeypatch.setattr("featstore.topology.offsetpages._LEAST_PAGES", n_slots)
     indptr, ids = graph_with([1] * 40_000, np.int32)
     topology = chunked(indptr, ids, 16384, Budget(64 * 4096 * n_slots))
     file: Any = topology.chunks

@@ -18,13 +18,13 @@ import featstore
 from featstore._core.partition import Placer, edges_inside, group_by_part
 from featstore.budget import Budget
 from featstore.errors import BudgetError, MissingExtraError, OptionError, PluginError
-from featstore.graph.listblocks import ListBlock
-from featstore.graph.partarrays import by_part
 from featstore.partitioning import base
 from featstore.partitioning.assign import judge
 from featstore.partitioning.base import GraphStream
 from featstore.partitioning.fennel import Fennel
 from featstore.partitioning.ldg import LDG
+from featstore.topology.listblocks import ListBlock
+from featstore.topology.partarrays import by_part
 from tests.conftest import make_graph
 from tests.reference_partitions import fennel, ldg, most_nodes
 from tests.refusing import refuses

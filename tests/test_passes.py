@@ -19,10 +19,10 @@ import featstore
 from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.graph import passes
-from featstore.graph.liststream import stream_bytes
 from featstore.graph.passes import OPS, Passes
 from featstore.storage.update import Update
 from featstore.testing.faults import run_in_child
+from featstore.topology.liststream import stream_bytes
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
 TOPOLOGIES: tuple[dict[str, Any], ...] = ({}, {"topology": "chunked", "chunk_bytes": 4096})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
+from featstore import progress
 from featstore.cli.main import main
-from featstore.graph import progress
-from featstore.graph.progress import Progress, is_seen, make_bar, note
+from featstore.progress import Progress, is_seen, make_bar, note
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,9 +18,9 @@ from featstore._core import sampler as core
 from featstore.budget import Budget
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import CscTopology, huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.topology.base import CscTopology, huge_bytes
 from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
 from tests.reference_sampling import Blocks, check_batch, grown
 from tests.refusing import refuses

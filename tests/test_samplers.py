@@ -16,7 +16,7 @@ import torch
 import featstore
 from featstore import LaborSampler, LayerSampler, NeighborSampler, ShadowSampler
 from featstore.errors import BudgetError, CorruptionError
-from featstore.graph.topology import huge_bytes
+from featstore.topology.base import huge_bytes
 from tests.array_graphs import graph_of, random_graph
 from tests.refusing import refuses
 from tests.test_layer_sampler import same_weighted

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import huge_bytes
 from featstore.plan.savedio import SavedIO, Split, best_split, edges_drawn
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import macro_lists
 from featstore.strategies.savedsplit import measured_beta, profile
+from featstore.topology.base import huge_bytes
 from tests.reference_history import Replay
 from tests.whole_graph import skewed_graph
 

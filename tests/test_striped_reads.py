@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.errors import CorruptionError, FormatError
-from featstore.graph.chunks import ChunkedTopology
 from featstore.sampling import window
 from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.window import EpochWindow
@@ -27,6 +26,7 @@ from featstore.storage import stripedrows
 from featstore.storage.rowfile import RowFile
 from featstore.storage.stripedrows import StripedRows
 from featstore.testing.faults import flipped
+from featstore.topology.chunks import ChunkedTopology
 from tests.loaders import make_loader
 from tests.refusing import refuses
 from tests.test_convert import N, make, opened

@@ -35,7 +35,6 @@ from featstore.cli.recording import TracedBatches, seeds_of
 from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.progress import Bar, is_seen, make_bar
 from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, chosen_mask, observe
 from featstore.plan.copies import copy_speed
@@ -43,6 +42,7 @@ from featstore.plan.cost import ONLINE, SAMPLE_BYTES, Machine, Workload
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace, record
+from featstore.progress import Bar, is_seen, make_bar
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskQuota, RunDirectory, runs_directory

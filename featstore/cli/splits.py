@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from featstore.graph.source import dtype_name
+from featstore.creation.source import dtype_name
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batches import check_seeds
 

@@ -41,11 +41,11 @@ from featstore.cli.splits import SPLITS, count_classes, unknown_splits, unlabell
 from featstore.cli.training import Epoch, TrainResult, check_fields, describe_epoch, describe_training, train
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.progress import Bar, is_seen
 from featstore.load.history import History
 from featstore.load.threads import STAGES
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
+from featstore.progress import Bar, is_seen
 from featstore.sampling.batches import Batches
 from featstore.sampling.partitionbatches import PartitionBatches
 from featstore.strategies.devicecache import DeviceCache, device_rows

@@ -19,10 +19,10 @@ from featstore.cli.sage import GraphSAGE
 from featstore.cli.splits import SPLITS, class_ids, count_classes, no_seeds, split_seeds
 from featstore.config import format_size
 from featstore.gather.device import check_device
-from featstore.graph.progress import is_seen, make_bar
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
+from featstore.progress import is_seen, make_bar
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches
 from featstore.strategies.ondemand import OnDemand

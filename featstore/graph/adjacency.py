@@ -13,13 +13,13 @@ import torch
 from featstore.config import check_flag
 from featstore.errors import FormatError
 from featstore.graph.base import StoredGraph
-from featstore.graph.crossedges import blocks_in
-from featstore.graph.listblocks import ListBlock
 from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
-from featstore.graph.progress import Progress
 from featstore.graph.snapshot import Snapshot
-from featstore.graph.topology import Topology
+from featstore.progress import Progress
 from featstore.storage.rowfile import RowFile
+from featstore.topology.base import Topology
+from featstore.topology.crossedges import blocks_in
+from featstore.topology.listblocks import ListBlock
 
 __all__ = ["SHOWN_AFTER_S", "Adjacency"]
 

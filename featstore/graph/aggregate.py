@@ -12,16 +12,16 @@ import torch
 
 from featstore.budget import Budget
 from featstore.config import check_at_least, check_flag, parse_memory
+from featstore.creation.source import dtype_name
 from featstore.errors import BudgetError
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import FILES, Field, Making, adjacency_of, check_new_feature
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.passes import PassCosts, Passes, Rows, check_op
-from featstore.graph.progress import Progress
-from featstore.graph.source import dtype_name
-from featstore.graph.topology import Topology
+from featstore.progress import Progress
 from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.writer import RowFileWriter
+from featstore.topology.base import Topology
 
 __all__ = ["HOLDER", "Room", "aggregate", "default_name", "files_of", "generous", "room_in", "write_rows"]
 

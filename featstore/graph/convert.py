@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import check_flag, user_path
+from featstore.creation.topologyfiles import Form, WrittenField, open_topology_files
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.opentopology import stored_ids, stored_pieces
-from featstore.graph.progress import Progress
-from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
+from featstore.progress import Progress
 from featstore.storage.catalog import EDGE, Catalog
 from featstore.storage.layout import RowLayout
 from featstore.storage.stripes import stripe_directory

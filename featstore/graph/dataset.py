@@ -10,19 +10,19 @@ import torch
 
 from featstore.cache.base import Policy
 from featstore.config import Options, user_path
+from featstore.creation import build
+from featstore.creation.source import ArrayLike
 from featstore.errors import ClosedError
-from featstore.graph import build
 from featstore.graph.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.policyinputs import Given
-from featstore.graph.progress import Progress
 from featstore.graph.rowcaches import GivenParts
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
-from featstore.graph.source import ArrayLike
 from featstore.graph.verify import verify_files, verify_topology
+from featstore.progress import Progress
 from featstore.registry import adapter
 
 __all__ = ["OutOfCoreGraph"]

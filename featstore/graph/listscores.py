@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.graph.policyinputs import policy_scores
-from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import scan_bytes, scan_words
+from featstore.topology.base import Topology
 
 __all__ = ["WriteScores", "scores_by_degrees", "scoring_bytes"]
 

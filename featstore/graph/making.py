@@ -22,11 +22,11 @@ from typing import Any, Final
 import numpy as np
 
 from featstore.config import format_size
+from featstore.creation.build import file_stem
+from featstore.creation.inputfields import check_field_name
+from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, CorruptionError, FormatError
-from featstore.graph.build import file_stem
-from featstore.graph.inputfields import check_field_name
-from featstore.graph.progress import note
-from featstore.graph.source import torch_dtype
+from featstore.progress import note
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout

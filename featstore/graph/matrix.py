@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from featstore.creation.source import ArrayLike, open_source
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.source import ArrayLike, open_source
 
 __all__ = ["create"]
 

@@ -14,12 +14,12 @@ from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import taking_pages
-from featstore.graph import prefix
-from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listscores import WriteScores, scoring_bytes
-from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.scan import scan_bytes
+from featstore.topology import prefix
+from featstore.topology.base import BLOCK_BYTES, Topology, huge_bytes
+from featstore.topology.edgeids import EdgeIds
 
 __all__ = ["NeighborCache"]
 

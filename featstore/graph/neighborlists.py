@@ -19,11 +19,11 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.opentopology import stored_size
 from featstore.graph.partitions import Partitions
 from featstore.graph.policyinputs import Given
-from featstore.graph.progress import Progress
 from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import Snapshot
+from featstore.progress import Progress
 
 __all__ = ["NEIGHBOR_POLICY", "NeighborLists"]
 

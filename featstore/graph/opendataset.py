@@ -14,6 +14,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.config import Options, user_path
+from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.graph.adjacency import Adjacency
@@ -26,9 +27,8 @@ from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.reopen import reduced
 from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed
-from featstore.graph.source import torch_dtype
-from featstore.graph.topology import Topology
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord
+from featstore.topology.base import Topology
 
 __all__ = ["OpenDataset"]
 

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget
-from featstore.graph.chunks import ChunkedTopology
-from featstore.graph.edgeids import EDGE_IDS, EdgeIds
 from featstore.graph.snapshot import Snapshot
-from featstore.graph.topology import CscTopology, Topology, scan_ids, stored_offsets
 from featstore.storage.catalog import EDGE
+from featstore.topology.base import CscTopology, Topology, scan_ids, stored_offsets
+from featstore.topology.chunks import ChunkedTopology
+from featstore.topology.edgeids import EDGE_IDS, EdgeIds
 
 __all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces", "stored_size"]
 

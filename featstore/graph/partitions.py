@@ -11,12 +11,12 @@ import torch
 
 from featstore.graph.adjacency import Adjacency
 from featstore.graph.base import StoredGraph
-from featstore.graph.crossedges import count_cross_edges, counts_dtype
-from featstore.graph.partlists import PartLists
-from featstore.graph.partorder import PartOrder
-from featstore.graph.progress import Progress
 from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
+from featstore.progress import Progress
+from featstore.topology.crossedges import count_cross_edges, counts_dtype
+from featstore.topology.partlists import PartLists
+from featstore.topology.partorder import PartOrder
 
 __all__ = ["Partitions"]
 

@@ -23,10 +23,10 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.buffers import empty_tensor
-from featstore.graph.liststream import stream_bytes
-from featstore.graph.topology import Topology
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
+from featstore.topology.base import Topology
+from featstore.topology.liststream import stream_bytes
 
 __all__ = ["OPS", "Block", "PassCosts", "Passes", "Rows", "check_op", "summed_dtype"]
 

@@ -19,14 +19,14 @@ from featstore.config import check_at_least, parse_cache_size
 from featstore.errors import BudgetError
 from featstore.graph.adjacency import Adjacency
 from featstore.graph.base import StoredGraph
-from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.feature import FeatureStore
-from featstore.graph.partarrays import check_parts
 from featstore.graph.partitions import Partitions
 from featstore.graph.policyinputs import Given, PolicyInputs
-from featstore.graph.progress import Progress
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import Snapshot
+from featstore.progress import Progress
+from featstore.topology.crossedges import count_cross_edges, counts_dtype
+from featstore.topology.partarrays import check_parts
 
 __all__ = ["GivenParts", "RowCaches"]
 

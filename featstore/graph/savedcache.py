@@ -12,11 +12,11 @@ from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BusyError, CorruptionError
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.catalog import EDGE, Catalog, current_catalog
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
+from featstore.topology.base import Topology, huge_bytes
 
 __all__ = ["is_still_saved", "load_neighbor_cache", "made_of", "save_neighbor_cache", "saved_bytes"]
 

@@ -13,13 +13,13 @@ import torch
 
 from featstore.budget import Budget
 from featstore.errors import BusyError, FormatError, StaleError
-from featstore.graph.crossedges import counts_dtype
 from featstore.graph.savedcache import made_of
 from featstore.graph.snapshot import Snapshot, opening_committed
 from featstore.storage.catalog import Catalog
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
+from featstore.topology.crossedges import counts_dtype
 
 __all__ = [
     "HOLDER",
@@ -147,8 +147,8 @@ def save_parts(
     """Keep parts in the dataset, in one commit, in place of those that had the name; BusyError if it was replaced.
 
     ``arrays`` are ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see
-    :func:`~featstore.graph.crossedges.count_cross_edges`; where training nodes were given, ``train_nodes``, int64, by part;
-    where lists are kept in part order, what :class:`~featstore.graph.partorder.PartOrder` makes. ``recipe`` has ``method``,
+    :func:`~featstore.topology.crossedges.count_cross_edges`; where training nodes were given, ``train_nodes``, int64, by part;
+    where lists are kept in part order, what :class:`~featstore.topology.partorder.PartOrder` makes. ``recipe`` has ``method``,
     ``n_parts`` and ``options``. ``adopt(catalog, key, files)`` is called after the commit, before anybody else can change the
     dataset.
     """

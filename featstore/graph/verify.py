@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
-from featstore.graph.chunkformat import Directory, check_header
-from featstore.graph.edgeids import EDGE_IDS
 from featstore.graph.snapshot import DatasetFiles
 from featstore.storage.calls import pread_exactly
 from featstore.storage.catalog import EDGE
@@ -20,6 +18,8 @@ from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, sums_page
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.update import OpenFile, open_file
 from featstore.storage.writer import FileRecord
+from featstore.topology.chunkformat import Directory, check_header
+from featstore.topology.edgeids import EDGE_IDS
 
 __all__ = ["verify_file", "verify_files", "verify_topology"]
 

@@ -12,8 +12,8 @@ import torch
 from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.graph.passes import Rows
-from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
+from featstore.topology.base import Topology
 
 __all__ = ["whole_blocks"]
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from featstore.config import check_flag
+from featstore.creation.source import dtype_name, torch_dtype
 from featstore.gather.device import check_device
 from featstore.graph.aggregate import Room, files_of, generous, room_in, write_rows
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import FILES, Field, Making, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
-from featstore.graph.progress import Progress
-from featstore.graph.source import dtype_name, torch_dtype
 from featstore.inference.gathered import whole_blocks
 from featstore.inference.layers import Aggregate, Layer, checked, digest_of_weights, forms_of
+from featstore.progress import Progress
 from featstore.storage.catalog import NODE
 from featstore.storage.readahead import read_ahead
 from featstore.storage.writer import RowFileWriter

@@ -19,7 +19,6 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.base import Policy
 from featstore.config import format_size
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
-from featstore.graph.progress import Progress, note
 from featstore.pack.layout import (
     PARTIAL,
     FeatureExtents,
@@ -36,6 +35,7 @@ from featstore.pack.record import OfflineSamples, read_record, write_record
 from featstore.pack.segments import Stored
 from featstore.pack.tables import TABLES, TierTables
 from featstore.pack.tiers import ScoresOf, Sizes, make_tables
+from featstore.progress import Progress, note
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
 from featstore.storage.lock import WRITER_LOCK, FileLock

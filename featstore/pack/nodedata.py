@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from featstore.creation.source import dtype_name, torch_dtype
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, StaleError, VersionError
-from featstore.graph.source import dtype_name, torch_dtype
 from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, fits, write_record
 from featstore.storage.format import DTYPES
 from featstore.storage.rundir import DiskQuota

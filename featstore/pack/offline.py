@@ -21,10 +21,10 @@ import torch
 from featstore.config import check_at_least, check_flag, parse_disk, user_path
 from featstore.errors import BudgetError, CommittedError
 from featstore.gather.buffers import BufferPool
-from featstore.graph.progress import Progress
 from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, OfflineSamples, write_record
 from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
+from featstore.progress import Progress
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, together_of
 from featstore.sampling.drawn import Drawn

@@ -11,12 +11,12 @@ import torch
 
 from featstore.budget import Budget
 from featstore.config import Options
+from featstore.creation.source import torch_dtype
 from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
 from featstore.graph.base import Fields, StoredGraph
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.policyinputs import Given, PolicyInputs
-from featstore.graph.source import torch_dtype
 from featstore.pack.layout import layout_records
 from featstore.pack.nodedata import carried, load_carried
 from featstore.pack.offline import Pack

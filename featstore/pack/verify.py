@@ -13,7 +13,6 @@ from featstore.config import available_memory
 from featstore.errors import CorruptionError, FormatError, PluginError, StaleError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier
-from featstore.graph.progress import Progress
 from featstore.graph.verify import verify_file
 from featstore.pack.layout import (
     FeatureExtents,
@@ -28,6 +27,7 @@ from featstore.pack.makelayout import BEGUN
 from featstore.pack.nodedata import NODE_DATA_KIND, carried, named
 from featstore.pack.record import NODE_DATA, RECORD, SAMPLES, OfflineSamples, read_record
 from featstore.pack.tables import PLAN, TierTables
+from featstore.progress import Progress
 from featstore.sampling.foreign import as_sampled
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.sections import SectionFile

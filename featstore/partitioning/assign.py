@@ -15,10 +15,10 @@ from featstore.config import check_at_least, check_flag
 from featstore.errors import FeatstoreError, PluginError
 from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.partarrays import MOST_PARTS, by_part, check_parts
-from featstore.graph.progress import Progress
 from featstore.graph.savedparts import HOLDER, check_parts_name
 from featstore.partitioning.base import GraphStream, Partitioner, get_partitioner
+from featstore.progress import Progress
+from featstore.topology.partarrays import MOST_PARTS, by_part, check_parts
 
 __all__ = ["PartQuality", "judge", "partition"]
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import OptionError, PluginError
-from featstore.graph.crossedges import blocks_in
-from featstore.graph.listblocks import ListBlock
-from featstore.graph.progress import Progress
-from featstore.graph.topology import Topology, huge_bytes
+from featstore.progress import Progress
 from featstore.registry import Registry, read_only
+from featstore.topology.base import Topology, huge_bytes
+from featstore.topology.crossedges import blocks_in
+from featstore.topology.listblocks import ListBlock
 
 __all__ = ["GraphStream", "Partitioner", "available_partitioners", "get_partitioner", "options_of", "register_partitioner"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from featstore.graph.topology import Topology
 from featstore.storage.layout import PAGE_BYTES
+from featstore.topology.base import Topology
 
 __all__ = ["ACCESSES", "MAX_DRAWN", "costs_less_drawn", "parse_access"]
 

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 
 from featstore.budget import Reservation
-from featstore.graph.partlists import NearbyLists
 from featstore.sampling.batch import CheckedSampler, SampledBatch
 from featstore.sampling.batches import UNKNOWN_TOGETHER, Batches, together_of
 from featstore.sampling.epochwide import EpochSampler
@@ -20,6 +19,7 @@ from featstore.sampling.hops import HopSampler
 from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
 from featstore.sampling.turns import Turns, Windows
+from featstore.topology.partlists import NearbyLists
 
 __all__ = ["Drawn", "EpochBatches", "Memo", "SampledBatches"]
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import ClosedError
-from featstore.graph.partlists import NearbyLists
 from featstore.sampling.batch import HistoryRows, SampledBatch
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.scratch import EMPTY, Int64s
+from featstore.topology.partlists import NearbyLists
 
 __all__ = ["DECISIONS", "HistoryTurns", "PushTimes", "SeedsOf", "slots_of", "unpushed"]
 

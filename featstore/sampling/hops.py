@@ -19,11 +19,11 @@ import torch
 from featstore.config import check_at_least, check_flag, check_integer
 from featstore.gather.arrays import id_array
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.partlists import NearbyLists
-from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
+from featstore.topology.base import Topology
+from featstore.topology.partlists import NearbyLists
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

@@ -13,11 +13,11 @@ import torch
 from featstore._core import labor as _core
 from featstore.config import check_at_least, check_flag
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.rng import source_keys
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+from featstore.topology.base import Topology
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

@@ -12,11 +12,11 @@ import torch
 from featstore._core.layerwise import Candidates
 from featstore.config import check_flag, check_integer
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import HopKey, HopSampler
 from featstore.sampling.pieces import Pieces
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+from featstore.topology.base import Topology
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

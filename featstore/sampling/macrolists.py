@@ -13,11 +13,11 @@ import numpy as np
 from featstore.budget import Loan, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError
-from featstore.graph.partlists import NearbyLists, PartLists, Uint8s
-from featstore.graph.topology import huge_bytes
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
 from featstore.storage.layout import PAGE_BYTES
+from featstore.topology.base import huge_bytes
+from featstore.topology.partlists import NearbyLists, PartLists, Uint8s
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

@@ -11,10 +11,10 @@ import torch
 from featstore._core import sampler as _core
 from featstore.config import check_flag
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.scratch import EMPTY, Scratch
+from featstore.topology.base import Topology
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least, check_flag
-from featstore.graph.partarrays import by_part, check_parts
 from featstore.graph.savedparts import KeptParts
 from featstore.sampling.batches import CutSeeds, check_seeds, warn_of_none
+from featstore.topology.partarrays import by_part, check_parts
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

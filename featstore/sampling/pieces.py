@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from featstore._core.layerwise import Lists
 from featstore.gather.buffers import BufferPool
-from featstore.graph.topology import Topology
 from featstore.sampling.scratch import Int64s, Scratch
+from featstore.topology.base import Topology
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

@@ -9,8 +9,8 @@ from featstore._core import sampler as _core
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.partlists import NearbyLists
-from featstore.graph.topology import Topology, huge_bytes
+from featstore.topology.base import Topology, huge_bytes
+from featstore.topology.partlists import NearbyLists
 
 __all__ = ["EMPTY", "LEAST_ROOM", "SCRATCH", "Int64s", "Scratch"]
 

@@ -22,8 +22,6 @@ import torch
 from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, replay, sort_targets
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
-from featstore.graph.listblocks import NodeLists
-from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
@@ -33,6 +31,8 @@ from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
 from featstore.storage.rundir import DiskQuota
+from featstore.topology.listblocks import NodeLists
+from featstore.topology.liststream import LIST_BYTES, stream_bytes
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

@@ -8,7 +8,6 @@ from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import huge_bytes
 from featstore.plan.cost import random_read_s
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.epochwide import EpochSampler
@@ -19,6 +18,7 @@ from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import room_for_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
+from featstore.topology.base import huge_bytes
 
 __all__ = ["AS_THEY_ARE", "Lists", "keep_lists", "may_keep_lists"]
 

@@ -20,8 +20,6 @@ from featstore.errors import BudgetError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.graph.partlists import NearbyLists
-from featstore.graph.topology import huge_bytes
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import RowSample
 from featstore.plan.savedio import SavedIO, Split, best_split, prefix_sums
@@ -33,6 +31,8 @@ from featstore.sampling.historical import SeedsOf
 from featstore.sampling.hops import HopSampler
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
+from featstore.topology.base import huge_bytes
+from featstore.topology.partlists import NearbyLists
 
 __all__ = ["HOLDER", "HistorySplit", "Keeps", "measured_beta", "profile"]
 

@@ -18,11 +18,11 @@ from featstore.cache.table import LOAN_COST, FeatureCache
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.strategies.domain import Domain
 from featstore.strategies.epochmemory import Use
+from featstore.topology.base import Topology, huge_bytes
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
 

@@ -22,9 +22,9 @@ import torch
 
 import featstore
 from featstore.budget import Budget
-from featstore.graph.partarrays import check_parts
 from featstore.partitioning.base import GraphStream, Partitioner
 from featstore.registry import read_only
+from featstore.topology.partarrays import check_parts
 
 __all__ = ["PartitionerContract"]
 

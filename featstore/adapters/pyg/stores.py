@@ -16,8 +16,8 @@ from torch_geometric.data.graph_store import EdgeLayout
 from featstore.adapters.pyg.data import default_features
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.edgeids import EdgeIds
 from featstore.graph.rowindex import resolve_rows
+from featstore.topology.edgeids import EdgeIds
 
 __all__ = ["EdgeStore", "NodeStore", "stores"]
 

@@ -14,20 +14,20 @@ import numpy.typing as npt
 import xxhash
 
 from featstore.config import available_memory, check_at_least, format_size, parse_memory
+from featstore.creation.cleaning import Cleaning
+from featstore.creation.extsort import PairSorter, sort_keys
+from featstore.creation.inputedges import CscInput, PairInput
+from featstore.creation.inputfields import check_edge_rows, open_fields, total_bytes
+from featstore.creation.source import ArrayLike, Source
+from featstore.creation.topologyfiles import Form, WrittenField, open_topology_files
 from featstore.errors import BudgetError
-from featstore.graph.cleaning import Cleaning
-from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
-from featstore.graph.extsort import PairSorter, sort_keys
-from featstore.graph.inputedges import CscInput, PairInput
-from featstore.graph.inputfields import check_edge_rows, open_fields, total_bytes
-from featstore.graph.progress import Progress
-from featstore.graph.source import ArrayLike, Source
-from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
+from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.catalog import EDGE, Catalog, FieldRecord, Part, write_catalog
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.stripes import make_stripe
 from featstore.storage.writer import FileRecord, RowFileWriter
+from featstore.topology.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 
 __all__ = ["create", "file_stem", "from_edge_index"]
 

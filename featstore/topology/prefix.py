@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import prefix as _core
-from featstore.graph.topology import Topology
+from featstore.topology.base import Topology
 
 __all__ = ["piece_nodes", "scratch_bytes", "work_bytes", "write_prefix"]
 

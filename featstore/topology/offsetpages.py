@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import DEAR, Budget
-from featstore.graph.chunkformat import Directory
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
 from featstore.storage.stripedrows import StripedRows
+from featstore.topology.chunkformat import Directory
 
 __all__ = ["OffsetPages"]
 

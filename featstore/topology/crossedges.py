@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from featstore._core.partition import cross_edges
 from featstore.budget import Budget
-from featstore.graph.listblocks import ListBlock
-from featstore.graph.topology import Topology
 from featstore.storage.scan import scan_bytes
+from featstore.topology.base import Topology
+from featstore.topology.listblocks import ListBlock
 
 __all__ = ["blocks_in", "count_cross_edges", "counts_dtype"]
 

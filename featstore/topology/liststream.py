@@ -11,10 +11,10 @@ import numpy.typing as npt
 from featstore._core.listruns import count_runs, find_runs
 from featstore._core.lists import first_bad_id
 from featstore.errors import CorruptionError
-from featstore.graph.listblocks import NodeLists
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import arena_bytes
 from featstore.storage.rowfile import RowFile
+from featstore.topology.listblocks import NodeLists
 
 __all__ = ["LIST_BYTES", "WINDOW_SHARE", "list_runs", "pass_pages", "stream_bytes", "stream_lists"]
 

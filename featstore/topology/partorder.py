@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from featstore._core.partition import list_starts, move_lists
 from featstore.budget import Budget
-from featstore.graph.crossedges import blocks_in
-from featstore.graph.partarrays import by_part
-from featstore.graph.topology import Topology
+from featstore.topology.base import Topology
+from featstore.topology.crossedges import blocks_in
+from featstore.topology.partarrays import by_part
 
 __all__ = ["PartOrder"]
 

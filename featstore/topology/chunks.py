@@ -13,16 +13,16 @@ import numpy.typing as npt
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError, FormatError
-from featstore.graph.chunkformat import Directory, check_header
-from featstore.graph.listblocks import ListBlock, NodeLists
-from featstore.graph.liststream import WINDOW_SHARE
-from featstore.graph.offsetpages import OffsetPages
-from featstore.graph.topology import BLOCK_BYTES, Topology
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import least_window
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
 from featstore.storage.stripedrows import StripedRows
+from featstore.topology.base import BLOCK_BYTES, Topology
+from featstore.topology.chunkformat import Directory, check_header
+from featstore.topology.listblocks import ListBlock, NodeLists
+from featstore.topology.liststream import WINDOW_SHARE
+from featstore.topology.offsetpages import OffsetPages
 
 __all__ = ["ChunkedTopology"]
 
@@ -37,7 +37,7 @@ _LEAST_NODES = 1024  # whose offsets are read at once of a chunk that is larger 
 class ChunkedTopology(Topology):
     """The adjacency in chunks of a fixed size, each with the places where its lists begin. Thread-safe if ``chunks`` is.
 
-    In memory are the directory, 56 bytes a chunk, and a cache of pages (:class:`~featstore.graph.offsetpages.OffsetPages`). A
+    In memory are the directory, 56 bytes a chunk, and a cache of pages (:class:`~featstore.topology.offsetpages.OffsetPages`). A
     list costs two reads, of the page that says where it begins and of its ids, unless the first is cached. ``chunks`` holds
     words of ``directory.id_bytes``.
 

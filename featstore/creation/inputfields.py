@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from featstore.graph.edgeids import EDGE_IDS
-from featstore.graph.source import ArrayLike, Source, open_source
+from featstore.creation.source import ArrayLike, Source, open_source
 from featstore.storage.catalog import EDGE, NODE
+from featstore.topology.edgeids import EDGE_IDS
 
 __all__ = ["Field", "check_edge_rows", "check_field_name", "open_fields", "total_bytes"]
 

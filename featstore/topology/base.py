@@ -15,14 +15,14 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
 from featstore.gather.buffers import taking_pages
-from featstore.graph.edgeids import EdgeIds
-from featstore.graph.listblocks import ListBlock, NodeLists
-from featstore.graph.liststream import LIST_BYTES, pass_pages, stream_lists
 from featstore.registry import read_only
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import SCAN_BYTES, scan_words
+from featstore.topology.edgeids import EdgeIds
+from featstore.topology.listblocks import ListBlock, NodeLists
+from featstore.topology.liststream import LIST_BYTES, pass_pages, stream_lists
 
 __all__ = ["BLOCK_BYTES", "CscTopology", "Topology", "huge_bytes", "scan_ids", "stored_offsets"]
 

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from featstore.cache.rowmap import huge_array
 from featstore.config import user_path
-from featstore.graph.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
 from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldRecord, Part
 from featstore.storage.format import HEADER_BYTES as FILE_HEADER_BYTES
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
+from featstore.topology.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
 
 __all__ = ["ChunkedFiles", "CscFiles", "Form", "TopologyFiles", "WrittenField", "open_topology_files"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore.creation.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.gather.arrays import as_array
-from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 
 __all__ = ["CscInput", "PairInput"]
 

@@ -12,8 +12,8 @@ import torch
 from featstore._core import nearby as _core
 from featstore.errors import CorruptionError
 from featstore.gather.buffers import BufferPool, carve
-from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
+from featstore.topology.base import Topology
 
 __all__ = ["NearbyLists", "PartLists", "Uint8s"]
 
