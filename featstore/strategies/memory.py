@@ -112,6 +112,8 @@ class Memory:
         The largest batch that is known.
     granted, leasts : dict of str to int
         Bytes by holder, once :meth:`divide` was called: what it gets, and what an epoch cannot run without.
+    tables : int
+        Bytes that checksums take of files which an epoch opens, and which are reserved then.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Memory:
         self._plans, self._caches = plans, caches
         self.batch = context.batch or BatchSize(0)
         self.granted: dict[str, int] = {}
+        self.tables = 0
         self.needs = dict(needs(self.batch) if callable(needs) else needs or {})
         if (ahead := context.batches.ahead_bytes()) != (0, 0):  # a sampler that draws many batches at once
             self.needs = {SAMPLED_AHEAD: ahead, **self.needs}
@@ -200,7 +203,7 @@ class Memory:
 
     def unused(self, returned: int = 0) -> int:
         """Return the bytes that may still be taken beside batches, and without loans; ``returned`` of them are given back."""
-        held = self._held_of(self._budget.report()) - returned + self._graph.reader.least_bytes(self._budget.total)
+        held = self._held_of(self._budget.report()) - returned + self._graph.reader.least_bytes(self._budget.total) + self.tables
         return max(0, self._budget.total - held - self._loop - self._others(idle=True))
 
     def divide(self, spare: int = 0) -> None:
@@ -284,7 +287,7 @@ class Memory:
     def _needed(self, n_rows: int) -> int:
         """Return a memory that suffices where the largest batch has ``n_rows``, beside what is held and cannot be taken back."""
         own = self._fixed + sum(self.leasts.values()) + self._caches
-        n_bytes = max(own, self._fixed_now()) + self.loop_bytes(n_rows) + self._others(idle=True)
+        n_bytes = max(own, self._fixed_now()) + self.tables + self.loop_bytes(n_rows) + self._others(idle=True)
         total = n_bytes
         while (more := n_bytes + self._graph.reader.least_bytes(total)) > total:  # the reader's part grows with it
             total = more
@@ -310,6 +313,7 @@ class Memory:
             "other loaders' batches": self._others(idle=False),
             **self.leasts,
             "caches": self._caches,
+            "checksums of run files": self.tables,
         }
         text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
         budget = self._budget

@@ -179,6 +179,7 @@ class StreamedSizes(SuperbatchSizes):
         by the passes over the features that longer superbatches and more memory for packing save, and the misses that rows in
         caches save.
         """
+        memory.tables = self._tables_bytes(memory.batch.n_rows, self._shortest)
         if self.planning.capacity is None and self.planning.misses.capacities:
             left = self._left(memory)
             least = self._divided(memory, 0)
@@ -195,11 +196,13 @@ class StreamedSizes(SuperbatchSizes):
             self._rows = self._cached = min(nodes.n, spare // max(1, nodes.width))
             memory.needs.update(self.needs(memory.batch))
         least = memory.leasts[PACKING] = memory.needs[PACKING][0]
+        memory.tables = self._tables_bytes(n, self._shortest)
         super().divide(memory, spare)
         size = self.granted_length(memory)[0]
         # At the least what superbatches of their length take.
         least = memory.leasts[PACKING] = max(least, self._packing_bytes(n, size))
         memory.granted[PACKING] = max(memory.granted[PACKING], least)
+        memory.tables = self._tables_bytes(n, size)
         if self.planning.capacity is None:
             self._rows = min(nodes.n, memory.foreseen_for_caches(self.context.prefetch) // max(1, nodes.width))
         missed, granted, self._packings = int(larger(n) * self._miss_share), memory.granted[PACKING], 1
@@ -218,6 +221,11 @@ class StreamedSizes(SuperbatchSizes):
     def _left(self, memory: Memory) -> int:
         """Return the memory that batches leave."""
         return max(0, memory.unused() - sum(memory.leasts.values()))
+
+    def _tables_bytes(self, n_rows: int, size: int) -> int:
+        """Return the bytes of checksums of extents that are open: a superbatch's that is packed, and those with three batches."""
+        missed, n_open = int(larger(n_rows) * self._miss_share), min(1 + -(-3 // size), -(-self._n_batches // size))
+        return n_open * sum(_sums_bytes(width, missed, size) for width in self.context.nodes.row_bytes.values())
 
     @property
     def _miss_share(self) -> float:
