@@ -51,7 +51,7 @@ def pack_bytes(path: str) -> int:
 
 
 def describe_pack(pack: Pack) -> dict[str, Any]:
-    """Return what a pack holds, as plain containers."""
+    """Describe a pack in plain containers."""
     return {
         "path": pack.path,
         "num_nodes": pack.num_nodes,

@@ -324,7 +324,7 @@ def describe_training(result: TrainResult) -> str:
 
 
 def beside_estimate(result: TrainResult) -> str:
-    """Return what ``strategy="auto"`` took and why, and its estimate beside what an epoch was, as text."""
+    """Describe the choice of ``strategy="auto"``, and its estimate beside the measured epoch."""
     stats = result.stats
     auto, taken, n = stats["auto"], stats["auto"]["taken"], max(1, len(result.epochs))
     lines = [f"taken: {taken['strategy']} ({taken['policy']}): {auto['reason']}"]

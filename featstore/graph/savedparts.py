@@ -214,7 +214,7 @@ def _record(snapshot: Snapshot, kept: KeptParts, role: str) -> FileRecord:
 
 
 def _expected(catalog: Catalog, kept: KeptParts, role: str) -> tuple[np.dtype[Any], int, int]:
-    """Return what a file of kept parts must hold: its dtype, how many numbers, and what they are below."""
+    """Look up the dtype and length that a file of kept parts must have, and the bound of its numbers."""
     n, n_edges = catalog.num_nodes, catalog.num_edges
     ids = np.dtype(np.int32 if n < 2**31 else np.int64)
     expected: dict[str, tuple[np.dtype[Any], int, int]] = {

@@ -320,7 +320,7 @@ class History:
             self._held = None
 
     def needed_bytes(self, g: OutOfCoreGraph, device: torch.device) -> int:
-        """Return what :meth:`make` takes of the memory, that for a while included."""
+        """Count the bytes that :meth:`make` takes, those it needs for a while included."""
         if self._table is not None:
             return self._bytes(len(self), device)
         scoring = SCORING_BYTES * g.num_nodes if isinstance(self._nodes, float) else 0
@@ -436,7 +436,7 @@ class BatchHistory:
     _run: object
 
     def merge(self, h: torch.Tensor) -> torch.Tensor:
-        """Return what enters the last layer, and keep what of it was computed; once a batch, before the next one is asked for.
+        """Compute the last layer's input, and keep its computed rows; once a batch, before the next one is asked for.
 
         Parameters
         ----------

@@ -287,7 +287,7 @@ class Loader:
             self._history.make(g, context.device)
 
     def _order_bytes(self, context: Context) -> int:
-        """Return what that takes in all."""
+        """Add up the bytes that the loader needs in all."""
         history: int = 0 if self._history is None else self._history.needed_bytes(self._g, context.device)
         labels: int = sum(map(self._g.data_bytes, context.labels))
         return context.batches.nbytes + labels + history
@@ -398,7 +398,7 @@ class Loader:
         self._position = Position(self._next_epoch, self._next_start)
 
     def stats(self) -> dict[str, Any]:
-        """Return what the loader has done since it was made.
+        """Report the loader's counts and seconds since it was made.
 
         Returns
         -------

@@ -112,7 +112,7 @@ def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
 
 
 def shared_there(folder: str, pack: OfflineSamples, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:
-    """Return what a layout's batches share, by its tables; None where they share nothing."""
+    """Read the rows that a layout's batches share from its tables; None where they share none."""
     tables = TierTables(folder, pack, len(widths))
     try:
         if tables.shared is None:

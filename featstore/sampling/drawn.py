@@ -303,7 +303,7 @@ class Drawn(SampledBatches):
         return EpochBatches(n, lambda position: sampler.sample(order.seeds(position), epoch, position), turns)
 
     def seeds_of(self, epoch: int) -> SeedsOf:
-        """Return what lends the seeds of each batch of ``epoch``, and the neighbour lists that are at hand for it."""
+        """Make the lender of the seeds of each batch of ``epoch``, and of the neighbour lists at hand for it."""
         order, lists = self.batches.epoch(epoch), self.lists
         if lists is None or not isinstance(order, PartitionEpoch):
             return lambda position: nullcontext((order.seeds(position), None))

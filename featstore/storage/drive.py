@@ -107,7 +107,7 @@ def drive_speed(
     *,
     again: bool = False,
 ) -> DriveSpeed:
-    """Return what the drive under a dataset does: from its catalog, or measured now and kept there; sets ``reader.drive``.
+    """Look up the speed of the drive under a dataset in its catalog, or measure and keep it; sets ``reader.drive``.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ def is_drive_full(error: OSError) -> bool:
 
 
 def free_bytes(path: str) -> int | None:
-    """Return what may still be written to the drive of ``path``, or of its first parent that is there; None if unknown."""
+    """Count the free bytes on the drive of ``path``, or of its first parent that is there; None if unknown."""
     while path:
         with contextlib.suppress(OSError):
             found = os.statvfs(path)

@@ -133,7 +133,7 @@ class Runner(ABC):
         """Begin ``epoch`` at batch number ``start``."""
 
     def stats(self) -> dict[str, Any]:
-        """Return what :meth:`featstore.Loader.stats` says of this strategy beside what it says of all."""
+        """Report this strategy's own entries of :meth:`featstore.Loader.stats`."""
         return {}
 
     def close(self, failed: bool = False) -> None:
@@ -187,7 +187,7 @@ class Strategy(ABC):
 
     @classmethod
     def estimate(cls, workload: Workload, machine: Machine) -> Estimate | Sequence[Estimate] | None:
-        """Return what an epoch would take, for :class:`~featstore.Auto` to compare with the others; None: it is not considered.
+        """Estimate the seconds of an epoch, for :class:`~featstore.Auto` to compare strategies by; None: it is not considered.
 
         Where an estimate is least, the strategy runs with those options of ``Auto`` that it has, too, and with the estimate's
         policy. Each class estimates itself: what a base class estimates is not inherited.

@@ -94,7 +94,7 @@ def measure(graph: Graph, batches: SampledBatches) -> BatchSize:
 
 
 def _upper(graph: Graph, batches: SampledBatches, first: BatchSize) -> BatchSize:
-    """Return what the largest batch of an epoch is taken to come to, from some of them."""
+    """Measure the largest batch of an epoch, from some of them."""
     others = _others(graph, batches)
     most = max([first, *others], key=lambda each: each.n_rows)
     mean = (first.n_rows + sum(each.n_rows for each in others)) // (1 + len(others))
@@ -159,7 +159,7 @@ def most_rows(graph: Graph, batches: SampledBatches) -> int:
 
 
 def most_of(graph: Graph, batches: SampledBatches) -> BatchSize:
-    """Return what a batch comes to at the most: a generous guess, for errors where there is no memory to sample one."""
+    """Bound a batch: a generous guess, for errors where there is no memory to sample one."""
     rows, edges = most_rows(graph, batches), 0
     if batches.most_rows is not None:
         edges = EDGES * rows

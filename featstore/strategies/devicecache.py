@@ -63,7 +63,7 @@ class DeviceCache:
 
     @classmethod
     def of(cls, given: DeviceCache | int | float | str) -> DeviceCache:
-        """Return what ``device_cache=`` was given."""
+        """Make the options of a ``device_cache=`` argument."""
         return given if isinstance(given, DeviceCache) else cls(given)
 
     @property
@@ -134,7 +134,7 @@ def with_tier(context: Context, cache: DeviceCache) -> Context:
 
 
 def describe(on_device: OnDevice | None) -> dict[str, Any]:
-    """Return what :meth:`featstore.Loader.stats` says of the tier."""
+    """Report the tier's entry of :meth:`featstore.Loader.stats`."""
     if on_device is None:
         return {}
     tier, why = on_device.tier, on_device.why

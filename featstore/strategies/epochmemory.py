@@ -52,7 +52,7 @@ class EpochMemory:
         return self._held[holder]
 
     def get(self, holder: str) -> Reservation | None:
-        """Return what a holder has, if it is one of them."""
+        """Return a holder's reservation, if it has one."""
         return self._held.get(holder)
 
     @property

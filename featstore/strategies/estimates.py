@@ -56,7 +56,7 @@ def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
 
 
 def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimate]:
-    """Return what a strategy estimates of itself, an estimate a policy; nothing where its class has no ``estimate`` of its own.
+    """Ask a strategy for its estimates, one a policy; none where its class has no ``estimate`` of its own.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Lengths | None =
 
 
 def _seen(workload: Workload, length: Length, policy: str) -> Workload:
-    """Return what an epoch loads in superbatches of this length, beside whose planning caches have fewer rows."""
+    """Adapt a workload to superbatches of this length, beside whose planning caches have fewer rows."""
     packings = max(1, length.passes // max(1, -(-workload.n_batches // max(1, length.n_batches))))
     workload = replace(workload, superbatch=length.n_batches, packings=packings, policy=policy)
     n, rows = workload.n_accesses - workload.n_device, workload.capacity if length.rows is None else length.rows

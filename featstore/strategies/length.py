@@ -146,7 +146,7 @@ def judge_length(
     passes: Passes | None,
     size: int,
 ) -> Length:
-    """Return what superbatches of ``size`` batches cost, and what would help.
+    """Judge superbatches of ``size`` batches: their cost, and advice.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def judge_length(
 
 
 def passes_over(n_bytes: int, row_bytes: int, n_batches: int, n_accesses: int, miss_share: float) -> Passes:
-    """Return what passes over features of ``n_bytes`` cost, by the rows of a batch and the share of them that its cache lacks."""
+    """Compute the cost of passes over features of ``n_bytes``, by the rows of a batch and the share that its cache lacks."""
     gathered = n_accesses * row_bytes
     return Passes(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
 
@@ -183,7 +183,7 @@ def least_size(planning: Planning, n_batches: int) -> int:
 def planner_bytes(
     planning: Planning, n: int, n_batches: int, n_accesses: int, size: int, *, spilled: bool, capacity: int = 0
 ) -> int:
-    """Return what planning superbatches of ``size`` batches holds, for a cache of ``capacity`` rows.
+    """Count the bytes that planning superbatches of ``size`` batches holds, for a cache of ``capacity`` rows.
 
     ``n``, ``n_accesses``: nodes of the graph, and of one batch; or edges of both.
     """
@@ -241,7 +241,7 @@ def _longest(planning: Planning, n_batches: int, passes: Passes) -> int:
 def what_would_help(
     planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: Passes | None, size: int
 ) -> str | None:
-    """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None.
+    """Advise more memory or disk where an epoch in superbatches of ``size`` moves several times the minimum; else None.
 
     Without ``passes``, that is where the cache is planned for one batch at a time.
     """

@@ -146,14 +146,14 @@ class Memory:
     # What batches take.
 
     def batch_bytes(self, n_rows: int) -> int:
-        """Return what a batch of ``n_rows`` holds while the loop has it."""
+        """Count the bytes that a batch of ``n_rows`` holds while the loop has it."""
         rows = sum(max(n_rows * width, pooled_bytes(n_rows * width)) for width in self._row_bytes.values())
         n_edges = self.batch.of(n_rows).n_edges
         rows += sum(max(n_edges * width, pooled_bytes(n_edges * width)) for width in self._edge_row_bytes.values())
         return self.batch.of(n_rows).sample_bytes * REUSE // (REUSE - 1) + rows
 
     def _beside(self, n_rows: int) -> int:
-        """Return what a batch takes until it is delivered, beside what the loop gets: plans, what of it the device has."""
+        """Count a batch's bytes until it is delivered, beside what the loop gets: plans, and its rows on the device."""
         batch, n_bytes = self.batch.of(n_rows), 0
         if self._plans:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * n_rows) + batch.sample_bytes  # a sample that waits to be written
@@ -165,7 +165,7 @@ class Memory:
         return n_bytes
 
     def loop_bytes(self, n_rows: int) -> int:
-        """Return what the loop's batch and the next one, being made, take."""
+        """Count the bytes of the loop's batch and of the next one, being made."""
         one = self.batch_bytes(n_rows)
         return max(2 * one + self._beside(n_rows), one + self.batch.of(n_rows).sampling_bytes)
 
@@ -198,7 +198,7 @@ class Memory:
         return max(0, self._held_of(report) - on_loan)
 
     def _others(self, *, idle: bool) -> int:
-        """Return what other loaders' batches need, see :meth:`Budget.required`."""
+        """Count the bytes that other loaders' batches need, see :meth:`Budget.required`."""
         return self._budget.required(self, idle=idle)
 
     def unused(self, returned: int = 0) -> int:
@@ -252,7 +252,7 @@ class Memory:
         return self._needed(self.batch.n_rows) <= self._budget.total
 
     def left_for_caches(self, room: int, prefetch: int, returned: int = 0) -> tuple[int, int]:
-        """Return what caches may take of ``room`` bytes, and how many batches are made ahead beside them.
+        """Divide ``room`` bytes between caches and batches made ahead; return bytes of the former and number of the latter.
 
         Where less than half would be left for the caches, fewer batches are made ahead. ``returned``: bytes that are held for
         now, and given back before.
@@ -265,7 +265,7 @@ class Memory:
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
 
     def foreseen_for_caches(self, prefetch: int) -> int:
-        """Return what caches may take once those have their memory to whom it was granted, as :meth:`left_for_caches`."""
+        """Foresee :meth:`left_for_caches` once all have the memory that they were granted."""
         granted = sum(self.granted.values())
         return self.left_for_caches(self.unused() - self._caches - granted + self._loop, prefetch)[0]
 
@@ -357,7 +357,7 @@ class Memory:
             return len(self._living())
 
     def required(self, *, idle: bool) -> int:
-        """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require.
+        """Count the least bytes of batches: those of a running epoch, else those that are still held; see Budget.require.
 
         Those that are still held, too, once the loader is closed.
         """

@@ -25,12 +25,12 @@ __all__ = ["by_frequency", "by_plan"]
 
 
 def by_frequency(w: Workload, m: Machine) -> Estimate:
-    """Return what a layout takes whose rows in memory stay: the host tier starts with them, from an extent of its own."""
+    """Estimate a layout whose rows in memory stay: the host tier starts with them, from an extent of its own."""
     return _estimated(w, m, STATIC, w.n_accesses - w.n_device - w.n_top, 0, w.capacity, m.static_table_s * w.n_accesses)
 
 
 def by_plan(w: Workload, m: Machine) -> Estimate:
-    """Return what a layout takes whose cache Belady's policy manages."""
+    """Estimate a layout whose cache Belady's policy manages."""
     return _estimated(w, m, PLANNED, w.loads, w.loads, 0, w.plan_s + m.planned_table_s * w.n_accesses)
 
 

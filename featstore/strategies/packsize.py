@@ -334,7 +334,7 @@ def _layout_bytes(asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> i
 
 
 def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
-    """Return what so many batches, from an empty cache, come to, of which the trace has the first."""
+    """Estimate the workload of so many batches, from an empty cache, by a trace of the first ones."""
     g, part = asked.g, trace.head(n_batches)
     sizes: dict[str, Any] = {"row_bytes": 1, "capacity": asked.capacity, "device_rows": asked.device_rows}
     if asked.policy.name != STATIC:

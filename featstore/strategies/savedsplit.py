@@ -220,7 +220,7 @@ def _gathered(context: Context, drawn: Drawn) -> tuple[float, int]:
 
 
 def measured_beta(sample_s: float, n_edges: int, gather_s: float, n_rows: int) -> float:
-    """Return what an edge that is sampled costs, in reads of a row (equation 3); 1 where no rows are read."""
+    """Measure the cost of a sampled edge in reads of a row (equation 3); 1 where no rows are read."""
     if not n_rows or not gather_s:
         return 1.0
     return (sample_s / max(1, n_edges)) / (gather_s / n_rows)
@@ -231,7 +231,7 @@ def _nothing(n_bytes: int) -> float:
 
 
 def _saved_by_rows(context: Context, counted: SavedIO, trace: Trace | None, policy: Policy, room: int) -> Callable[[int], float]:
-    """Return what says how many reads the features' cache saves in so many bytes: sums by score, or what replaying loads."""
+    """Make the function from bytes of the features' cache to reads that it saves: by sums of scores, or by replaying."""
     n, widths = int(context.graph.num_nodes), list(context.nodes.row_bytes.values())
 
     def rows_of(n_bytes: int) -> int:
@@ -264,7 +264,7 @@ def _more_while_sampling(memory: Memory, room: int, returned: int) -> int:
 
 
 def _saved_by_lists(graph: OutOfCoreGraph, counted: SavedIO, beta: float, more: int, *, alone: bool) -> Callable[[int], float]:
-    """Return what says how many reads neighbour lists save in so many bytes, chosen as Ginex chooses them.
+    """Make the function from bytes of neighbour lists, chosen as Ginex chooses them, to reads that they save.
 
     ``more``: bytes that they have besides; ``alone``: also where these are all.
     """

@@ -135,11 +135,11 @@ class Superbatch(Strategy):
         return run_planned(self, context, self.planning(context))
 
     def runner(self) -> type[SuperbatchRunner]:
-        """Return what is made for each loader."""
+        """Name the class of the runner that each loader gets."""
         return SuperbatchRunner
 
     def sizes(self, context: Context, planning: Planning) -> SuperbatchSizes:
-        """Return what says what superbatches hold."""
+        """Make the sizes of what superbatches hold."""
         return SuperbatchSizes(context, planning)
 
     def asked(self, context: Context, planning: Planning) -> tuple[Context, Memory, SuperbatchSizes]:
@@ -160,7 +160,7 @@ class Superbatch(Strategy):
         return sizes.foreseen(memory)
 
     def planning(self, context: Context) -> Planning:
-        """Return what the runner may use."""
+        """Collect the limits of planning: disk, length, policies."""
         policy = get_policy(self.policy)
         planned = FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
         planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
@@ -183,7 +183,7 @@ def plan_ahead(
     *,
     overlap: bool = True,
 ) -> Planning:
-    """Return what a strategy that looks ahead may use; arguments as of :class:`Superbatch`."""
+    """Collect the limits of planning for a strategy that looks ahead; arguments as of :class:`Superbatch`."""
     graph = context.graph
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * context.nodes.width)
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
@@ -252,7 +252,7 @@ class SuperbatchRunner(Runner):
             warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
 
     def _packer(self, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
-        """Return what copies the rows that an epoch's caches will lack into extents."""
+        """Make the packer that copies the rows that an epoch's caches will lack into extents; None: there is none."""
         return None
 
     def make_edge_caches(self) -> None:

@@ -137,7 +137,7 @@ class SuperbatchEpoch(EpochRun):
             raise
 
     def _edge_planner(self, planning: Planning, plans: Callable[..., CachePlanner]) -> EdgePlanner | None:
-        """Return what plans the caches of edge features, empty now; None where there are none."""
+        """Make the planner of the caches of edge features, empty now; None where there are none."""
         policy, edges, memory = planning.edge_policy, self._context.edges, self._memory
         if policy is None or not planning.edge_capacity:
             return None

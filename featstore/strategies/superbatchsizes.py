@@ -39,7 +39,7 @@ class SuperbatchSizes:
         self._cached = 0  # rows that caches which size themselves get at the least
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
-        """Return what is held: the planner, at the least with next positions on disk, and what misses are read ahead into."""
+        """Count bytes by holder: the planner, at the least with next positions on disk, and buffers of misses read ahead."""
         planning, length = self.planning, self.length(batch)
         by_size = partial(self._planner_bytes, batch.n_rows)
         needs = {PLANNER: (by_size(self._shortest, spilled=True, least=True), self._whole_or_spilled(by_size, length))}
@@ -120,7 +120,7 @@ class SuperbatchSizes:
         return 1.0
 
     def _planner_bytes(self, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
-        """Return what is reserved for the planner, or for what shares its bytes.
+        """Count the bytes reserved for the planner, and for whoever shares them.
 
         Where caches have what others leave: at the least for what they are sure of, else for as many rows as there could be.
         """
@@ -135,11 +135,11 @@ class SuperbatchSizes:
         return needed if planning.overlap else max(needed, graph.neighbor_lists.choosing_bytes())
 
     def _edge_planner(self, batch: BatchSize) -> Callable[..., int]:
-        """Return what says how many bytes planning the edges of superbatches takes, by their length and ``spilled=``."""
+        """Make the function from the length of superbatches, and ``spilled=``, to the bytes of planning their edges."""
         planning, n = self.planning, self._graph.num_edges
         return partial(planner_bytes, planning, n, self._n_batches, batch.n_edges, capacity=planning.edge_capacity)
 
     def _whole_or_spilled(self, by_size: Callable[..., int], length: int) -> int:
-        """Return what a planner has use for: all next positions in memory, unless they take too much of it."""
+        """Count the bytes that a planner has use for: all next positions in memory, unless they take too much of it."""
         whole = by_size(length, spilled=False)
         return whole if whole <= self._graph.budget.total // PLANNER_SHARE else by_size(length, spilled=True)

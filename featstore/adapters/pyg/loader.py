@@ -225,7 +225,7 @@ class NeighborLoader:
         self.loader.load_state_dict(state)
 
     def stats(self) -> dict[str, Any]:
-        """Return what the loader has done; see :meth:`featstore.Loader.stats`."""
+        """Report the loader's counts and seconds; see :meth:`featstore.Loader.stats`."""
         return self.loader.stats()
 
     def close(self) -> None:

@@ -1,0 +1,148 @@
+"""What Streamed divides memory into by default, beside a grid of divisions by hand: seconds of an epoch, and bytes moved.
+
+Caches, batches ahead, planning, packing and the length of superbatches share one memory; the strategy chooses by what an epoch
+then reads and writes. Here the same epoch of EpochSampler also runs with each cache and length of a grid, in turn, in memories
+from a twentieth to a half of the features. Graphs: R22, and one of 2²⁴ nodes with 64 floats each (8 GB of disk), in 1.5 GiB,
+too. Each run is a process of its own, with a cold page cache; its first epoch counts, with all set-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from harness import Report, alternate, answer, arguments, main, run_child, scratch, timed_epoch
+
+ROOT = Path(__file__).resolve().parent.parent
+FANOUTS = [10, 10, 10]
+DEFAULT = "by default"
+CACHES = (0.0, 0.1, 0.25, 0.5)  # of the memory
+PARTS = (1, 3, 8)  # superbatches of an epoch
+SHARES = (1 / 20, 1 / 8, 1 / 4, 1 / 2)  # memory, of the features
+
+
+def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
+    """Run an epoch; say what it read and wrote by the kernel's count, or why there was no room."""
+    import featstore
+
+    with ExitStack() as stack:
+        begin, (read, written) = time.perf_counter(), io_bytes()
+        try:
+            g = stack.enter_context(featstore.open(job["dataset"], memory=job["memory"]))
+            seeds = g.node_data["seeds"][: job["batches"] * job["batch_size"]]
+            sampler = featstore.EpochSampler(g, FANOUTS, seed=0)
+            strategy = featstore.Streamed(**job["options"])
+            loader = stack.enter_context(
+                featstore.Loader(g, sampler, seeds, job["batch_size"], features="x", labels=None, strategy=strategy)
+            )
+            setup_s = time.perf_counter() - begin
+            epoch = timed_epoch(loader, lambda batch: batch.x)
+        except featstore.BudgetError as error:
+            return {"refused": str(error)}
+        stats = loader.stats()
+    read, written = (after - before for after, before in zip(io_bytes(), (read, written), strict=True))
+    return {
+        "seconds": setup_s + epoch["loop_s"],
+        "read": read,
+        "written": written,
+        "asked": stats["bytes_requested"],
+        "rows": epoch["rows"],
+        "hits": stats["hits"],
+        "superbatch": stats["superbatch"],
+        "checksum": epoch["marks"][-1]["checksum"],
+    }
+
+
+def io_bytes() -> tuple[int, int]:
+    """Bytes that this process read from drives and wrote to them so far, by the kernel's count."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"]), int(fields["write_bytes"])
+
+
+def grid(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options of each side: none, and a cache and a length by hand."""
+    found: dict[str, dict[str, Any]] = {DEFAULT: {}}
+    for share in CACHES:
+        for parts in PARTS:
+            options = {"cache": int(share * job["memory"]), "length": -(-job["batches"] // parts)}
+            found[f"cache {share:.0%}, {parts} superbatches"] = options
+    return found
+
+
+def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str, Any], most_read: float | None = None) -> None:
+    """Run all sides, and report the default beside the best by hand."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+
+    def run(side: str, options: dict[str, Any]) -> float | None:
+        mine = {**job, "options": options, "what": "epoch", "features": job["dataset"]}
+        found = run_child(__file__, mine, tree=ROOT)
+        runs.setdefault(side, []).append(found)
+        return found.get("seconds")
+
+    sides = {side: (lambda side=side, options=options: run(side, options)) for side, options in grid(job).items()}
+    seconds = alternate(args.runs, sides)
+    ran = {side: each for side, each in runs.items() if "refused" not in each[-1]}
+    assert DEFAULT in ran, runs[DEFAULT][-1]["refused"]
+    assert len({(each["checksum"], each["rows"]) for one in ran.values() for each in one}) == 1, "sides have other batches"
+    middle = {side: sorted(each["seconds"] for each in one)[len(one) // 2] for side, one in ran.items()}
+    best = min(middle.keys() - {DEFAULT}, key=middle.__getitem__)
+    moved = {side: one[-1]["read"] + one[-1]["written"] for side, one in ran.items()}
+    report.figure(
+        f"{title}, an epoch by default",
+        seconds[DEFAULT],
+        "s",
+        reference=f"the best by hand, {best}",
+        references=seconds[best],
+        target=None if args.tiny else "<= 1.15",
+        by_hand={side: [round(middle[side], 2), moved[side]] for side in sorted(middle, key=middle.__getitem__)},
+        refused=sorted(runs.keys() - ran.keys()),
+        **{name: ran[DEFAULT][-1][name] for name in ("read", "written", "asked", "hits", "superbatch")},
+    )
+    if most_read is not None:
+        one = ran[DEFAULT][-1]
+        rows_bytes = one["rows"] * job["row_bytes"]
+        report.figure(
+            f"{title}, bytes read by default",
+            [one["read"]],
+            "B",
+            reference="the rows asked for",
+            references=[rows_bytes],
+            target=None if args.tiny else f"<= {most_read}",
+        )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """The graphs that ``--only`` names, in each memory."""
+    import r22
+
+    with scratch(args, "division") as folder:
+        for name, scale, dim, n_batches in (("R22", args.scale, 128, 200), ("wide", args.wide_scale, 64, 200)):
+            if args.only and args.only not in name:
+                continue
+            kept = os.environ.get("FEATSTORE_R22") if name == "R22" else None
+            n = 4 if args.tiny else n_batches
+            work = r22.generate(kept or folder, scale, seeds=max(1, round(200_000 * 2.0 ** min(0, scale - 22))), dim=dim)
+            features = work.num_nodes * dim * 4
+            job = {"dataset": os.fspath(work.dataset()), "batches": n, "batch_size": args.batch_size, "row_bytes": 4 * dim}
+            memories = {f"{share:.0%} of the features": int(share * features) for share in SHARES}
+            if args.tiny:
+                memories = {"enough": 64 << 20}
+            elif name == "wide":
+                memories = {"1.5 GiB": 3 << 29, **memories}
+            for shown, memory in memories.items():
+                if args.memory_mib and memory >> 20 != args.memory_mib:
+                    continue
+                title = f"{'R22' if name == 'R22' else f'{work.num_nodes:,} nodes x 64 floats'}, {shown}"
+                compare(args, report, title, {**job, "memory": memory}, 1.2 if shown == "1.5 GiB" else None)
+
+
+if __name__ == "__main__":
+    if not answer(lambda job: epoch_child(job)):
+        options = arguments(__doc__ or "", scale=22, wide_scale=24, batch_size=1000, memory_mib=0)
+        if options.tiny:
+            options.scale, options.wide_scale, options.batch_size, options.runs = 12, 13, 50, 1
+        main(run, options)
