@@ -68,7 +68,7 @@ def sample_child(job: dict[str, Any]) -> dict[str, Any]:
     """
     import featstore
     from featstore.plan.samples import SampleWriter
-    from featstore.sampling.drawn import Drawn
+    from featstore.sampling.sampledbatches import Drawn
 
     open_graph = featstore.OutOfCoreGraph.open  # which imports torch: no part of what opening costs
     kind = featstore.EpochSampler if job["epochwide"] else featstore.NeighborSampler

@@ -31,11 +31,11 @@ from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.rng import batch_key
+from featstore.sampling.sampledbatches import Drawn
 from featstore.sampling.shadow import ShadowSampler
 from featstore.storage.rowfile import RowFile
 from featstore.topology.base import CscTopology, huge_bytes

@@ -278,7 +278,7 @@ def reading(args: argparse.Namespace, report: Report, jobs: dict[str, dict[str, 
 def random_reads(args: argparse.Namespace, report: Report, dataset: Path, workloads: dict[str, list[int]]) -> None:
     """Random reads of 512 B beside those of 4 KiB: a second, and of batches' drawn positions at that rate."""
     import featstore
-    from featstore.sampling.drawn import Drawn
+    from featstore.sampling.sampledbatches import Drawn
 
     with featstore.open(dataset, memory="4GiB") as g:
         file = Path(g.topology.path)

@@ -86,7 +86,7 @@ def graph_of(name: str, graphs: Path | None, folder: Path) -> Path:
 def table(args: argparse.Namespace, report: Report, datasets: dict[str, Path], fanouts_of: dict[str, list[int]]) -> None:
     """Table 2 and figure 5 in bytes."""
     import featstore
-    from featstore.sampling.drawn import Drawn
+    from featstore.sampling.sampledbatches import Drawn
 
     rows: dict[str, dict[str, int]] = {}
     for graph, dataset in datasets.items():

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from harness import Report, alternate, bytes_read_by_kernel, drop_from_page_cache
 
 import featstore
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import macro_lists
+from featstore.sampling.sampledbatches import Drawn
 from featstore.topology.base import huge_bytes
 
 FANOUTS = [10, 10]

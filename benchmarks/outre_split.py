@@ -16,8 +16,8 @@ from outre_epochs import Work
 import featstore
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.historical import PushTimes
+from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies.savedsplit import profile
 
 FANOUTS = [10, 10]

@@ -5,10 +5,12 @@
     python -m benchmarks.papers100m --folder DIR --batches 300              # runs are cut, and scaled to the epoch
     python -m benchmarks.papers100m --folder DIR --later                    # and second epochs, which find caches filled
     python -m benchmarks.papers100m --folder DIR --scale 20                 # 868 thousand nodes
+    python -m benchmarks.papers100m --folder DIR --shape mag240m --scale 24 # 15 million of MAG240M's papers, 768 features each
 
 The graph is an R-MAT of 2 to the power of ``--scale`` nodes that is cut to papers100M's 111,059,956 (or in proportion), ids
 permuted, drawn until 1,615,685,872 edges are left and cleaned of duplicates by the library, with 128 float16 features and
-1,207,179 training nodes that have in-edges. A row has its node's id in its first columns: a sample of each batch is checked.
+1,207,179 training nodes that have in-edges; or one of MAG240M's papers and citations (``--shape``). A row has its node's id in
+its first columns: a sample of each batch is checked.
 
 A run is an epoch, sampling included, in a process of its own within a memory control group of ``--memory`` and what an
 interpreter takes, the page cache cold. One that is cut runs the epoch's own superbatches, three or more, and is scaled by its
@@ -43,8 +45,10 @@ from benchmarks.harness import Report, answer, arguments, main, reset_peak, run_
 from benchmarks.r22 import rmat_edges
 
 ROOT = Path(__file__).absolute().parent.parent
-NODES, EDGES, TRAINING, SCALE = 111_059_956, 1_615_685_872, 1_207_179, 27  # ogbn-papers100M
-DIM, CLASSES = 128, 172
+SCALE = 27  # of the real sizes
+# Nodes, edges, training nodes, float16 features a node; of MAG240M its papers.
+SHAPES = {"papers100m": (111_059_956, 1_615_685_872, 1_207_179, 128), "mag240m": (121_751_666, 1_297_748_926, 1_112_392, 768)}
+CLASSES = 172
 CHUNK_EDGES = 1 << 21
 BLOCK_ROWS = 1 << 16
 PATTERNS = 4096  # rows that differ beside their ids
@@ -68,24 +72,33 @@ N_WAITS = 3
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of papers100M at a scale; 27 is its own."""
+    """The sizes of a graph at a scale; 27 is its own."""
 
+    name: str
     scale: int
+
+    def _scaled(self, position: int) -> int:
+        return max(1, round(SHAPES[self.name][position] * 2.0 ** (self.scale - SCALE)))
 
     @property
     def n_nodes(self) -> int:
         """Nodes: less than 2 to the power of the scale."""
-        return round(NODES * 2.0 ** (self.scale - SCALE))
+        return self._scaled(0)
 
     @property
     def n_edges(self) -> int:
         """Edges before duplicates are removed."""
-        return round(EDGES * 2.0 ** (self.scale - SCALE))
+        return self._scaled(1)
 
     @property
     def n_training(self) -> int:
         """Training nodes."""
-        return max(1, round(TRAINING * 2.0 ** (self.scale - SCALE)))
+        return self._scaled(2)
+
+    @property
+    def dim(self) -> int:
+        """Features a node, 2 bytes each."""
+        return SHAPES[self.name][3]
 
 
 def edge_blocks(shape: Shape, has_list: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.int64]]:
@@ -110,9 +123,9 @@ def edge_blocks(shape: Shape, has_list: npt.NDArray[np.bool_]) -> Iterator[npt.N
         threads.shutdown(cancel_futures=True)
 
 
-def patterns() -> npt.NDArray[np.float16]:
-    """The rows without their ids, in [0, 1), shape (PATTERNS, DIM)."""
-    return np.random.default_rng(0).random((PATTERNS, DIM), np.float32).astype(np.float16)
+def patterns(dim: int) -> npt.NDArray[np.float16]:
+    """The rows without their ids, in [0, 1), shape (PATTERNS, dim)."""
+    return np.random.default_rng(0).random((PATTERNS, dim), np.float32).astype(np.float16)
 
 
 def id_columns(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float16]:
@@ -121,11 +134,11 @@ def id_columns(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float16]:
     return bits.view(np.float16)
 
 
-def feature_blocks(n_nodes: int) -> Iterator[npt.NDArray[np.float16]]:
+def feature_blocks(shape: Shape) -> Iterator[npt.NDArray[np.float16]]:
     """Yield all feature rows in order."""
-    base = np.tile(patterns(), (BLOCK_ROWS // PATTERNS, 1))
-    for first in range(0, n_nodes, BLOCK_ROWS):
-        block = base[: min(BLOCK_ROWS, n_nodes - first)].copy()
+    base = np.tile(patterns(shape.dim), (BLOCK_ROWS // PATTERNS, 1))
+    for first in range(0, shape.n_nodes, BLOCK_ROWS):
+        block = base[: min(BLOCK_ROWS, shape.n_nodes - first)].copy()
         block[:, :2] = id_columns(np.arange(first, first + len(block)))
         yield block
 
@@ -134,7 +147,7 @@ def dataset(folder: Path, shape: Shape, form: str) -> Path:
     """Make the dataset, unless it is there, store its adjacency in this form, and return its path."""
     import featstore
 
-    path = folder / f"papers100m-{shape.scale}"
+    path = folder / f"{shape.name}-{shape.scale}"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         begin = time.perf_counter()
@@ -149,7 +162,7 @@ def dataset(folder: Path, shape: Shape, form: str) -> Path:
             path,
             edge_blocks(shape, has_list),
             shape.n_nodes,
-            {"x": ((shape.n_nodes, DIM), np.float16, feature_blocks(shape.n_nodes))},
+            {"x": ((shape.n_nodes, shape.dim), np.float16, feature_blocks(shape))},
             {"y": labels, "train_idx": ((shape.n_training,), np.int64, training())},
             coalesce=True,
             memory="2GiB",
@@ -183,9 +196,9 @@ def rates_child(job: dict[str, Any]) -> dict[str, Any]:
         random_rate = direct_rate(features, 4096, READERS, RANDOM_READS)
         found = {"read": direct_rate(features, most_bytes=RATE_BYTES), "iops": random_rate / 4096}
     found["write"] = write_rate(Path(job["dataset"]).parent, job["rate_bytes"])
-    rows = torch.zeros((job["rate_bytes"] // (2 * DIM), DIM), dtype=torch.float16)
+    rows = torch.zeros((job["rate_bytes"] // (2 * job["dim"]), job["dim"]), dtype=torch.float16)
     ids = torch.randint(0, len(rows), (min(len(rows), 500_000),))
-    out = torch.empty((len(ids), DIM), dtype=torch.float16)
+    out = torch.empty((len(ids), job["dim"]), dtype=torch.float16)
     torch.index_select(rows, 0, ids, out=out)
     begin = time.perf_counter()
     for _ in range(4):
@@ -240,7 +253,7 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
     import featstore
     from featstore.strategies.registry import find_strategy
 
-    pattern = patterns()
+    pattern = patterns(job["dim"])
 
     def rows_of(batch: Any) -> torch.Tensor:
         counted["edges"] += sum(len(block.src) for block in batch.blocks)
@@ -253,7 +266,7 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         found: torch.Tensor = batch.x
         return found
 
-    step = trained_on() if job["train"] else None
+    step = trained_on(job["dim"]) if job["train"] else None
     counted, imported = {"edges": 0}, status("VmRSS")
     reset_peak()
     with ExitStack() as stack:
@@ -334,19 +347,19 @@ def longest_waits(marks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(waits, key=lambda wait: -wait["seconds"])[:N_WAITS]
 
 
-def trained_on() -> Any:
+def trained_on(dim: int) -> Any:
     """Make a GraphSAGE, and return what trains it on a batch."""
     import torch
 
     from featstore.cli.sage import GraphSAGE
 
     torch.manual_seed(0)
-    model = GraphSAGE(DIM, HIDDEN, CLASSES, 3, 0.0)
+    model = GraphSAGE(dim, HIDDEN, CLASSES, 3, 0.0)
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(batch: Any) -> None:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks), batch.y)
+        loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks), batch.y.long())
         loss.backward()
         optimizer.step()
 
@@ -377,16 +390,17 @@ def titles(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def run(args: argparse.Namespace, report: Report) -> None:
     """Make the graph, measure the rates, run the epochs."""
-    shape, share = Shape(args.scale), 2.0 ** (args.scale - SCALE)
+    shape = Shape(args.shape, args.scale)
     job: dict[str, Any] = {"memory": args.memory, "batch_size": args.batch_size, "batches": args.batches, "train": False}
-    job["later"] = args.later
+    job |= {"later": args.later, "dim": shape.dim}
     rates: dict[str, float] = {}
     for title, one in titles(args):
         path = dataset(args.folder, shape, one["form"])
         job |= {"dataset": os.fspath(path), "features": os.fspath(path), "pack": os.fspath(args.folder / "pack"), **one}
         if not rates:
-            lists = int(1.2 * (4 * EDGES + 8 * NODES) * share) + (1 << 28)
-            more = {"all_lists": lists, "rate_bytes": max(1 << 24, int(RATE_BYTES * min(1.0, share)))}
+            lists = int(1.2 * (4 * shape.n_edges + 8 * shape.n_nodes)) + (1 << 28)
+            share = min(1.0, 2.0 ** (shape.scale - SCALE))
+            more = {"all_lists": lists, "rate_bytes": max(1 << 24, int(RATE_BYTES * share))}
             rates = run_child(__file__, {**job, **more, "what": "rates"}, tree=ROOT)
             report.figure("rates of this machine", rates["read"], "B/s", **rates)
         for trains in (False, True) if args.train else (False,):
@@ -425,6 +439,7 @@ if __name__ == "__main__":
     if not answer(lambda job: CHILDREN[job["what"]](job)):
         mine = argparse.ArgumentParser(add_help=False)
         mine.add_argument("--folder", type=Path, required=True, help="has the graph, or gets it; on the drive to be measured")
+        mine.add_argument("--shape", choices=sorted(SHAPES), default="papers100m", help="whose sizes and widths of rows")
         mine.add_argument("--train", action="store_true", help="also train a GraphSAGE on the processor")
         mine.add_argument("--later", action="store_true", help="also run a second epoch, which finds caches filled")
         known, rest = mine.parse_known_args()

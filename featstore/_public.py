@@ -70,7 +70,7 @@ from featstore.sampling.batches import (
     Batches as Batches,
     RandomBatches as RandomBatches,
 )
-from featstore.sampling.drawn import (
+from featstore.sampling.sampledbatches import (
     EpochBatches as EpochBatches,
     SampledBatches as SampledBatches,
 )

@@ -168,7 +168,7 @@ PIECES = (
     "featstore.partitioning.fennel._PIECE",
     "featstore.partitioning.ranges._PIECE",
     "featstore.plan.rowsample.PIECE_ROWS",
-    "featstore.sampling.access._PIECE",
+    "featstore.sampling.listaccess._PIECE",
     "featstore.storage.update._BLOCK_ROWS",
     "featstore.strategies.switch.BLOCK_ITEMS",
 )

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
-from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally, execute
 from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.prefetchrows import ReadAhead
 from featstore.gather.sources import MemorySource
 from featstore.storage.rowfile import ReadStats
 from tests.conftest import make_graph

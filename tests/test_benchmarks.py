@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import featstore
 from benchmarks.memmap import MemmapRows
 from tests.programs import run_program
 
@@ -332,6 +333,18 @@ def test_papers100m_stands_beside_what_drive_and_cores_take(tmp_path: Path, stra
     assert figure["bound"]["draw"] == pytest.approx(figure["edges"] / rates["edges"], abs=0.06)
     assert figure["reference_runs"] == [pytest.approx(max(figure["bound"]["drive"], figure["bound"]["cores"]), abs=0.06)]
     assert figure["steady_wait_s"] <= max(each["seconds"] for each in figure["waits"]) + 0.01
+
+
+def test_papers_of_mag240m_have_their_width(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    line = ("--folder", str(tmp_path / "graph"), "--shape", "mag240m", "--only", "auto,neighbor,15-10-5,csc", "--train")
+    _, figure, trained = run_script("papers100m.py", tmp_path, *line)[0]
+    with featstore.open(next((tmp_path / "graph").iterdir()), memory="64MiB") as g:
+        assert g.features["x"].shape[1] == 768
+        assert g.num_nodes == round(121_751_666 / 2**15)
+    assert figure["ran"][0] == figure["ran"][1]
+    assert trained["name"] == f"{figure['name']}, trained on"
+    assert 0 < trained["hidden"] <= 1
 
 
 def test_convergence_compares_batches_and_frozen_samples(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import featstore
-from featstore.sampling.drawn import Drawn, Memo
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.historical import PushTimes
+from featstore.sampling.sampledbatches import Drawn, Memo
 from tests.conftest import skewed_dataset
 
 N, BATCH = 300, 20

@@ -18,7 +18,7 @@ from featstore.cli.main import main
 from featstore.errors import BudgetError, CorruptionError, PluginError
 from featstore.load.edges import gather_edges
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.numbered import edge_numbers
+from featstore.sampling.edgenumbers import edge_numbers
 from featstore.storage.catalog import EDGE, read_catalog
 from featstore.testing.faults import flipped
 from tests.sampled import covering

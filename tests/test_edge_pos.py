@@ -152,8 +152,8 @@ def test_edges_of_layers_and_of_subgraphs(data: st.DataObject, g: ArrayGraph, ma
 @pytest.mark.parametrize("make", WHOLE_LISTS)
 def test_edges_of_lists_in_pieces(make: Any, id_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces end within lists, where they begin, and where lists in memory lie between."""
-    monkeypatch.setattr("featstore.sampling.pieces._LEAST", most)
-    monkeypatch.setattr("featstore.sampling.pieces._MOST", most)
+    monkeypatch.setattr("featstore.sampling.wholelists._LEAST", most)
+    monkeypatch.setattr("featstore.sampling.wholelists._MOST", most)
     g = random_graph(400 if most > 1 else 60, 6, seed=3, id_bytes=id_bytes)
     for each in (g, g.cached(), g.cached(1200)):
         check_whole_lists(each, make, torch.arange(0, g.num_nodes, 5))

@@ -16,7 +16,7 @@ import featstore
 from featstore import NeighborSampler
 from featstore._core.epochs import sort_targets
 from featstore.sampling import window as window_module
-from featstore.sampling.access import ACCESSES, costs_less_drawn
+from featstore.sampling.listaccess import ACCESSES, costs_less_drawn
 from featstore.sampling.window import is_wide, least_bytes
 from tests.array_graphs import random_graph
 from tests.kernel_counts import kernel_bytes

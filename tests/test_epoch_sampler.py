@@ -21,8 +21,8 @@ from featstore._core.epochs import LEAST_POSITIONS
 from featstore.config import Options
 from featstore.errors import BudgetError
 from featstore.graph.neighborcache import NeighborCache
-from featstore.sampling.access import ACCESSES
 from featstore.sampling.hops import HopSampler
+from featstore.sampling.listaccess import ACCESSES
 from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
 from featstore.storage.rundir import DiskQuota
 from tests.array_graphs import ArrayGraph, graphs, random_graph

@@ -20,8 +20,8 @@ import torch
 import featstore
 from featstore import EpochSampler, LaborSampler, NeighborSampler
 from featstore.errors import BudgetError, ClosedError, CorruptionError
-from featstore.sampling.turns import Turns
 from featstore.sampling.window import EpochWindow
+from featstore.sampling.windowed import Turns
 from tests.array_graphs import random_graph
 from tests.test_epoch_sampler import EpochGraph, Int64s, batches_of, window_of
 from tests.test_overlap import until
@@ -175,7 +175,7 @@ def test_a_full_disk_is_said_and_the_window_may_be_tried_again(small: SimpleName
         sampler = EpochSampler(g, [-1, -1, 5], window=len(batches), disk="8KiB")
         expected = NeighborSampler(g, [-1, -1, 5]).sample(torch.from_numpy(batches[0]))
         with closing(turns(sampler, batches)) as taken:
-            monkeypatch.setattr("featstore.sampling.turns.MEMORY_SHARE", 1 << 20)
+            monkeypatch.setattr("featstore.sampling.windowed.MEMORY_DIVISOR", 1 << 20)
             for _ in range(2):
                 with pytest.raises(OSError, match=r"what is sampled ahead would take .* of a disk budget of 8") as error:
                     taken.sample(0)

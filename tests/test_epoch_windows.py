@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.config import parse_size
-from featstore.sampling.turns import Cut
 from featstore.sampling.window import EpochWindow
+from featstore.sampling.windowed import Cut
 from tests.conftest import skewed_dataset
 
 

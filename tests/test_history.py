@@ -20,8 +20,8 @@ import torch
 
 import featstore
 import tests.pyg  # noqa: F401
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.historical import HistoryTurns, PushTimes
+from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies.registry import find_strategy
 from tests.reference_history import PlainBatch, Replay
 from tests.support_cases import each

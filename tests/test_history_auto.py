@@ -19,7 +19,7 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.plan.misscurve import miss_curve
 from featstore.plan.savedio import best_split
 from featstore.plan.trace import record
-from featstore.sampling.drawn import Drawn
+from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies import savedsplit
 from featstore.strategies.savedsplit import profile
 from featstore.strategies.switch import CacheSwitch

@@ -153,8 +153,8 @@ def test_a_larger_graph_in_pieces_equals_the_oracle(id_bytes, options, monkeypat
     g = random_graph(6_000, 8, id_bytes=id_bytes)
     seeds = list(range(0, 3_000, 3))
     check_against_oracle(g, seeds, [700, 2_000], **options)
-    monkeypatch.setattr("featstore.sampling.pieces._LEAST", 37)
-    monkeypatch.setattr("featstore.sampling.pieces._MOST", 37)
+    monkeypatch.setattr("featstore.sampling.wholelists._LEAST", 37)
+    monkeypatch.setattr("featstore.sampling.wholelists._MOST", 37)
     for variant in (g, g.cached(), g.cached(20_000)):
         check_against_oracle(variant, seeds, [700, 2_000], **options)
 

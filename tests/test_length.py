@@ -17,7 +17,7 @@ import featstore
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
-from featstore.plan.planmemory import PLANNER_SHARE
+from featstore.plan.planmemory import PLANNER_DIVISOR
 from featstore.strategies.length import Passes, Planning, choose_size, planner_bytes, what_would_help
 
 BATCH, MANY = 1000, 200
@@ -47,7 +47,7 @@ def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, ove
     passes = None if pass_bytes is None else Passes(pass_bytes, 10**9)
     found = choose_size(planning(overlap=overlap), graph(n, total), n_batches, BATCH, 1, passes)
     most = min(n_batches, MANY) if overlap else n_batches
-    for share in (PLANNER_SHARE, PLANNER_SHARE // 2, PLANNER_SHARE // 4):
+    for share in (PLANNER_DIVISOR, PLANNER_DIVISOR // 2, PLANNER_DIVISOR // 4):
         held, spilled = (
             max(
                 [1]

@@ -23,9 +23,9 @@ from featstore.cache.table import FeatureCache
 from featstore.gather import buffers
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import KeptIds
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.sampling.macrolists import macro_lists
+from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies.batchsize import measure
 from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.loaders import make_loader

@@ -16,8 +16,8 @@ import featstore
 from featstore._core import nearby
 from featstore.errors import BudgetError, CorruptionError
 from featstore.pack.batches import PackBatches
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import HOLDER, macro_lists
+from featstore.sampling.sampledbatches import Drawn
 from featstore.topology.base import huge_bytes
 from tests.refusing import refuses
 from tests.test_partition_batches import COMMUNITIES, N, planted

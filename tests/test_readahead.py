@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
-from featstore.storage.readahead import read_ahead
+from featstore.storage.doublebuffer import read_ahead
 
 Rows = npt.NDArray[np.uint8]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import featstore
 from featstore.graph.neighborcache import NeighborCache
 from featstore.plan.savedio import SavedIO, Split, best_split, edges_drawn
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import macro_lists
+from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies.savedsplit import measured_beta, profile
 from featstore.topology.base import huge_bytes
 from tests.reference_history import Replay

@@ -72,8 +72,8 @@ def test_a_larger_graph_in_pieces(id_bytes: int, fanouts: list[int], monkeypatch
     g = random_graph(3_000, 8, id_bytes=id_bytes)
     seeds = list(range(0, 900, 3))
     check(g, seeds, fanouts, 3)
-    monkeypatch.setattr("featstore.sampling.pieces._LEAST", 41)
-    monkeypatch.setattr("featstore.sampling.pieces._MOST", 41)
+    monkeypatch.setattr("featstore.sampling.wholelists._LEAST", 41)
+    monkeypatch.setattr("featstore.sampling.wholelists._MOST", 41)
     for variant in (g, g.cached(), g.cached(9_000)):
         check(variant, seeds, fanouts, 3)
 

@@ -15,7 +15,7 @@ import pytest
 import featstore
 from featstore.errors import PluginError
 from featstore.gather.plan import BatchPlan, EdgePlan, Part, Tier
-from featstore.sampling.numbered import edge_numbers
+from featstore.sampling.edgenumbers import edge_numbers
 from featstore.testing import StrategyContract
 from featstore.testing.loading import AMPLE, BATCH, SAMPLERS, SEED, contract_graph, failures
 

@@ -54,7 +54,7 @@ from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths
 from featstore.strategies.memory import AHEAD, FRACTIONS
-from featstore.strategies.profile import DISK_SHARE, profile_batches
+from featstore.strategies.profile import DISK_DIVISOR, profile_batches
 from featstore.strategies.superbatchepoch import most_ahead
 
 __all__ = ["add_arguments", "run"]
@@ -223,7 +223,7 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
     batch = BatchSize(n, n, ROW_BYTES * n, ROW_BYTES * n, n)
     disk, sampled = options.disk, 0
     if disk is not None:  # what a loader samples to choose lies there, too
-        sampled = min(disk // DISK_SHARE, profile_batches(n_batches) * SAMPLE_BYTES * n)
+        sampled = min(disk // DISK_DIVISOR, profile_batches(n_batches) * SAMPLE_BYTES * n)
     batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
     domains = Domain.of_nodes(graph, (options.feature,)), Domain.of_edges(graph, ())
     chosen = Chosen(misses=workload.misses, profile_bytes=sampled)

@@ -8,7 +8,7 @@ import torch
 
 from featstore.cli.splits import no_seeds, split_seeds
 from featstore.sampling.batches import check_seeds
-from featstore.sampling.drawn import EpochBatches, SampledBatches
+from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

@@ -28,7 +28,7 @@ Int64s = npt.NDArray[np.int64]
 _CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
 _READ_EDGES = 1 << 20  # whose numbers are read at once into their place
 _PIECE_BYTES = 32  # a node whose offset is read
-_SCRATCH_SHARE = 64  # of the file, one part of so many is held where that is less
+_SCRATCH_DIVISOR = 64  # of the file, one part of so many is held where that is less
 
 
 class NeighborCache:
@@ -355,9 +355,9 @@ def _numbers_of(topology: Topology) -> EdgeIds:
 
 def _block_bytes(n_bytes: int) -> int:
     """Count what a scan of ``n_bytes`` of ids holds while records are filled."""
-    return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_SHARE)))
+    return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_DIVISOR)))
 
 
 def _buffer_bytes(n_bytes: int) -> int:
     """Choose how many of ``n_bytes`` of edges' numbers are held while records are filled."""
-    return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8
+    return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_DIVISOR), BLOCK_BYTES) // 8 * 8

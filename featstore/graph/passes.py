@@ -23,7 +23,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.buffers import empty_tensor
-from featstore.storage.readahead import read_ahead
+from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.rowfile import RowFile
 from featstore.topology.base import Topology
 from featstore.topology.liststream import stream_bytes
@@ -38,7 +38,7 @@ OPS: Final = ("mean", "sum", "gcn")
 MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once
 MOST_LISTS: Final = 4 << 20  # of two blocks of lists as they are read, see stream_bytes
 LEAST_LISTS: Final = 16 << 10
-LISTS_SHARE: Final = 32  # of the memory
+LISTS_DIVISOR: Final = 32  # of the memory
 _LEAST_IDS: Final = 1 << 10  # of a list that is taken in stretches
 _NODE_BYTES: Final = 48  # of a node of a block beside its sum and its list: degree, cursors, what it was chosen by
 _FOUND_BYTES: Final = 64  # of a node whose list is being read: what it is found by
@@ -143,7 +143,7 @@ class Passes:
             needed = budget.total - memory + least
             raise BudgetError(f"{holder} needs {least} bytes, and {max(0, memory)} are left", needed)
         memory -= table_bytes
-        self._lists = min(MOST_LISTS, max(LEAST_LISTS, memory // LISTS_SHARE))
+        self._lists = min(MOST_LISTS, max(LEAST_LISTS, memory // LISTS_DIVISOR))
         total = n * self._node_bytes + topology.num_edges * topology.id_bytes
         least_cost = math.inf
         for share in RUN_SHARES:

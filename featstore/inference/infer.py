@@ -25,7 +25,7 @@ from featstore.inference.gathered import whole_blocks
 from featstore.inference.layers import Aggregate, Layer, checked, digest_of_weights, forms_of
 from featstore.progress import Progress
 from featstore.storage.catalog import NODE
-from featstore.storage.readahead import read_ahead
+from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.writer import RowFileWriter
 
 __all__ = ["LayerCosts", "infer", "run_layers"]

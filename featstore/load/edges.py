@@ -12,7 +12,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.batch import Block
-from featstore.sampling.numbered import are_one_array
+from featstore.sampling.edgenumbers import are_one_array
 
 __all__ = ["gather_edges"]
 
@@ -34,7 +34,7 @@ def gather_edges(
     tally : Tally
         Gets what was read.
     by : EdgePlan or int64 array
-        By which plan; or what :func:`~featstore.sampling.numbered.edge_numbers` has made of the blocks: the store makes one.
+        By which plan; or what :func:`~featstore.sampling.edgenumbers.edge_numbers` has made of the blocks: the store makes one.
 
     Raises
     ------

@@ -32,9 +32,9 @@ from featstore.load.transfer import numbered
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
-from featstore.sampling.drawn import Drawn, SampledBatches
 from featstore.sampling.foreign import check_same_graph, checked_sampler, graph_id
 from featstore.sampling.macrolists import macro_lists
+from featstore.sampling.sampledbatches import Drawn, SampledBatches
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
 from featstore.strategies.context import Context

@@ -19,7 +19,7 @@ from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Transfer
-from featstore.sampling.numbered import edge_numbers
+from featstore.sampling.edgenumbers import edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.context import Context

@@ -12,7 +12,7 @@ import torch
 from featstore.gather.buffers import BufferPool
 from featstore.pack.offline import Pack
 from featstore.sampling.batches import RandomBatches
-from featstore.sampling.drawn import EpochBatches, SampledBatches
+from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
 
 __all__ = ["PackBatches"]
 

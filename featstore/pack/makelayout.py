@@ -47,7 +47,7 @@ from featstore.storage.writer import free_bytes, fsync_directory, make_durable
 __all__ = ["BEGUN", "layout_sizes", "make_layout"]
 
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
-PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
+PIECE_DIVISOR = 32  # the part of the memory that is left which a piece may take
 PATIENCE_S = 1.0  # before it is said that others are waited for
 BEGUN = "begun"  # the record of what a layout is made of, written when its tables are whole
 RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
@@ -271,7 +271,7 @@ def _check_drive(job: _Job, tables: TierTables) -> None:
 
 def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
     """Return the sizes of a layout's tables, for features whose rows have these bytes, with what is left of a budget."""
-    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_SHARE))
+    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_DIVISOR))
     group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
 
     def n_bytes(n_device: int, n_host: int, stored: Stored) -> int:

@@ -27,9 +27,9 @@ from featstore.plan.samples import SampleWriter
 from featstore.progress import Progress
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, together_of
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
-from featstore.sampling.macrolists import SHARE, macro_lists
+from featstore.sampling.macrolists import DIVISOR, macro_lists
+from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskQuota
 
@@ -238,7 +238,7 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
     drawn = Drawn(checked, batcher, lists)
     try:
         if lists is not None:
-            lists.use(min(lists.useful_bytes, g.budget.available // SHARE))
+            lists.use(min(lists.useful_bytes, g.budget.available // DIVISOR))
         for epoch in range(epochs):
             with contextlib.closing(drawn.epoch(epoch).in_turn(0)) as order:
                 yield from in_order(order.sample, len(order), at_once, g.pool)

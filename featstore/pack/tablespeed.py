@@ -28,7 +28,7 @@ KEY = "tables/speed"
 METHOD = 1  # of measuring; what another one found is measured again
 LEAST_NODES, MOST_BITS = 1 << 6, 22  # larger tables are no further from the processor
 SPREAD = 2654435761
-MOST_ROWS, BATCH_SHARE = 1 << 16, 8  # of a batch: so many at most, and one of so many nodes
+MOST_ROWS, BATCH_DIVISOR = 1 << 16, 8  # of a batch: so many at most, and one of so many nodes
 N_BATCHES = 3  # of each kind
 LEAST_S = 1e-12  # a rate is more than 0
 NODE_BYTES, BATCH_BYTES = 16, 128  # its tiers, its count; the rows that are drawn, and what a table holds while it is made
@@ -64,7 +64,7 @@ def _nowhere(array: npt.NDArray[Any]) -> None:
 
 
 def _rows(n: int) -> int:
-    return min(MOST_ROWS, n // BATCH_SHARE)
+    return min(MOST_ROWS, n // BATCH_DIVISOR)
 
 
 def _needed(n: int) -> int:

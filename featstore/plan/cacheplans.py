@@ -15,7 +15,7 @@ from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.planfile import write_bytes
-from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
+from featstore.plan.planmemory import PLANNER_DIVISOR, Spill, planning_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -145,7 +145,7 @@ class CachePlanner:
         self.pool.trim()
         # A cache on loan is not taken back for it: what it was to hold would be read again, which is worse than to spill.
         fits = whole - memory.n_bytes <= min(memory.budget.available, self._room())
-        if fits and needed(0) <= memory.budget.total // PLANNER_SHARE:
+        if fits and needed(0) <= memory.budget.total // PLANNER_DIVISOR:
             with suppress(BudgetError):
                 memory.resize(whole)
                 return False

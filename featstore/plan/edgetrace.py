@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from featstore.budget import Budget
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.numbered import edge_numbers
+from featstore.sampling.edgenumbers import edge_numbers
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 

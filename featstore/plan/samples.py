@@ -24,7 +24,7 @@ __all__ = ["KeptIds", "SampleFile", "SampleWriter", "sample_bytes"]
 KIND = "samples"
 HOLDER = "sampled ids"  # in the budget's report
 KEPT_COST = 5  # kept ids are taken back before anything else: reading them again is cheap
-FREE_SHARE = 8  # this part of the memory is left free beside kept ids
+FREE_DIVISOR = 8  # this part of the memory is left free beside kept ids
 SECTION_BYTES = 32  # of an array's entry in the index
 HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of each block
 PLAIN = 2  # form of blocks without optional arrays; each adds a bit
@@ -90,7 +90,7 @@ class KeptIds:
         with self._lock:
             if self._is_over:
                 return
-            room = self._budget.available - self._budget.total // FREE_SHARE
+            room = self._budget.available - self._budget.total // FREE_DIVISOR
             held = self._budget.try_reserve(HOLDER, ids.nbytes) if ids.nbytes <= room else None
             if held is None:
                 self._is_over = True

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler
+from featstore.sampling.sampledbatches import Drawn
 
 __all__ = ["STEPS", "SavedIO", "Split", "best_split", "edges_drawn", "prefix_sums"]
 

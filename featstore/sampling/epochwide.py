@@ -12,12 +12,12 @@ import torch
 
 from featstore.budget import Reservation
 from featstore.config import check_at_least, parse_size
-from featstore.sampling.access import parse_access
 from featstore.sampling.batch import CheckedSampler, SampledBatch
 from featstore.sampling.labor import LaborSampler
+from featstore.sampling.listaccess import parse_access
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.sampling.turns import Coming, Cut, Seeds, Turns, Windows, disk_of
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
+from featstore.sampling.windowed import Coming, Cut, Seeds, Turns, Windows, disk_of
 from featstore.storage.rundir import runs_directory
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from featstore.config import check_flag, check_integer
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import HopKey, HopSampler
-from featstore.sampling.pieces import Pieces
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+from featstore.sampling.wholelists import Pieces
 from featstore.topology.base import Topology
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from featstore.topology.partlists import NearbyLists, PartLists, Uint8s
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["HOLDER", "SHARE", "MacroLists", "macro_lists"]
+__all__ = ["DIVISOR", "HOLDER", "MacroLists", "macro_lists"]
 
 HOLDER = "lists of parts"  # in the budget's report
-SHARE = 8  # they get one part of so many of what is left of the memory
+DIVISOR = 8  # they get one part of so many of what is left of the memory
 AT_ONCE = 2  # macro-batches whose lists are in memory: a few batches of the one before are still being sampled
 LOAN_COST = 8  # given back before caches are: lists can be read from the file
 

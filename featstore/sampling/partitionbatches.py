@@ -27,7 +27,7 @@ Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
 PARTS = 40
 LEAST_PARTS = 36  # of those that were made a tenth may have no seed
 # Of fewer parts: one part of so many of all, and at the least so many batches of seeds.
-MACRO_SHARE, MACRO_BATCHES = 2, 2
+MACRO_DIVISOR, MACRO_BATCHES = 2, 2
 
 
 class PartitionBatches:
@@ -195,7 +195,7 @@ def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
     better = -(-PARTS * n_seeds // batch_size)
     hint = f"; of {better} parts fewer would do" if better <= n_seeds else ""
     reason = f"half, because a batch of seeds is in {of_a_batch} parts, and fewer than {LEAST_PARTS} cost accuracy{hint}"
-    return max(-(-n_parts // MACRO_SHARE), of_two), reason
+    return max(-(-n_parts // MACRO_DIVISOR), of_two), reason
 
 
 class PartitionEpoch(CutSeeds):

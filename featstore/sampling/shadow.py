@@ -14,8 +14,8 @@ from featstore.config import check_at_least
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.sampling.pieces import Pieces
 from featstore.sampling.scratch import Int64s, Scratch
+from featstore.sampling.wholelists import Pieces
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

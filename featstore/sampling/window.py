@@ -23,10 +23,10 @@ from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, replay,
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.neighborcache import NeighborCache
-from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.hops import FanoutSampler
+from featstore.sampling.listaccess import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
@@ -42,10 +42,10 @@ __all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes",
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once, as a power of two
 MOST_RANGES = 4096
 TOGETHER = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
-SORT_SHARE = 4  # of a worker's memory: arrays over such a range, at most
+SORT_DIVISOR = 4  # of a worker's memory: arrays over such a range, at most
 RANGE_BYTES = 128  # a node of it: where its targets and its list begin, and what finding lists takes
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
-STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
+STREAM_DIVISOR = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
 DRAWN_BYTES = 24  # of an id that is drawn before it is read: its number, its place in the logs, itself
 KEY_BYTES = 32  # of a batch's hop, at the most
@@ -93,7 +93,7 @@ class _Shape:
 def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
     """Divide ``n_bytes`` of one worker; at the least what :func:`least_bytes` says."""
     n, shift = max(1, graph.num_nodes), MOST_BITS
-    while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_SHARE:
+    while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_DIVISOR:
         shift -= 1
     while -(-n // (1 << shift)) > MOST_RANGES:
         shift += 1
@@ -101,7 +101,7 @@ def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_by
         shift -= 1
     n_ranges, n_logs = -(-n // (1 << shift)), n_batches * len(fanouts)
     block = LIST_BYTES
-    while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes // STREAM_SHARE:
+    while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes // STREAM_DIVISOR:
         block //= 2
     targets, drawn = least_log_bytes(n_ranges, 1, wide), least_log_bytes(n_logs, 1, wide)
     targets = max(targets, LEAST_POSITIONS * DRAWN_BYTES)  # the same memory, one after the other
@@ -126,7 +126,7 @@ def useful_bytes(
     graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int
 ) -> int:
     """Return the memory in which nothing is spilled, where a batch has ``drawn`` bytes of logs and so many ``targets``."""
-    least = least_bytes(graph, fanouts, n_batches, True) + STREAM_SHARE * stream_bytes(LIST_BYTES)
+    least = least_bytes(graph, fanouts, n_batches, True) + STREAM_DIVISOR * stream_bytes(LIST_BYTES)
     return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
 
 

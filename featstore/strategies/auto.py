@@ -29,7 +29,7 @@ from featstore.plan.copies import copy_speed
 from featstore.plan.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
 from featstore.plan.misses import UNKNOWN, MissCurves
 from featstore.plan.trace import Trace
-from featstore.sampling.drawn import SampledBatches
+from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
@@ -45,7 +45,7 @@ from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
-from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
+from featstore.strategies.profile import DISK_DIVISOR, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.superbatch import Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
@@ -382,7 +382,7 @@ def _profile_disk(context: Context) -> int:
     """Return the disk of which the part for a profile holds the batches that are looked at."""
     batch = context.batch
     stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
-    return DISK_SHARE * profile_batches(len(context.batches)) * max(4096, stored)
+    return DISK_DIVISOR * profile_batches(len(context.batches)) * max(4096, stored)
 
 
 def _disk_bytes(profile: Profile | None) -> int:

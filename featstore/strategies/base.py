@@ -23,7 +23,7 @@ from featstore.gather.sources import RowSource
 from featstore.pack.packgraph import Graph
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import SampledBatches
+from featstore.sampling.sampledbatches import SampledBatches
 from featstore.strategies.context import Context
 from featstore.strategies.length import Length
 from featstore.strategies.memory import Memory

@@ -8,7 +8,7 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
 from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import Memo, SampledBatches
+from featstore.sampling.sampledbatches import Memo, SampledBatches
 from featstore.sampling.scratch import SCRATCH
 
 __all__ = ["REUSE", "ROW_BYTES", "BatchSize", "is_tight", "larger", "measure", "most_of", "pooled_bytes"]

@@ -13,7 +13,7 @@ from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
 from featstore.plan.misses import UNKNOWN, MissCurves
-from featstore.sampling.drawn import SampledBatches
+from featstore.sampling.sampledbatches import SampledBatches
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, Stopwatch
 from featstore.strategies.domain import Domain

@@ -13,7 +13,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.pack.packgraph import Graph
 from featstore.plan.misses import ALL_MISSED, Misses
-from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
+from featstore.plan.planmemory import PLANNER_DIVISOR, planning_bytes
 
 __all__ = [
     "SEVERAL",
@@ -224,7 +224,7 @@ def choose_size(
 
     enough = min(most, ENOUGH_BATCHES) if passes is None else most
     size = 1
-    for share in (PLANNER_SHARE, PLANNER_SHARE // 2, PLANNER_SHARE // 4):
+    for share in (PLANNER_DIVISOR, PLANNER_DIVISOR // 2, PLANNER_DIVISOR // 4):
         size = largest(total // share, False)
         if size < enough:
             size = max(size, min(enough, largest(total // share, True)))
@@ -254,7 +254,7 @@ def what_would_help(
         if _by_disk(planning, stored, n_batches, passes) > 1:
             capacity, total = planning.capacity or 0, graph.budget.total
             needed = planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, best, spilled=True, capacity=capacity)
-            more = f"memory='{at_least(max(PLANNER_SHARE * needed, (total + 2 * needed) * 9 // 8))}'"
+            more = f"memory='{at_least(max(PLANNER_DIVISOR * needed, (total + 2 * needed) * 9 // 8))}'"
         return (
             f"superbatches have 1 of {n_batches} batches: the cache is planned for one at a time, so an epoch may read more rows "
             f"than on demand; {more} would make them longer"

@@ -9,9 +9,9 @@ from featstore.errors import BudgetError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.plan.cost import random_read_s
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.hops import HopSampler
+from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
 from featstore.strategies.batchsize import BatchSize

@@ -25,7 +25,7 @@ from featstore.plan.cost import (
     random_read_s,
     random_reads,
 )
-from featstore.sampling.drawn import EpochBatches
+from featstore.sampling.sampledbatches import EpochBatches
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import Batch, EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
@@ -43,7 +43,7 @@ from featstore.strategies.registry import register_strategy
 
 __all__ = ["OnDemand", "are_cached", "stand_in"]
 
-LOST_SHARE = 4  # of what caches had: only where they gave back more than one part of so many they are made anew
+LOST_DIVISOR = 4  # of what caches had: only where they gave back more than one part of so many they are made anew
 
 
 @register_strategy("ondemand")
@@ -179,7 +179,7 @@ class OnDemandRunner(Runner):
         for name, cache in self._caches.items():
             if self.context.nodes.stores[name].cache is cache and cache.is_cut:
                 lost += self._whole[name] - cache.nbytes
-        return lost > sum(self._whole.values()) // LOST_SHARE and lost <= self.memory.unused()
+        return lost > sum(self._whole.values()) // LOST_DIVISOR and lost <= self.memory.unused()
 
     def close(self, failed: bool = False) -> None:
         """Give back what is held for the sampler; may be called again."""

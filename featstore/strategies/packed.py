@@ -28,7 +28,7 @@ from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph, PackedGraph
 from featstore.plan.cost import Estimate, Machine, Workload
-from featstore.sampling.drawn import SampledBatches
+from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize

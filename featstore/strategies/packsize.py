@@ -28,8 +28,8 @@ from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, RO
 from featstore.plan.samples import sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batches import Batches, as_batches
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
+from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.writer import free_bytes
 from featstore.strategies.devicecache import device_rows
 from featstore.strategies.packed import Packed, packed_length

@@ -12,16 +12,16 @@ from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import Memo
+from featstore.sampling.sampledbatches import Memo
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.context import Context
 
-__all__ = ["DISK_SHARE", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
+__all__ = ["DISK_DIVISOR", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
 MACROS, MOST_ALIKE = 4, 128  # rows of batches that are alike; batches of long ones
-EPOCH_SHARE = 8  # one batch of so many
-DISK_SHARE = 8  # of the disk: the rest is the strategy's
+EPOCH_DIVISOR = 8  # one batch of so many
+DISK_DIVISOR = 8  # of the disk: the rest is the strategy's
 TAIL_BYTES = 128  # of a file, beside its arrays and their entries in the index, at most
 
 
@@ -35,7 +35,7 @@ def profile_batches(n_batches: int, together: int = 1) -> int:
 
     Where ``together`` batches in a row are alike, more where four such rows are more, up to 128.
     """
-    return min(n_batches, max(least_batches(together), min(MOST_BATCHES, n_batches // EPOCH_SHARE)))
+    return min(n_batches, max(least_batches(together), min(MOST_BATCHES, n_batches // EPOCH_DIVISOR)))
 
 
 class Profile(Memo):
@@ -83,7 +83,7 @@ class Profile(Memo):
         self._changed = threading.Condition(self._lock)
         self._n_reading = 0
         self._file: SampleFile | None = None
-        accounts = DiskQuota(None if disk is None else disk // DISK_SHARE)
+        accounts = DiskQuota(None if disk is None else disk // DISK_DIVISOR)
         try:
             begin = time.perf_counter()
             most = min(len(order), most or profile_batches(len(order), batches.together))

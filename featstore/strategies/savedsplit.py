@@ -26,9 +26,9 @@ from featstore.plan.savedio import SavedIO, Split, best_split, prefix_sums
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import Drawn
 from featstore.sampling.historical import SeedsOf
 from featstore.sampling.hops import HopSampler
+from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
 from featstore.topology.base import huge_bytes

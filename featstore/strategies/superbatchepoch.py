@@ -12,14 +12,14 @@ import numpy.typing as npt
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.gather.ahead import ReadAhead
 from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.prefetchrows import ReadAhead
 from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.superbatches import SuperbatchInspector
-from featstore.sampling.drawn import EpochBatches
+from featstore.sampling.sampledbatches import EpochBatches
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.cachefilling import CacheFilling

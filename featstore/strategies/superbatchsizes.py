@@ -10,7 +10,7 @@ from functools import partial
 from featstore.cache.devicetier import REST_BYTES
 from featstore.plan.cost import LOAD_TABLE_BYTES, ROW_TABLE_BYTES
 from featstore.plan.planfile import STORED_PER_ACCESS
-from featstore.plan.planmemory import PLANNER_SHARE
+from featstore.plan.planmemory import PLANNER_DIVISOR
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.context import Context
 from featstore.strategies.length import Length, Passes, Planning, choose_size, judge_length, least_size, planner_bytes
@@ -142,4 +142,4 @@ class SuperbatchSizes:
     def _whole_or_spilled(self, by_size: Callable[..., int], length: int) -> int:
         """Count the bytes that a planner has use for: all next positions in memory, unless they take too much of it."""
         whole = by_size(length, spilled=False)
-        return whole if whole <= self._graph.budget.total // PLANNER_SHARE else by_size(length, spilled=True)
+        return whole if whole <= self._graph.budget.total // PLANNER_DIVISOR else by_size(length, spilled=True)

@@ -16,8 +16,8 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
 from featstore.gather.buffers import taking_pages
 from featstore.registry import read_only
+from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import SCAN_BYTES, scan_words
 from featstore.topology.edgeids import EdgeIds

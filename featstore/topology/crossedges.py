@@ -18,12 +18,12 @@ __all__ = ["blocks_in", "count_cross_edges", "counts_dtype"]
 
 _LEAST_BLOCK_BYTES: Final = 1 << 16
 _MOST_BLOCK_BYTES: Final = 8 << 20
-_BLOCK_SHARE: Final = 16  # of the memory that is left, one part of so many
+_BLOCK_DIVISOR: Final = 16  # of the memory that is left, one part of so many
 
 
 def blocks_in(topology: Topology, budget: Budget, holder: str, most_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[ListBlock]:
     """Read the adjacency once, see :meth:`Topology.blocks`, in a block that ``budget`` counts; small where memory is short."""
-    n_bytes = max(_LEAST_BLOCK_BYTES, min(most_bytes, budget.available // _BLOCK_SHARE))
+    n_bytes = max(_LEAST_BLOCK_BYTES, min(most_bytes, budget.available // _BLOCK_DIVISOR))
     with budget.reserve(holder, scan_bytes(topology.nbytes, n_bytes)):
         yield from topology.blocks(n_bytes)
 

@@ -16,18 +16,18 @@ from featstore.storage.pagestream import arena_bytes
 from featstore.storage.rowfile import RowFile
 from featstore.topology.listblocks import NodeLists
 
-__all__ = ["LIST_BYTES", "WINDOW_SHARE", "list_runs", "pass_pages", "stream_bytes", "stream_lists"]
+__all__ = ["LIST_BYTES", "WINDOW_DIVISOR", "list_runs", "pass_pages", "stream_bytes", "stream_lists"]
 
 Int64s = npt.NDArray[np.int64]
 
 LIST_BYTES = 2 << 20  # of two blocks together: ids stay in a processor's cache while many draw from them
-WINDOW_SHARE = 2  # as much is read ahead
+WINDOW_DIVISOR = 2  # as much is read ahead
 GAP_PAGES = 8  # read over rather than to begin another read: as long as a drive takes for that
 
 
 def stream_bytes(block_bytes: int = LIST_BYTES) -> int:
     """Count the memory that :func:`stream_lists` holds, but for some of each node that is asked for."""
-    return arena_bytes(WINDOW_SHARE * block_bytes) + block_bytes // 2
+    return arena_bytes(WINDOW_DIVISOR * block_bytes) + block_bytes // 2
 
 
 def list_runs(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
@@ -87,7 +87,7 @@ def stream_lists(
     fed = 0
 
     counted = np.stack([1 + runs[:, 0], counts], axis=1)  # page 0 is the header
-    with indices.stream(counted, WINDOW_SHARE * block_bytes) as stream:
+    with indices.stream(counted, WINDOW_DIVISOR * block_bytes) as stream:
 
         def take(n: int, places: Int64s, edges: Int64s) -> npt.NDArray[Any]:
             """Return the ids of the next ``n`` pages, in which runs that begin with ``edges`` lie at ``places``."""

@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 
 _LEAST_WINDOW_BYTES: Final = 1 << 16
 _PIECE_NODES: Final = 1 << 16
-_WINDOW_SHARE: Final = 2  # of the memory that is left, one part of so many
+_WINDOW_DIVISOR: Final = 2  # of the memory that is left, one part of so many
 
 
 class PartOrder:
@@ -68,7 +68,7 @@ class PartOrder:
         fits.
         """
         topology = self._topology
-        n_bytes = max(_LEAST_WINDOW_BYTES, self._budget.available // _WINDOW_SHARE)
+        n_bytes = max(_LEAST_WINDOW_BYTES, self._budget.available // _WINDOW_DIVISOR)
         room = min(topology.num_edges, n_bytes // topology.id_bytes)
         with self._budget.reserve(self._holder, room * topology.id_bytes):
             window = np.empty(room, topology.id_dtype)

@@ -18,7 +18,7 @@ Int64s = npt.NDArray[np.int64]
 
 _KEY_BITS = 64
 _PIECE_NODES = 1 << 16  # nodes weighed at once, their scores made float64
-_SCRATCH_SHARE = 64  # of the nodes that are weighed at once where that is fewer
+_SCRATCH_DIVISOR = 64  # of the nodes that are weighed at once where that is fewer
 
 
 def write_prefix(
@@ -81,7 +81,7 @@ def scratch_bytes(num_nodes: int) -> int:
 
 def piece_nodes(num_nodes: int) -> int:
     """Choose how many nodes are weighed at once: few where the graph is small, so that choosing takes little memory."""
-    return min(num_nodes, max(256, num_nodes // _SCRATCH_SHARE), _PIECE_NODES)
+    return min(num_nodes, max(256, num_nodes // _SCRATCH_DIVISOR), _PIECE_NODES)
 
 
 def _digit_bits(num_nodes: int) -> int:

@@ -18,7 +18,7 @@ from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpu
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
-from featstore.sampling.turns import Turns, Windows
+from featstore.sampling.windowed import Turns, Windows
 from featstore.topology.partlists import NearbyLists
 
 __all__ = ["Drawn", "EpochBatches", "Memo", "SampledBatches"]

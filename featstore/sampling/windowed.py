@@ -32,8 +32,8 @@ __all__ = ["Coming", "Cut", "Seeds", "Turns", "Windows", "disk_of"]
 
 HOLDER = "epoch samples"
 LOG_WORDS = 2048  # that a batch's log of a hop should have in memory before it is spilled
-DISK_SHARE = 4  # of the free disk
-MEMORY_SHARE = 4  # of the memory that is left, where nobody divides it
+DISK_DIVISOR = 4  # of the free disk
+MEMORY_DIVISOR = 4  # of the memory that is left, where nobody divides it
 
 Seeds = Callable[[int], torch.Tensor]  # of a batch, by its index; pure, thread-safe
 
@@ -109,7 +109,7 @@ def disk_of(sampler: Drawer) -> int:
     """Return the bytes of run files that a sampler may have."""
     if sampler.disk is not None:
         return sampler.disk
-    return shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_SHARE
+    return shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_DIVISOR
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ class Turns:
         seeds, wide = self._seeds(self._next), is_wide(graph)
         if self._memory is None:
             least, useful = sampler.memory_bytes(n, len(seeds))
-            n_bytes = max(least, min(useful, graph.budget.available // MEMORY_SHARE))
+            n_bytes = max(least, min(useful, graph.budget.available // MEMORY_DIVISOR))
             self._memory = graph.budget.reserve(HOLDER, n_bytes)
             self._own.append(self._memory)
         held, size = self._memory.n_bytes, n

@@ -20,7 +20,7 @@ __all__ = ["Pieces"]
 
 _LEAST, _MOST = 1 << 14, 1 << 20  # ids a piece
 _BYTES_AN_ID = 32  # an id that is read, its position, its copy, its owner, and what is made of it
-_SHARE = 64  # of the budget that the pieces of one thread take
+_DIVISOR = 64  # of the budget that the pieces of one thread take
 
 Read = Callable[[Scratch, Topology, Int64s, npt.NDArray[Any]], None]
 
@@ -38,7 +38,7 @@ class Pieces:
         pool, cache = g.pool, scratch.cache
         self.lists = Lists(scratch.hops, n_dst, None if cache is None else cache.records, topology.id_bytes)
         self._scratch, self._topology, self._read = scratch, topology, read
-        most = min(max(g.budget.total // (_BYTES_AN_ID * _SHARE), _LEAST), _MOST)
+        most = min(max(g.budget.total // (_BYTES_AN_ID * _DIVISOR), _LEAST), _MOST)
         room, n_read = min(self.lists.n_ids, most), min(self.lists.n_missing, most)
         self.listed, self._found = (_array(pool, n, topology.id_dtype) for n in (room, n_read))
         self.owners = _array(pool, room, np.int32)
