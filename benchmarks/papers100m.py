@@ -290,6 +290,7 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         setup_s = time.perf_counter() - begin
         length = loader.stats().get("superbatch", {}).get("batches", 1)
         most = length * max(LEAST_SUPERBATCHES, -(-job["batches"] // length)) if job["batches"] else 0
+        most = job["batches"] if job["train"] else most  # of training the share that it hides is wanted, not the epoch
         epoch = timed_epoch(loader, rows_of, most=most, note=lambda: {"stages": loader.stats()["seconds"]})
         read, written = (after - before for after, before in zip(io_bytes(), (read, written), strict=True))
         stats = loader.stats()
@@ -427,9 +428,10 @@ def run(args: argparse.Namespace, report: Report) -> None:
             cut = f" (scaled from {first} of {n} batches)" if first < n else ""
             seconds = statistics.median(each["seconds"] for each in results)
             later = "" if last["later_s"] is None else f", the second {last['later_s']:.0f} s"
+            hidden = f"; training hid {last['hidden']:.0%} of loading" * trains
             print(
                 f"{title}: {seconds:.0f} s an epoch{cut}{later}; drive {bound['drive']:.0f}, "
-                f"copies {bound['copy']:.0f}, drawing {bound['draw']:.0f} s; first batch after {last['first_s']:.1f} s",
+                f"copies {bound['copy']:.0f}, drawing {bound['draw']:.0f} s; first batch after {last['first_s']:.1f} s{hidden}",
                 file=sys.stderr,
                 flush=True,
             )
