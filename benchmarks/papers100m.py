@@ -54,6 +54,7 @@ BLOCK_ROWS = 1 << 16
 PATTERNS = 4096  # rows that differ beside their ids
 BASE_BYTES = 448 << 20  # of the interpreter and torch, in the control group
 MARGIN_BYTES = 64 << 20
+MODEL_BYTES = 4 << 30  # of training: a batch's activations and their gradients
 BATCH_SIZE, MEMORY = 1024, 10_000_000_000
 FANOUTS = {"15-10-5": [15, 10, 5], "10-10-10": [10, 10, 10]}
 STRATEGIES = ("auto", "streamed", "superbatch", "ondemand", "packed")
@@ -407,10 +408,8 @@ def run(args: argparse.Namespace, report: Report) -> None:
         for trains in (False, True) if args.train else (False,):
             job["train"] = trains
             job["batches"] = TRAINED if trains else args.batches
-            results = [
-                run_child(__file__, {**job, "what": "epoch"}, BASE_BYTES + MARGIN_BYTES + args.memory, ROOT)
-                for _ in range(args.runs)
-            ]
+            limit = BASE_BYTES + MARGIN_BYTES + args.memory + MODEL_BYTES * trains
+            results = [run_child(__file__, {**job, "what": "epoch"}, limit, ROOT) for _ in range(args.runs)]
             last = results[-1]
             bound = bound_of(last, rates)
             longest = max(bound["drive"], bound["cores"])
