@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FANOUTS = [10, 10, 10]
 DEFAULT = "by default"
 CACHES = (0.0, 0.1, 0.25, 0.5)  # of the memory
-PARTS = (1, 3, 8)  # superbatches of an epoch
+PARTS = (1, 4)  # superbatches of an epoch
 SHARES = (1 / 20, 1 / 8, 1 / 4, 1 / 2)  # memory, of the features
 
 
@@ -81,6 +82,8 @@ def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str,
         mine = {**job, "options": options, "what": "epoch", "features": job["dataset"]}
         found = run_child(__file__, mine, tree=ROOT)
         runs.setdefault(side, []).append(found)
+        shown = found.get("refused") or f"{found['seconds']:.1f} s, {(found['read'] + found['written']) / 1e9:.1f} GB moved"
+        print(f"{title}, {side}: {shown}", file=sys.stderr, flush=True)
         return found.get("seconds")
 
     sides = {side: (lambda side=side, options=options: run(side, options)) for side, options in grid(job).items()}
