@@ -37,6 +37,7 @@ from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExte
 from featstore.storage.extentmap import episodes
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes
+from featstore.storage.pagedsums import table_bytes
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, PagedRows, least_window
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
@@ -225,7 +226,11 @@ class StreamedSizes(SuperbatchSizes):
     def _tables_bytes(self, n_rows: int, size: int) -> int:
         """Return the bytes of checksums of extents that are open: a superbatch's that is packed, and those with three batches."""
         missed, n_open = int(larger(n_rows) * self._miss_share), min(1 + -(-3 // size), -(-self._n_batches // size))
-        return n_open * sum(_sums_bytes(width, missed, size) for width in self.context.nodes.row_bytes.values())
+        graph, n_bytes = self._graph, 0
+        for width in self.context.nodes.row_bytes.values():
+            sums = _sums_bytes(width, missed, size)
+            n_bytes += table_bytes(sums, PAGES.row_bytes, graph.budget.total, graph.reader.share)
+        return n_open * n_bytes
 
     @property
     def _miss_share(self) -> float:
