@@ -52,7 +52,7 @@ from featstore.partitioning.base import (
     available_partitioners as available_partitioners,
     register_partitioner as register_partitioner,
 )
-from featstore.plan.cost import (
+from featstore.estimate.cost import (
     Estimate as Estimate,
     Machine as Machine,
     Workload as Workload,

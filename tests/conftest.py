@@ -167,7 +167,7 @@ PIECES = (
     "featstore.partitioning.base._PIECE_NODES",
     "featstore.partitioning.fennel._PIECE",
     "featstore.partitioning.ranges._PIECE",
-    "featstore.plan.rowsample.PIECE_ROWS",
+    "featstore.estimate.rowsample.PIECE_ROWS",
     "featstore.sampling.listaccess._PIECE",
     "featstore.storage.update._BLOCK_ROWS",
     "featstore.strategies.switch.BLOCK_ITEMS",

@@ -17,7 +17,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.cli.main import main
 from featstore.cli.plots import draw_estimates
-from featstore.plan.cost import TIE, Estimate, Machine
+from featstore.estimate.cost import TIE, Estimate, Machine
 from featstore.storage import drive as drive_module
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies import estimates as estimates_module

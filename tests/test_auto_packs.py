@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
+from featstore.estimate.copies import CopySpeed
+from featstore.estimate.cost import TIE, Estimate, Machine
+from featstore.estimate.sharing import count_static, merged_reads, shared_there
 from featstore.pack.layout import LayoutOptions
 from featstore.pack.makelayout import layout_sizes
-from featstore.pack.sharing import count_static, merged_reads, shared_there
-from featstore.plan.copies import CopySpeed
-from featstore.plan.cost import TIE, Estimate, Machine
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies import estimates as estimates_module
 from tests.loaders import CANDIDATES, make_loader

@@ -13,7 +13,7 @@ import torch
 
 import featstore
 from featstore.cli.main import main
-from featstore.strategies.length import Length
+from featstore.estimate.length import Length
 from featstore.strategies.registry import STRATEGIES
 from tests.conftest import skewed_dataset
 from tests.test_plugins import distribute

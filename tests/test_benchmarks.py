@@ -467,7 +467,7 @@ def test_what_needs_a_gpu_is_measured_or_said_to_be_skipped(tmp_path: Path) -> N
         assert not skipped
         assert all(each in names for each in ("two passes", "that it waits"))
     else:
-        assert skipped == ["skipped, no GPU: hits against index_select, UVA against pinned copies, an epoch's waiting"]
+        assert skipped == ["skipped, no GPU: hits against index_select, pinned copies, an epoch's waiting"]
         assert done.stdout == ""
 
 

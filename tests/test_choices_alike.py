@@ -13,7 +13,7 @@ from conftest import make_graph
 
 import featstore
 from featstore.cli.main import main
-from featstore.plan.copies import CopySpeed
+from featstore.estimate.copies import CopySpeed
 from featstore.storage.drive import DriveSpeed
 from tests.test_auto import steer
 

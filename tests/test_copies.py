@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from featstore.budget import Budget
-from featstore.plan import copies as copies_module
-from featstore.plan.copies import copy_speed
+from featstore.estimate import copies as copies_module
+from featstore.estimate.copies import copy_speed
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from tests.conftest import skewed_dataset
 

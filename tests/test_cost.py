@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.plan.choice import Choice
-from featstore.plan.cost import (
+from featstore.estimate.choice import Choice
+from featstore.estimate.cost import (
     SAMPLE_BYTES,
     TIE,
     Estimate,
@@ -24,10 +24,10 @@ from featstore.plan.cost import (
     random_read_s,
     random_reads,
 )
-from featstore.plan.misses import MissCurves, Misses
+from featstore.estimate.length import Length
+from featstore.estimate.misses import MissCurves, Misses
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import choose, estimate_all
-from featstore.strategies.length import Length
 from tests.loaders import CANDIDATES
 
 SKETCH = DriveSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points

@@ -14,7 +14,7 @@ import torch
 import featstore
 from featstore.budget import Budget
 from featstore.cli.main import main
-from featstore.plan.choice import Choice
+from featstore.estimate.choice import Choice
 from featstore.strategies import auto as strategies_auto
 from featstore.strategies import devicefill
 from featstore.strategies.devicefill import SIZED_LATER, rows_left

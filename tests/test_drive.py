@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.pack.sharing import merged_reads
+from featstore.estimate.sharing import merged_reads
 from featstore.storage import drive as drive_module
 from featstore.storage import keptrates, rowfile
 from featstore.storage import reader as reader_module

@@ -16,8 +16,8 @@ import torch
 import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.lru import LRU
+from featstore.gather.counters import ReadCounts
 from featstore.strategies import auto
-from featstore.strategies.counters import ReadCounts
 from featstore.strategies.domain import Domain
 from tests.kernel_counts import kernel_bytes
 from tests.sampled import covering

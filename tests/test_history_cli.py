@@ -12,7 +12,7 @@ import pytest
 import featstore
 from featstore.cli.main import main
 from featstore.cli.plots import draw_split
-from featstore.plan.savedio import best_split
+from featstore.estimate.savedio import best_split
 from featstore.strategies import savedsplit
 from tests.whole_graph import skewed_graph
 

@@ -17,8 +17,8 @@ import featstore
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
+from featstore.estimate.length import Passes, Planning, choose_size, planner_bytes, what_would_help
 from featstore.plan.planmemory import PLANNER_DIVISOR
-from featstore.strategies.length import Passes, Planning, choose_size, planner_bytes, what_would_help
 
 BATCH, MANY = 1000, 200
 

@@ -20,13 +20,13 @@ import torch
 import featstore
 from featstore.budget import Budget, HeldMemory, MemoryReport
 from featstore.cache.table import FeatureCache
+from featstore.estimate.batchsize import measure
 from featstore.gather import buffers
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import KeptIds
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.sampling.macrolists import macro_lists
 from featstore.sampling.sampledbatches import Drawn
-from featstore.strategies.batchsize import measure
 from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.loaders import make_loader
 from tests.test_chunks import chunked, graph_with
@@ -278,7 +278,7 @@ def test_the_loan_of_a_batch_that_was_sampled_to_know_its_size(small: SimpleName
         measure(g, drawn)
         clock.now += 3
         assert lent(g.budget) == {"batch buffers": 3}
-        assert lenders(g.budget) == {"featstore.strategies.batchsize"}
+        assert lenders(g.budget) == {"featstore.estimate.batchsize"}
         held = g.memory_report().holders["batch buffers"]
         assert held.on_loan_bytes == held.bytes
         batch = drawn.epoch(0).sample(0)
@@ -315,14 +315,14 @@ def test_no_loan_is_left_out() -> None:
     """Whoever adds one adds a test of its name here."""
     tested: dict[str, Callable[..., None]] = {
         "cache/table.py": test_loans_of_a_loader,
-        "strategies/epochmemory.py": test_loans_of_a_loader,
+        "epochmemory.py": test_loans_of_a_loader,
         "strategies/switch.py": test_loans_of_a_loader,
         "topology/offsetpages.py": test_the_loan_of_offset_pages,
         "sampling/macrolists.py": test_the_loan_of_lists_of_parts,
         "graph/neighborlists.py": test_the_loan_of_neighbor_lists,
         "gather/buffers.py": test_the_loan_of_idle_buffers,
         "plan/samples.py": test_the_loan_of_sampled_ids,
-        "strategies/batchsize.py": test_the_loan_of_a_batch_that_was_sampled_to_know_its_size,
+        "estimate/batchsize.py": test_the_loan_of_a_batch_that_was_sampled_to_know_its_size,
     }
     lending = re.compile(r"\.lend\(self\.")
     found = {str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py") if lending.search(file.read_text())}

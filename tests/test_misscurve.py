@@ -19,7 +19,7 @@ from featstore.cache import base
 from featstore.cli.main import main
 from featstore.cli.plots import check_plot, draw_miss_curve
 from featstore.errors import MissingExtraError
-from featstore.plan.misscurve import Step, miss_curve, parse_sizes
+from featstore.estimate.misscurve import Step, miss_curve, parse_sizes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from tests.loaders import row_policies

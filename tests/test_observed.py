@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.cache.select import top_rows
-from featstore.plan import choice as choice_module
-from featstore.plan.choice import MISS_MARGIN, expected_hits, extrapolated, observe, top_sum
+from featstore.estimate import choice as choice_module
+from featstore.estimate.choice import MISS_MARGIN, expected_hits, extrapolated, observe, top_sum
 from featstore.plan.trace import Trace
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import featstore
+from featstore.gather.counters import Overlap, Stopwatch
 from featstore.graph.feature import FeatureStore
 from featstore.load.loader import MOST_AHEAD
 from featstore.load.pipeline import PATIENCE, Pipeline
-from featstore.strategies.counters import Overlap, Stopwatch
 from tests.test_device_cache import STRATEGIES, N, arrays, check, dataset, epoch
 
 __all__ = ["arrays", "dataset"]  # fixtures

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.errors import BudgetError, StaleError
+from featstore.estimate.batchsize import measure
 from featstore.storage.update import Update
-from featstore.strategies.batchsize import measure
 from featstore.strategies.packsize import estimate_pack
 from featstore.strategies.profile import Profile, least_batches, pack_trace, profile_batches
 from tests.refusing import refuses

@@ -14,7 +14,7 @@ import pytest
 import featstore
 from featstore.cli.arguments import add_sampling, make_sampler
 from featstore.cli.main import main
-from featstore.plan.savedio import edges_drawn
+from featstore.estimate.savedio import edges_drawn
 from tests.planted import communities
 
 N, COMMUNITIES, CLASSES, DEGREE = 1_500, 15, 3, 6

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from featstore.budget import DEAR, Budget
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.counters import Stopwatch
 from featstore.load.pipeline import Pipeline
-from featstore.strategies.counters import Stopwatch
 from tests.refusing import refuses
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import featstore
+from featstore.estimate.redundancy import redundancy
 from featstore.inference.layers import Aggregate
-from featstore.plan.redundancy import redundancy
 from tests.refusing import refuses
 
 pytestmark = pytest.mark.shares_resources  # the graph outlives a test, and opens files in it

@@ -20,7 +20,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.cli.plots import draw_redundancy
 from featstore.errors import BudgetError, StaleError
-from featstore.plan.redundancy import Redundancy, redundancy
+from featstore.estimate.redundancy import Redundancy, redundancy
 from featstore.storage.update import Update
 from tests.planted import communities
 
@@ -112,7 +112,7 @@ def test_every_number_is_that_of_sets(data: Path, batch_size: int, n_batches: in
 
 @given(n=st.integers(1, 500), data=st.data())
 def test_batches_are_spread_over_the_epoch(n: int, data: Any) -> None:
-    from featstore.plan.redundancy import _spread
+    from featstore.estimate.redundancy import _spread
 
     m = data.draw(st.integers(1, n))
     places = _spread(n, m)

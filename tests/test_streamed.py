@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import featstore
+from featstore.estimate.misses import ALL_MISSED, Misses
 from featstore.gather.sources import ExtentSource
-from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.storage.pagestream import least_window
 from featstore.storage.rundir import DiskQuota
 from featstore.strategies import streamed as streamed_module

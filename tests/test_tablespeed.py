@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from featstore.budget import Budget
-from featstore.pack import tablespeed
-from featstore.pack.tablespeed import TableSpeed, table_speed
+from featstore.estimate import tablespeed
+from featstore.estimate.tablespeed import TableSpeed, table_speed
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.strategies.estimates import estimate_all

@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import featstore
 from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
+from featstore.gather.counters import Stopwatch
 from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.plan import DeviceRows
 from featstore.graph.feature import FeatureStore
 from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Transfer
 from featstore.sampling.batch import Block
-from featstore.strategies.counters import Stopwatch
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import dataset, ondemand, same
 

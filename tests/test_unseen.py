@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.budget import Budget
-from featstore.plan import choice as choice_module
-from featstore.plan.choice import expected_hits, observe, static_hits
-from featstore.plan.rowsample import RowSample, numbered
+from featstore.estimate import choice as choice_module
+from featstore.estimate.choice import expected_hits, observe, static_hits
+from featstore.estimate.rowsample import RowSample, numbered
+from featstore.estimate.unseen import distinct_rows, tally
 from featstore.plan.simulate import row_counts
 from featstore.plan.trace import Trace
-from featstore.plan.unseen import distinct_rows, tally
 from tests.test_observed import skewed
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -132,7 +132,7 @@ def test_what_a_part_of_the_rows_tells_is_near_what_all_do(monkeypatch: pytest.M
     degree[names] = np.arange(n)[::-1]
     for capacity in (1000, 10_000):
 
-        def look(most: int, capacity: int = capacity) -> featstore.plan.cost.Workload:
+        def look(most: int, capacity: int = capacity) -> featstore.estimate.cost.Workload:
             monkeypatch.setattr(choice_module, "REPLAYED", most)
             options = {"row_bytes": 8, "n_batches": total, "online": "sieve", "out_degree": degree}
             return observe(trace, capacity=capacity, budget=Budget(1 << 26), **options)

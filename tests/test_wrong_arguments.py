@@ -14,7 +14,7 @@ import torch
 
 import featstore
 from featstore.errors import PluginError
-from featstore.plan.redundancy import redundancy
+from featstore.estimate.redundancy import redundancy
 from featstore.sampling.foreign import as_sampled
 from featstore.storage import rundir
 from tests.pyg import NodeSamplerInput

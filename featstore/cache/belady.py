@@ -90,7 +90,8 @@ class Belady(PlannedPolicy):
 
     After each batch, of the rows cached and the rows just loaded, those used soonest stay; rows not used again within the window
     are never admitted, and neither is a row that would have to go again before its use. Among rows used in the same batch, rows
-    that were hit before stay first, so fewer are inserted for the same loads.
+    that were hit before stay first, so fewer are inserted for the same loads. What goes is decided in ``_core/belady.pyx``,
+    ``Bits.evict``: a bit an access says whether its row stays for it.
 
     Parameters
     ----------

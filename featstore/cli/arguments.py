@@ -16,10 +16,10 @@ from featstore.cli.packs import is_pack
 from featstore.cli.recording import seeds_of
 from featstore.config import parse_disk, parse_memory, parse_size, user_path
 from featstore.errors import OptionError
+from featstore.estimate.savedio import edges_drawn
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.plan.savedio import edges_drawn
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches
 from featstore.sampling.epochwide import EpochSampler

@@ -11,10 +11,9 @@ from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
 from featstore.cli.packs import describe_pack, layout_text, may_be_pack, pack_text
 from featstore.config import format_size
+from featstore.estimate import copies, tablespeed
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.pack import tablespeed
 from featstore.pack.offline import Pack
-from featstore.plan import copies
 from featstore.storage.drive import kept_speed
 
 __all__ = ["PATH", "add_arguments", "describe", "description", "run"]

@@ -33,21 +33,21 @@ from featstore.cli.planhistory import add_history_arguments, check_unused, plan_
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
 from featstore.cli.recording import TracedBatches, seeds_of
 from featstore.config import format_size, parse_size
+from featstore.estimate.batchsize import ROW_BYTES, BatchSize
+from featstore.estimate.choice import Choice, chosen_mask, observe
+from featstore.estimate.copies import copy_speed
+from featstore.estimate.cost import ONLINE, SAMPLE_BYTES, Machine, Workload
+from featstore.estimate.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
+from featstore.estimate.redundancy import N_BATCHES, redundancy
+from featstore.estimate.tablespeed import table_speed
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.pack.tablespeed import table_speed
-from featstore.plan.choice import Choice, chosen_mask, observe
-from featstore.plan.copies import copy_speed
-from featstore.plan.cost import ONLINE, SAMPLE_BYTES, Machine, Workload
-from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
-from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace, record
 from featstore.progress import Bar, is_seen, make_bar
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskQuota, RunDirectory, runs_directory
 from featstore.strategies.auto import Auto
-from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left

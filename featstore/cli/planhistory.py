@@ -11,9 +11,9 @@ from featstore.cli.arguments import Given, feature_of, make_batches, make_sample
 from featstore.cli.plots import check_plot, draw_split, print_drawn
 from featstore.cli.recording import seeds_of
 from featstore.config import format_size
+from featstore.estimate.savedio import Split
 from featstore.load.history import History
 from featstore.load.loader import Loader
-from featstore.plan.savedio import Split
 from featstore.strategies.registry import get_strategy
 
 __all__ = ["add_history_arguments", "check_unused", "plan_history", "staleness"]

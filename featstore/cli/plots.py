@@ -13,10 +13,10 @@ import numpy as np
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.errors import MissingExtraError
-from featstore.plan.choice import Choice
-from featstore.plan.misscurve import MissCurve
-from featstore.plan.redundancy import Redundancy
-from featstore.plan.savedio import Split
+from featstore.estimate.choice import Choice
+from featstore.estimate.misscurve import MissCurve
+from featstore.estimate.redundancy import Redundancy
+from featstore.estimate.savedio import Split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ Addresses: TypeAlias = "Int64s | Int32s | range"
 
 
 class Tier(enum.IntEnum):
-    """Where a row is read from, fastest first."""
+    """Where a row is read from; up to ``BASE`` the fastest first."""
 
     __hash__ = int.__hash__  # Enum's own is a call of Python a look-up
     DEVICE = 0

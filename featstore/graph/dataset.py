@@ -533,7 +533,7 @@ class OutOfCoreGraph(OpenDataset):
             parts ask for; ``"saved_io"`` those with most edges drawn, by ``counts``, for their bytes.
         counts : integer array, shape (num_nodes,), or callable, optional
             Edges that an epoch draws from each node's list, or what returns them once the policy asks;
-            :func:`featstore.plan.savedio.edges_drawn` counts them.
+            :func:`featstore.estimate.savedio.edges_drawn` counts them.
         parts, seed
             As for :meth:`cache`. For ``"cross_partition"`` ``parts`` are those that were kept last by default.
         edges : bool

@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar, cast
 
 from featstore.errors import BudgetError, ClosedError
-from featstore.strategies.counters import Overlap, Stopwatch
+from featstore.gather.counters import Overlap, Stopwatch
 
 __all__ = ["FINALIZER_JOIN_S", "Pipeline"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.counters import Overlap
 from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -23,7 +24,6 @@ from featstore.sampling.edgenumbers import edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.context import Context
-from featstore.strategies.counters import Overlap
 from featstore.strategies.memory import Memory
 
 __all__ = ["Stages"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from featstore.gather.counters import Stopwatch
 from featstore.gather.device import Apart
 from featstore.load.minibatch import MiniBatch
-from featstore.strategies.counters import Stopwatch
 
 __all__ = ["Transfer", "numbered"]
 

@@ -23,7 +23,7 @@ __all__ = ["KeptIds", "SampleFile", "SampleWriter", "sample_bytes"]
 
 KIND = "samples"
 HOLDER = "sampled ids"  # in the budget's report
-KEPT_COST = 5  # kept ids are taken back before anything else: reading them again is cheap
+KEPT_COST = 5  # kept ids are taken back right after idle buffers: reading them again is cheap
 FREE_DIVISOR = 8  # this part of the memory is left free beside kept ids
 SECTION_BYTES = 32  # of an array's entry in the index
 HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of each block

@@ -17,28 +17,28 @@ import numpy.typing as npt
 
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.errors import BudgetError, PerformanceWarning
+from featstore.estimate.batchsize import BatchSize
+from featstore.estimate.choice import Choice, chosen_mask, observe
+from featstore.estimate.copies import copy_speed
+from featstore.estimate.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
+from featstore.estimate.length import Planning, at_least
+from featstore.estimate.misses import UNKNOWN, MissCurves
+from featstore.estimate.sharing import count_planned, count_static, shared_there
+from featstore.estimate.tablespeed import table_speed
 from featstore.pack.layout import LayoutOptions, find_layouts, fitting, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
-from featstore.pack.sharing import count_planned, count_static, shared_there
-from featstore.pack.tablespeed import table_speed
-from featstore.plan.choice import Choice, chosen_mask, observe
-from featstore.plan.copies import copy_speed
-from featstore.plan.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
-from featstore.plan.misses import UNKNOWN, MissCurves
 from featstore.plan.trace import Trace
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
-from featstore.strategies.length import Planning, at_least
 from featstore.strategies.lists import AS_THEY_ARE, Lists, keep_lists, may_keep_lists
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
@@ -325,7 +325,7 @@ class _Trial:
     sample_s : float
         Seconds that the batches took.
     look : callable (trace, ...) -> Workload
-        :func:`~featstore.plan.choice.observe`, told what lists do not change.
+        :func:`~featstore.estimate.choice.observe`, told what lists do not change.
     counted : dict
         What was counted of a pack's layouts, by policy.
     """

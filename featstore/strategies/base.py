@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore.estimate.cost import Estimate, Machine, Workload
+from featstore.estimate.length import Length
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.gather.sources import RowSource
 from featstore.pack.packgraph import Graph
-from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.strategies.context import Context
-from featstore.strategies.length import Length
 from featstore.strategies.memory import Memory
 from featstore.strategies.options import check_fields
 
@@ -203,7 +203,7 @@ class Strategy(ABC):
         -------
         Estimate, sequence of Estimate, or None
             An estimate for each policy that it considers. ``strategy`` is the registered name, ``policy`` is ``"none"`` where
-            nothing is cached, seconds are finite. :mod:`featstore.plan.cost` has the formulas of the library's own strategies.
+            nothing is cached, seconds are finite. :mod:`featstore.estimate.cost` has the formulas of the built-in strategies.
         """
         return None
 

@@ -8,10 +8,10 @@ from featstore.cache.base import OnlinePolicy, Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.cache.table import FeatureCache
+from featstore.epochmemory import Use
 from featstore.errors import BudgetError, OptionError
 from featstore.strategies.context import Context
 from featstore.strategies.domain import Domain
-from featstore.strategies.epochmemory import Use
 from featstore.strategies.memory import Memory
 
 __all__ = [

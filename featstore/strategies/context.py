@@ -9,13 +9,13 @@ import torch
 
 from featstore.budget import Budget
 from featstore.cache.devicetier import DeviceTier
+from featstore.estimate.batchsize import BatchSize
+from featstore.estimate.misses import UNKNOWN, MissCurves
+from featstore.gather.counters import BatchCounts, Stopwatch
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
-from featstore.plan.misses import UNKNOWN, MissCurves
 from featstore.sampling.sampledbatches import SampledBatches
-from featstore.strategies.batchsize import BatchSize
-from featstore.strategies.counters import BatchCounts, Stopwatch
 from featstore.strategies.domain import Domain
 
 __all__ = ["Chosen", "Context", "OnDevice"]

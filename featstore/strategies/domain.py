@@ -14,9 +14,9 @@ from featstore.cache.base import OnlinePolicy, Policy
 from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
 from featstore.errors import BusyError
+from featstore.gather.counters import ReadCounts
 from featstore.graph.feature import FeatureStore
 from featstore.pack.packgraph import Graph
-from featstore.strategies.counters import ReadCounts
 
 __all__ = ["Domain"]
 

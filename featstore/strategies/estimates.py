@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from featstore.errors import BudgetError, PerformanceWarning, PluginError
-from featstore.plan.choice import MISS_MARGIN, Choice
-from featstore.plan.cost import PLANNED, Estimate, Machine, Workload, cheapest, first_touch_s
+from featstore.estimate.choice import MISS_MARGIN, Choice
+from featstore.estimate.cost import PLANNED, Estimate, Machine, Workload, cheapest, first_touch_s
+from featstore.estimate.length import Length, at_least
 from featstore.strategies.base import Strategy
 from featstore.strategies.context import Context
-from featstore.strategies.length import Length, at_least
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 

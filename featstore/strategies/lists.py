@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from featstore.config import format_size
 from featstore.errors import BudgetError
+from featstore.estimate.batchsize import BatchSize
+from featstore.estimate.cost import random_read_s
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
-from featstore.plan.cost import random_read_s
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
-from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import room_for_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
-from featstore.plan.choice import observe
-from featstore.plan.misses import ALL_MISSED, Misses
+from featstore.estimate.choice import observe
+from featstore.estimate.length import Planning
+from featstore.estimate.misses import ALL_MISSED, Misses
 from featstore.strategies.caches import size_caches
 from featstore.strategies.context import Context
-from featstore.strategies.length import Planning
 from featstore.strategies.memory import Memory
 from featstore.strategies.profile import Profile, least_batches
 

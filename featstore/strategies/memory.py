@@ -1,6 +1,6 @@
 """The memory of a loader: what its batches take, and the fraction of the rest that each automatic size gets.
 
-A batch is measured (:mod:`featstore.strategies.batchsize`); room for two of them is left free. Of the rest what an epoch holds
+A batch is measured (:mod:`featstore.estimate.batchsize`); room for two of them is left free. Of the rest what an epoch holds
 beside batches gets its fraction, or as much of it as is of use; caches that size themselves get what is left then. Nothing is
 reserved here: whoever allocates reserves, and takes back first what is on loan.
 """
@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 from featstore.budget import MemoryReport
 from featstore.config import format_size
 from featstore.errors import BudgetError
+from featstore.estimate.batchsize import REUSE, BatchSize, larger, measure, most_of, pooled_bytes
 from featstore.gather.buffers import HOLDER
 from featstore.sampling.macrolists import HOLDER as LISTS
-from featstore.strategies.batchsize import REUSE, BatchSize, larger, measure, most_of, pooled_bytes
 from featstore.strategies.context import Context
 
 __all__ = [
@@ -243,7 +243,7 @@ class Memory:
 
     @property
     def held(self) -> dict[str, tuple[int, int]]:
-        """What :class:`~featstore.strategies.epochmemory.EpochMemory` is to hold."""
+        """What :class:`~featstore.epochmemory.EpochMemory` is to hold."""
         return {holder: (self.leasts[holder], n_bytes) for holder, n_bytes in self.granted.items()}
 
     @property

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
+from featstore.epochmemory import EpochMemory
 from featstore.errors import BusyError
-from featstore.graph.feature import FeatureStore
-from featstore.plan.cost import (
+from featstore.estimate.batchsize import is_tight
+from featstore.estimate.cost import (
     DEGREE,
     ONLINE,
     STATIC,
@@ -25,10 +26,10 @@ from featstore.plan.cost import (
     random_read_s,
     random_reads,
 )
+from featstore.graph.feature import FeatureStore
 from featstore.sampling.sampledbatches import EpochBatches
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import Batch, EpochRun, Runner, Strategy
-from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import (
     check_instances,
     make_online_edge_caches,
@@ -36,7 +37,6 @@ from featstore.strategies.caches import (
     size_caches,
 )
 from featstore.strategies.context import Context
-from featstore.strategies.epochmemory import EpochMemory
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy

@@ -18,7 +18,12 @@ from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
+from featstore.epochmemory import EpochMemory
 from featstore.errors import BudgetError, BusyError, OptionError
+from featstore.estimate.batchsize import BatchSize
+from featstore.estimate.cost import Estimate, Machine, Workload
+from featstore.estimate.length import Planning
+from featstore.estimate.packedcost import by_frequency, by_plan
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_bytes, digest_of, same_scores
@@ -27,11 +32,9 @@ from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph, PackedGraph
-from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import (
     LeasedCaches,
     make_online_edge_caches,
@@ -39,13 +42,10 @@ from featstore.strategies.caches import (
     room_for_caches,
 )
 from featstore.strategies.context import Context, OnDevice
-from featstore.strategies.epochmemory import EpochMemory
-from featstore.strategies.length import Planning
 from featstore.strategies.memory import WINDOWS, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
-from featstore.strategies.packedestimate import by_frequency, by_plan
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.superbatch import plan_ahead
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from featstore.budget import Reservation
 from featstore.cache.table import FeatureCache
+from featstore.epochmemory import EpochMemory, Use
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import ExtentSource, RowSource
@@ -20,7 +21,6 @@ from featstore.storage.pagestream import least_window
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import LeasedCaches
 from featstore.strategies.context import Context
-from featstore.strategies.epochmemory import EpochMemory, Use
 
 __all__ = ["PackedEpoch", "fill_from_extents"]
 

@@ -17,14 +17,14 @@ from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size, parse_cache_size, user_path
 from featstore.errors import BudgetError, OptionError
+from featstore.estimate.choice import observe
+from featstore.estimate.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
 from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, fitting, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.segments import Stored
 from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, assign_tiers
-from featstore.plan.choice import observe
-from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
 from featstore.plan.samples import sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batches import Batches, as_batches

@@ -17,12 +17,12 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.errors import BudgetError
+from featstore.estimate.rowsample import RowSample
+from featstore.estimate.savedio import SavedIO, Split, best_split, prefix_sums
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.plan.planmemory import planning_bytes
-from featstore.plan.rowsample import RowSample
-from featstore.plan.savedio import SavedIO, Split, best_split, prefix_sums
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch

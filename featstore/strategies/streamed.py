@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size
-from featstore.gather.buffers import take_pages
-from featstore.pack.packing import PackArenas, PackCounts, RunPacker
-from featstore.plan.cost import (
+from featstore.estimate.batchsize import BatchSize, larger
+from featstore.estimate.cost import (
     ADMIT_TABLE_BYTES,
     DEGREE,
     LOAD_TABLE_BYTES,
@@ -33,6 +32,9 @@ from featstore.plan.cost import (
     put_together,
     scan_s,
 )
+from featstore.estimate.length import SEVERAL, Length, Passes, Planning, at_least, longest_auto, passes_over
+from featstore.gather.buffers import take_pages
+from featstore.pack.packing import PackArenas, PackCounts, RunPacker
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
 from featstore.storage.extentmap import episodes
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
@@ -42,10 +44,8 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, PagedRows, l
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
-from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.context import Context
-from featstore.strategies.length import SEVERAL, Length, Passes, Planning, at_least, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
 from featstore.strategies.profile import Profile
@@ -225,6 +225,7 @@ class StreamedSizes(SuperbatchSizes):
 
     def _tables_bytes(self, n_rows: int, size: int) -> int:
         """Return the bytes of checksums of extents that are open: a superbatch's that is packed, and those with three batches."""
+        size = max(1, size)
         missed, n_open = int(larger(n_rows) * self._miss_share), min(1 + -(-3 // size), -(-self._n_batches // size))
         graph, n_bytes = self._graph, 0
         for width in self.context.nodes.row_bytes.values():

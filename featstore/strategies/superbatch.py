@@ -20,8 +20,9 @@ from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
+from featstore.epochmemory import EpochMemory
 from featstore.errors import BusyError, OptionError, PerformanceWarning
-from featstore.plan.cost import (
+from featstore.estimate.cost import (
     PLANNED,
     SAMPLE_BYTES,
     Estimate,
@@ -33,6 +34,7 @@ from featstore.plan.cost import (
     random_read_s,
     random_reads,
 )
+from featstore.estimate.length import Length, Planning
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, runs_directory
 from featstore.strategies.accesscounts import AccessCounts
@@ -40,8 +42,6 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import LeasedCaches, size_caches
 from featstore.strategies.context import Context
-from featstore.strategies.epochmemory import EpochMemory
-from featstore.strategies.length import Length, Planning
 from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
+from featstore.epochmemory import EpochMemory, Use
+from featstore.estimate.length import Planning
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.prefetchrows import ReadAhead
 from featstore.gather.sources import MemorySource, RowSource
@@ -25,8 +27,6 @@ from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import LeasedCaches
 from featstore.strategies.context import Context
-from featstore.strategies.epochmemory import EpochMemory, Use
-from featstore.strategies.length import Planning
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 

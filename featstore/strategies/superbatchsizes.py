@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 from featstore.cache.devicetier import REST_BYTES
-from featstore.plan.cost import LOAD_TABLE_BYTES, ROW_TABLE_BYTES
+from featstore.estimate.batchsize import BatchSize
+from featstore.estimate.cost import LOAD_TABLE_BYTES, ROW_TABLE_BYTES
+from featstore.estimate.length import Length, Passes, Planning, choose_size, judge_length, least_size, planner_bytes
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_DIVISOR
-from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.context import Context
-from featstore.strategies.length import Length, Passes, Planning, choose_size, judge_length, least_size, planner_bytes
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER, Memory
 from featstore.strategies.superbatchepoch import ahead_bytes
 

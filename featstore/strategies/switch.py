@@ -15,13 +15,13 @@ from featstore.budget import Budget, Loan, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.cache.sizes import rows_within
 from featstore.cache.table import LOAN_COST, FeatureCache
+from featstore.epochmemory import Use
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.strategies.domain import Domain
-from featstore.strategies.epochmemory import Use
 from featstore.topology.base import Topology, huge_bytes
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]

@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 from featstore.errors import PerformanceWarning
+from featstore.estimate.length import at_least
 from featstore.strategies.context import Context
-from featstore.strategies.length import at_least
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
 
 __all__ = ["describe_windows"]

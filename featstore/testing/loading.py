@@ -27,12 +27,12 @@ import torch
 
 import featstore
 from featstore.cli.main import main
-from featstore.plan.cost import Machine, Workload
+from featstore.estimate.cost import Machine, Workload
+from featstore.estimate.length import Length
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.scratch import SCRATCH
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import estimate_of
-from featstore.strategies.length import Length
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import find_strategy
 from featstore.testing.contractgraph import ContractGraph, contract_graph

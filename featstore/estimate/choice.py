@@ -15,13 +15,13 @@ from featstore.budget import Budget
 from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.plan.cost import Estimate, Machine, Workload, table
-from featstore.plan.misses import MissCurves, Misses
+from featstore.estimate.cost import Estimate, Machine, Workload, table
+from featstore.estimate.misses import MissCurves, Misses
+from featstore.estimate.rowsample import NUMBERED_BYTES, RowSample, numbered
+from featstore.estimate.unseen import distinct_rows, tally, tally_bytes
 from featstore.plan.planmemory import planning_bytes
-from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
-from featstore.plan.unseen import distinct_rows, tally, tally_bytes
 
 __all__ = ["Choice", "chosen_mask", "expected_hits", "extrapolated", "observe", "static_hits", "top_sum"]
 
@@ -118,7 +118,7 @@ def observe(
     has fewer, counts are scaled. Sampling the traced batches took ``sample_s``; of those, passes over neighbour lists
     ``passes_s``, however many the batches are. ``online`` names an online policy to simulate as well. The device holds the rows
     of ``on_device``, or the ``device_rows`` that most batches need. By ``out_degree`` is told what a cache by degree would hit.
-    The others go to :class:`~featstore.plan.cost.Workload`.
+    The others go to :class:`~featstore.estimate.cost.Workload`.
 
     Holds memory for accesses and for slots of the cache, and a byte for each row of the field. BudgetError: too little to
     simulate Belady's policy.

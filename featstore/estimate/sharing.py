@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget
+from featstore.estimate.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, OnDisk
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Stored, segments
 from featstore.pack.tables import TierTables
 from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, DiskRows, Sizes, assign_tiers, segmentation, windows
-from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, OnDisk
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.storage.layout import PAGE_BYTES

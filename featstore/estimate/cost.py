@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featstore.config import format_size
-from featstore.plan.misses import UNKNOWN, MissCurves
+from featstore.estimate.misses import UNKNOWN, MissCurves
 from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES

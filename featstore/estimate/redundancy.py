@@ -176,7 +176,7 @@ def redundancy(
     A short last batch has few seeds and many rows for each; the ratio is that of the sums over batches, as in the paper, so
     such a batch weighs by its seeds. Contiguous ranges are parts with half a batch of seeds each, on average. The result is a
     function of the graph and the arguments. ``batch_dependency`` of :class:`~featstore.LaborSampler` changes how many rows the
-    batches before requested, too: simulate a cache to see that (:func:`~featstore.plan.misscurve.miss_curve`).
+    batches before requested, too: simulate a cache to see that (:func:`~featstore.estimate.misscurve.miss_curve`).
 
     References
     ----------

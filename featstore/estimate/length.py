@@ -11,8 +11,8 @@ from featstore.cache.base import Policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
+from featstore.estimate.misses import ALL_MISSED, Misses
 from featstore.pack.packgraph import Graph
-from featstore.plan.misses import ALL_MISSED, Misses
 from featstore.plan.planmemory import PLANNER_DIVISOR, planning_bytes
 
 __all__ = [

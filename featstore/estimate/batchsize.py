@@ -18,7 +18,7 @@ EDGES = 8  # of a row of a pack's batch, where none can be read: a generous gues
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
 MARGIN = 16  # batches differ in size by a few percent: the largest is taken to be larger by one part of so many
 N_OTHERS = 8  # batches that are measured beside the first
-LOAN_COST = 5  # a batch that was sampled to be measured is given back before anything else: it can be sampled again
+LOAN_COST = 5  # a batch that was sampled to be measured is given back right after idle buffers: it can be sampled again
 
 
 def larger(n_rows: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featstore.config import format_size
-from featstore.plan.cost import (
+from featstore.estimate.cost import (
     ADMIT_TABLE_BYTES,
     LOAD_TABLE_BYTES,
     PLANNED,
