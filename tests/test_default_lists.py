@@ -14,6 +14,7 @@ from conftest import make_graph
 import featstore
 from featstore.config import format_size
 from featstore.graph.neighborcache import NeighborCache
+from featstore.storage.drive import DriveSpeed
 from featstore.strategies.lists import Lists
 from featstore.strategies.memory import Memory
 from featstore.topology.base import huge_bytes
@@ -163,6 +164,8 @@ def test_lists_are_given_up_where_rows_use_their_memory_better(
         return seconds * (lists.held - n_bytes) / lists.whole
 
     monkeypatch.setattr(Lists, "more_read_s", costs)
+    # Rows cost seconds: by what the machine measures just then, they are at times as cheap as drawing, and all choices are one.
+    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: DriveSpeed(1000.0, 1e7, 1e7))
     with featstore.open(path, memory="12MiB", threads=1) as g:
         whole = NeighborCache.whole_bytes(g.topology)
         sampler = featstore.NeighborSampler(g, [4, 3])
