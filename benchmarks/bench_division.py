@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from harness import Report, alternate, answer, arguments, main, run_child, scratch, timed_epoch
+from harness import Report, alternate, answer, arguments, io_bytes, main, run_child, scratch, timed_epoch
 
 ROOT = Path(__file__).resolve().parent.parent
 FANOUTS = [10, 10, 10]
@@ -56,12 +56,6 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         "superbatch": stats["superbatch"],
         "checksum": epoch["marks"][-1]["checksum"],
     }
-
-
-def io_bytes() -> tuple[int, int]:
-    """Bytes that this process read from drives and wrote to them so far, by the kernel's count."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"]), int(fields["write_bytes"])
 
 
 def grid(job: dict[str, Any]) -> dict[str, dict[str, Any]]:

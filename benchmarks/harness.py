@@ -340,13 +340,15 @@ def main(run: Callable[[argparse.Namespace, Report], None], args: argparse.Names
 # -- the kernel's counts -------------------------------------------------------------------------------------------------------
 
 
+def io_bytes() -> tuple[int, int]:
+    """Bytes that this process, all threads, had read from storage and written to it so far, by the kernel's count."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"]), int(fields["write_bytes"])
+
+
 def bytes_read_by_kernel() -> int:
-    """Bytes that this process, all threads, caused to be fetched from storage so far (``read_bytes`` of /proc/self/io)."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        name, value = line.split(":")
-        if name == "read_bytes":
-            return int(value)
-    raise RuntimeError("/proc/self/io holds no read_bytes")
+    """Bytes that were read."""
+    return io_bytes()[0]
 
 
 def status(field: str) -> int:

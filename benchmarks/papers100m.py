@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.drive import direct_rate, fio_random_iops, fio_scan_bandwidth, have_fio
-from benchmarks.harness import Report, answer, arguments, main, reset_peak, run_child, status, timed_epoch, whole_epoch
+from benchmarks.harness import Report, answer, arguments, io_bytes, main, reset_peak, run_child, status, timed_epoch, whole_epoch
 from benchmarks.r22 import rmat_edges
 
 ROOT = Path(__file__).absolute().parent.parent
@@ -290,8 +290,9 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         loader = stack.enter_context(featstore.Loader(g, *drawn, features="x", labels="y", strategy=strategy))
         setup_s = time.perf_counter() - begin
         length = loader.stats().get("superbatch", {}).get("batches", 1)
-        most = length * max(LEAST_SUPERBATCHES, -(-job["batches"] // length)) if job["batches"] else 0
-        most = job["batches"] if job["train"] else most  # of training the share that it hides is wanted, not the epoch
+        most = job["batches"]
+        if most and not job["train"]:  # of training the share that it hides is wanted, not the epoch
+            most = length * max(LEAST_SUPERBATCHES, -(-most // length))
         epoch = timed_epoch(loader, rows_of, most=most, note=lambda: {"stages": loader.stats()["seconds"]})
         read, written = (after - before for after, before in zip(io_bytes(), (read, written), strict=True))
         stats = loader.stats()
@@ -322,12 +323,6 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         "steady_wait_s": max((b - a for a, b in itertools.pairwise(costs[length:])), default=0.0),
         "peak": status("VmHWM") - imported,
     }
-
-
-def io_bytes() -> tuple[int, int]:
-    """Bytes that this process read from drives and wrote to them so far, by the kernel's count."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"]), int(fields["write_bytes"])
 
 
 def scaled(costs: list[float], n_batches: int, length: int) -> float:

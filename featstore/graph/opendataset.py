@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -69,7 +68,7 @@ class OpenDataset(StoredGraph):
         self.neighbor_lists = NeighborLists(self, self.snapshot, self.adjacency, self.partitions, self.row_caches)
 
     def _open_fields(self) -> None:
-        catalog = self.snapshot.catalog
+        catalog = self.catalog
         self.num_nodes = catalog.num_nodes
         self.num_edges = catalog.num_edges
         for name, record in catalog.by_role("feature").items():
@@ -102,17 +101,17 @@ class OpenDataset(StoredGraph):
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
     def _data_bytes(self, name: str) -> int:
-        record = self.snapshot.catalog.by_role("data")[name]
+        record = self.catalog.by_role("data")[name]
         return record.n_rows * record.row_bytes
 
     def data_shape(self, name: str) -> torch.Size:
         """Return the shape of ``node_data[name]``, which is not read for it; KeyError where there is none."""
         if name not in self.node_data:
             return torch.Size(self.node_data[name].shape)  # raises the error that lists what there is
-        return torch.Size(self.snapshot.catalog.by_role("data")[name].shape)
+        return torch.Size(self.catalog.by_role("data")[name].shape)
 
     def _read_data(self, name: str) -> torch.Tensor:
-        record = self.snapshot.catalog.by_role("data")[name]
+        record = self.catalog.by_role("data")[name]
         tensor = empty_tensor(record.shape, torch_dtype(record.dtype))
         if len(tensor):
             rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
@@ -126,7 +125,7 @@ class OpenDataset(StoredGraph):
 
         Of the adjacency it is the id of the file that first held it: :func:`featstore.convert` leaves it as it is.
         """
-        return fingerprint_of(self.snapshot.catalog)
+        return fingerprint_of(self.catalog)
 
     @property
     def topology(self) -> Topology:
@@ -161,10 +160,9 @@ class OpenDataset(StoredGraph):
         parts: GivenParts = None,
         seed: int = 0,
         budget: Budget | None = None,
-        note: Callable[[int], None] = lambda n_bytes: None,
     ) -> PolicyInputs:
         """See :meth:`RowCaches.policy_inputs`."""
-        return self.row_caches.policy_inputs(row_bytes, counts, parts, seed, budget, note)
+        return self.row_caches.policy_inputs(row_bytes, counts, parts, seed, budget)
 
     # -- features made of others -------------------------------------------------------------------------------------------------
 
@@ -176,7 +174,7 @@ class OpenDataset(StoredGraph):
     def rows_of(self, name: str) -> Rows:
         """Return a feature's rows as passes over them want them."""
         store = self.features[name]
-        file = self.snapshot.file_of(self.snapshot.catalog.by_role("feature")[name])
+        file = self.snapshot.file_of(self.catalog.by_role("feature")[name])
         return Rows(file, store.dtype, math.prod(store.shape[1:]))
 
     def check_replaceable(self, name: str) -> None:
@@ -194,5 +192,5 @@ class OpenDataset(StoredGraph):
                 self.snapshot.adopt(catalog, key, [part.file for part in catalog.fields[key].parts])
             if name in self._stores:
                 self.drop_cache(self._stores[name])
-            self._open_feature_file(name, self.snapshot.catalog.by_role("feature")[name])
+            self._open_feature_file(name, self.catalog.by_role("feature")[name])
             self._list_features()
