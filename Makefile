@@ -2,7 +2,7 @@
 #
 # All of it happens in a virtual environment of the clone's own, made from $(PYTHON). The package is installed there in editable
 # form, so tests, examples and benchmarks run the tree that you edit with the compiled modules beside their stubs; that a wheel
-# built in isolation holds the same is what tests/test_packaging.py shows. Each step leaves a stamp: a second call does nothing.
+# built in isolation holds the same is what tests/system/test_packaging.py shows. Each step leaves a stamp: a second call does nothing.
 
 PYTHON     ?= python3
 VENV       ?= .venv
@@ -17,7 +17,8 @@ ROOT   := $(CURDIR)
 SOURCES := $(shell find src_cython -type f 2>/dev/null) setup.py
 ASAN   := build/asan-tree
 # Not those that build, read or preload something themselves.
-ASAN_TESTS ?= $(filter-out $(patsubst %,tests/test_%.py,benchmarks docs fault_injection faults layers packaging),$(wildcard tests/test_*.py))
+NOT_ASAN := $(patsubst %,tests/system/test_%.py,benchmarks docs faults layers packaging) tests/testing/test_faults.py
+ASAN_TESTS ?= $(filter-out $(NOT_ASAN) tests/memory/% tests/digests/%,$(wildcard tests/*/test_*.py))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -48,7 +49,7 @@ lint: $(VENV)/.built ## ruff, cython-lint, mypy --strict, stubtest
 	$(PY) -m ruff format --check .
 	PATH="$(abspath $(VENV)/bin):$$PATH" cython-lint src_cython
 	$(PY) -m mypy
-	$(PY) -m mypy tests/typed_use.py
+	$(PY) -m mypy tests/system/typed_use.py
 	$(PY) -m mypy.stubtest featstore._core --mypy-config-file pyproject.toml --ignore-disjoint-bases \
 		--ignore-unused-allowlist --allowlist .stubtest-allowlist
 

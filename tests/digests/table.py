@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import featstore
-from tests.frozen import SAMPLERS, STRATEGIES, THREADS, digest_of, make_dataset, make_loader_of, make_pack
+from tests.support.frozen import SAMPLERS, STRATEGIES, THREADS, digest_of, make_dataset, make_loader_of, make_pack
 
 __all__ = ["TABLE", "entry", "make_graph", "train"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.digests.table import TABLE, entry, make_graph, train
-from tests.frozen import SAMPLERS, STRATEGIES
+from tests.support.frozen import SAMPLERS, STRATEGIES
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Bytes that an epoch of each strategy reads, by the kernel's count.
 
-Of single reads, scans, stripes, extents and edges see test_bytes_agree_with_the_kernel (tests/test_reader.py),
-test_the_kernel_counts_what_extents_take (tests/test_checkpoint.py) and test_bytes_are_those_that_the_kernel_read
-(tests/test_edge_caches.py).
+Of single reads, scans, stripes, extents and edges see test_bytes_agree_with_the_kernel (tests/storage/test_reader.py),
+test_the_kernel_counts_what_extents_take (tests/storage/test_checkpoint.py) and test_bytes_are_those_that_the_kernel_read
+(tests/strategies/test_edge_caches.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import featstore
-from tests.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
-from tests.kernel_counts import kernel_bytes
+from tests.support.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
+from tests.support.kernel_counts import kernel_bytes
 
 # Beside the features, those which look ahead read samples and plans back from run files: ids of 4 bytes, edges, next positions.
 RUN_FILE_BYTES = {"superbatch": 24, "ginex": 24, "streamed": 24, "auto": 24}  # at most so many a row that is asked for

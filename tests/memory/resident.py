@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import featstore
-from tests.frozen import STRATEGIES, THREADS, make_loader_of
+from tests.support.frozen import STRATEGIES, THREADS, make_loader_of
 
 
 def status(field: str) -> int:

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import featstore
-from tests.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
+from tests.support.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
 
 __all__ = ["CASES", "DIM", "FLOORS", "TABLE", "N", "key_of", "sizes_of"]
 

@@ -10,8 +10,8 @@ import pytest
 
 import featstore
 from featstore._core.buffers import mapped_bytes
-from tests.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
 from tests.memory.sizes import DIM, N
+from tests.support.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
 
 pytestmark = pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
 

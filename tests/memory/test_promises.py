@@ -20,10 +20,10 @@ import pytest
 
 import featstore
 from featstore.testing.limits import memory_group
-from tests.frozen import N_BATCHES, STRATEGIES, THREADS, digest_of, make_dataset, make_loader_of, make_pack
 from tests.memory.sizes import CASES, DIM, FLOORS, TABLE, N, key_of, sizes_of
-from tests.programs import run_program
-from tests.sampled import covering, one_in
+from tests.support.frozen import N_BATCHES, STRATEGIES, THREADS, digest_of, make_dataset, make_loader_of, make_pack
+from tests.support.programs import run_program
+from tests.support.sampled import covering, one_in
 
 # In little memory superbatches are short, and streamed passes many: what they cost is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")

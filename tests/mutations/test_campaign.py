@@ -1,0 +1,82 @@
+"""The mutation campaign (tests/mutations/campaign.py): every mutation fits the source, and the tests named with it notice it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.campaign import ROOT, copy_tree, mutate, run_tests
+from tests.mutations.table import MUTATIONS, Mutation
+
+# Pure Python, and noticed within seconds.
+SAMPLE = ["sampler without neighbour cache", "directory of a row file not flushed"]
+
+
+def test_every_mutation_fits_the_source() -> None:
+    """Its text is there exactly once, so that none is left out; its tests are there too, and the docs list what it breaks."""
+    contributing = (ROOT / "docs" / "contributing.md").read_text()
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    for mutation in MUTATIONS:
+        text = (ROOT / mutation.file).read_text()
+        assert mutation.changed(text) != text
+        assert f"- {mutation.mechanism}\n" in contributing, mutation.mechanism
+        for test in mutation.tests:
+            file, _, name = test.partition("::")
+            assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(), test
+
+
+@pytest.mark.parametrize("old", ["is not there", "twice"])
+def test_a_text_that_does_not_fit_is_an_error(old: str) -> None:
+    mutation = Mutation("mine", "mine", "file", old, "", ("tests",))
+    with pytest.raises(ValueError, match=r"'mine'.*not once"):
+        mutation.changed("twice, twice")
+
+
+def noticed(mutation: Mutation, folder: Path) -> bool:
+    tree = copy_tree(folder / "tree")
+    mutate(tree, mutation)
+    return run_tests(tree, mutation.tests)[0]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_some_mutations_are_noticed(name: str, tmp_path: Path) -> None:
+    (mutation,) = (each for each in MUTATIONS if each.name == name)
+    assert noticed(mutation, tmp_path)
+
+
+def test_a_mutation_that_breaks_nothing_survives(tmp_path: Path) -> None:
+    """The control of the control: a change that no test can see is not noticed."""
+    (tests,) = (mutation.tests for mutation in MUTATIONS if mutation.name == SAMPLE[0])
+    harmless = Mutation("harmless", "", "featstore/sampling/rng.py", "Bentley, Floyd", "Floyd, Bentley", tests)
+    assert not noticed(harmless, tmp_path)
+
+
+def test_tests_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    """They do not pass for tests that noticed a mutation."""
+    with pytest.raises(RuntimeError, match="status 4"):
+        run_tests(copy_tree(tmp_path / "tree"), ("tests/cache/test_rowmap.py::test_that_is_not_there",))
+
+
+@pytest.mark.stress
+def test_a_core_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
+    old = "#define FEATSTORE_DRAWS_H\n"
+    broken = Mutation(
+        "broken", "", "src_cython/featstore/_core/draws.h", old, old + "#error broken\n", ("tests/sampling/test_draws.py",)
+    )
+    with pytest.raises(RuntimeError, match="does not compile"):
+        mutate(copy_tree(tmp_path / "tree"), broken)
+
+
+@pytest.mark.stress
+def test_nothing_fails_without_a_mutation(tmp_path: Path) -> None:
+    """The control: all those tests pass in a copy that nothing was changed in."""
+    tests = tuple(sorted({test for mutation in MUTATIONS for test in mutation.tests}))
+    failed, printed = run_tests(copy_tree(tmp_path / "tree"), tests, limit_s=3000)
+    assert not failed, printed
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_every_mutation_is_noticed(mutation: Mutation, tmp_path: Path) -> None:
+    assert noticed(mutation, tmp_path)

@@ -1,0 +1,220 @@
+"""Epochs that are killed, and run files that cannot be written: the dataset stays whole, leftovers go, the next run is right."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.plan.samples import SampleWriter
+from featstore.testing.faults import forked, run_in_child, sweep
+from tests.support.graphs import make_graph
+from tests.support.loaders import make_loader
+
+N = 3000
+EPOCH = 15  # batches
+
+
+def make(path: Path) -> None:
+    indptr, indices = make_graph(N, 8.0)
+    rng = np.random.default_rng(0)
+    data = {"train_idx": rng.permutation(N)[: 40 * EPOCH]}
+    x = {"x": rng.standard_normal((N, 64)).astype(np.float32)}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, x, data, progress=False).close()
+
+
+def epoch(path: Path, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    with featstore.open(path, memory="64MB", threads=2) as g:
+        options = {"strategy": "superbatch", "superbatch": 4, "feature_cache": 0.1} | options
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with make_loader(g, sampler, g.node_data["train_idx"], 40, labels=None, seed=3, **options) as loader:
+            return [(batch.input_ids.clone(), batch.x.clone()) for batch in loader]
+
+
+def same(a: list[tuple[torch.Tensor, ...]], b: list[tuple[torch.Tensor, ...]]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for i, j in zip(a, b, strict=True) for x, y in zip(i, j, strict=True))
+
+
+def exited(pid: int) -> bool:
+    """Whether a child has come to its end; it is left to be waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def remove_unmarked(runs: Path) -> None:
+    """Remove the parent of run directories of a process that was killed between making and marking it: it is empty."""
+    if runs.exists():
+        runs.rmdir()
+
+
+def kill_epochs(folder: str, n: int) -> None:
+    """Kill processes at random moments of an epoch, in both schedules; in the child.
+
+    Most moments are drawn from the first run file on, since how long an epoch takes to get there changes with the machine's load.
+    """
+    path, rng = Path(folder) / "g", np.random.default_rng(n)
+    make(path)
+    runs = Path(f"{path}.runs")
+    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
+    usual_s = {}
+    for overlap in (True, False):
+        began = time.perf_counter()
+        assert same(epoch(path, overlap=overlap), expected)
+        usual_s[overlap] = time.perf_counter() - began
+    n_killed = n_left = 0
+    while n_killed < n:
+        overlap = bool(n_killed % 2)
+        pid = os.fork()
+        if pid == 0:
+            epoch(path, overlap=overlap)
+            os._exit(0)
+        share = 1.0
+        if n_killed % 4 < 2:
+            share = 0.2
+            while not list(runs.glob("[!.]*")) and not exited(pid):
+                time.sleep(0.001)
+        time.sleep(rng.uniform(0, share * usual_s[overlap]))  # chooses the moment; nothing waits for anything
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            continue  # it was done by then
+        n_killed += 1
+        n_left += bool(list(runs.glob("[!.]*")))
+        with featstore.open(path, memory="64MB") as g:
+            g.verify(progress=False)
+        assert same(epoch(path, overlap=overlap), expected)
+        remove_unmarked(runs)
+    assert n_left > n // 4, "hardly a kill met run files: the campaign showed nothing"
+    assert os.listdir(folder) == ["g"]
+
+
+@pytest.mark.stress
+def test_a_hundred_killed_epochs(tmp_path: Path) -> None:
+    run_in_child(kill_epochs, str(tmp_path), 100, timeout_s=1800)
+
+
+def kill_at_calls(folder: str, step: int) -> None:
+    """Kill the process at system calls on run files, every ``step``-th; in the child."""
+    path = Path(folder) / "g"
+    make(path)
+    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
+    runs, n_left = Path(folder) / "runs", 0
+    for overlap in (True, False):
+        for fault in sweep(runs, ("open", "write", "rename", "unlink"), "kill", step=step):
+
+            def run(overlap: bool = overlap) -> None:
+                epoch(path, overlap=overlap, run_dir=runs)
+
+            with fault:
+                killed = forked(run)
+            assert (killed == signal.SIGKILL) == bool(fault.fired)
+            n_left += bool(list(runs.glob("[!.]*")))
+            assert same(epoch(path, overlap=overlap, run_dir=runs), expected)
+            remove_unmarked(runs)
+    assert n_left, "no kill met run files: the campaign showed nothing"
+
+
+def test_killed_epochs_leave_what_the_next_run_sweeps(tmp_path: Path) -> None:
+    run_in_child(kill_at_calls, str(tmp_path), 60, faults=True)
+
+
+def run_files_fail(folder: str, step: int) -> None:
+    """Calls on run files fail (a full disk): the loop's OSError, nothing left, the next epoch right; in the child."""
+    path = Path(folder) / "g"
+    make(path)
+    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
+    runs = Path(folder) / "runs"
+    with featstore.open(path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        seeds = g.node_data["train_idx"]
+        for overlap in (True, False):
+            options: dict[str, Any] = {"superbatch": 4, "feature_cache": 0.1, "overlap": overlap, "run_dir": runs, "seed": 3}
+            with make_loader(g, sampler, seeds, 40, labels=None, strategy="superbatch", **options) as loader:
+                for operation, name in (("write", "ENOSPC"), ("write", "EIO"), ("open", "EMFILE"), ("rename", "ENOSPC")):
+                    for fault in sweep(runs, operation, name, step=step):
+                        loader.set_epoch(0)
+                        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+                        with fault:
+                            try:
+                                for batch in loader:
+                                    found.append((batch.input_ids.clone(), batch.x.clone()))
+                            except OSError as error:
+                                assert error.errno == getattr(errno, name)
+                                assert str(runs) in str(error.filename)
+                                assert fault.fired
+                            else:
+                                assert not fault.fired or len(found) == EPOCH, f"{name} at {operation} {fault.k} went unnoticed"
+                        assert same(found, expected[: len(found)])
+                        assert not runs.exists()
+                        assert g.neighbor_cache is None
+                        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featstore-")]
+                loader.set_epoch(0)
+                assert same([(batch.input_ids, batch.x) for batch in loader], expected)
+
+
+def test_run_files_that_cannot_be_written(tmp_path: Path) -> None:
+    run_in_child(run_files_fail, str(tmp_path), 23, faults=True)
+
+
+@pytest.mark.stress
+def test_run_files_that_cannot_be_written_anywhere(tmp_path: Path) -> None:
+    run_in_child(run_files_fail, str(tmp_path), 1, faults=True, timeout_s=3000)
+
+
+@pytest.mark.stress
+def test_epochs_killed_at_every_call_on_a_run_file(tmp_path: Path) -> None:
+    run_in_child(kill_at_calls, str(tmp_path), 1, faults=True, timeout_s=3000)
+
+
+def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lacks memory waits until samples being made are written; they never are, once the disk is full."""
+    make(tmp_path / "g")
+    add, reached, over = SampleWriter.add, threading.Event(), threading.Event()
+
+    def wait_for_pause() -> None:
+        while not (inspector._is_paused or over.is_set()):
+            time.sleep(0.001)
+
+    def add_eight(self: SampleWriter, batch: Any) -> None:
+        if batch.index >= 8:
+            reached.set()
+            wait_for_pause()
+            raise OSError(errno.ENOSPC, "full")
+        add(self, batch)
+
+    class Short:
+        """Memory for the tenth batch is short once somebody waits; then it waits for them."""
+
+        def __init__(self, sampler: featstore.NeighborSampler) -> None:
+            self._sampler = sampler
+
+        def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+            if index == 10:
+                wait_for_pause()
+                raise featstore.BudgetError("short", 1)
+            return self._sampler.sample(seeds, epoch=epoch, index=index)
+
+    monkeypatch.setattr(SampleWriter, "add", add_eight)
+    with featstore.open(tmp_path / "g", memory="64MB", threads=2) as g:
+        options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 4, "labels": None, "prefetch": 0}
+        with make_loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
+            iterator = iter(loader)
+            iterator.begin()  # type: ignore[attr-defined]
+            inspector = next(iter(loader._iterators))._run._inspector  # type: ignore[attr-defined]
+            next(iterator)
+            assert reached.wait(60)
+            waiting = threading.Thread(target=inspector.pause, daemon=True)
+            waiting.start()
+            waiting.join(60)
+            assert not waiting.is_alive()
+            over.set()  # the pause may have been too short to be seen
+            with pytest.raises(OSError, match="full"):
+                list(iterator)

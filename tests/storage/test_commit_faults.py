@@ -1,0 +1,465 @@
+"""Each system call of everything that commits fails in turn: what is there afterwards is the old or the new state, whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.errors import CommittedError
+from featstore.storage.catalog import read_catalog
+from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
+from featstore.storage.stripes import mark_of
+from featstore.storage.update import Update
+from featstore.testing.faults import Fault, run_in_child, sweep
+from tests.support.loaders import make_loader
+from tests.support.sampled import one_in
+from tests.system.test_faults import descriptors
+
+LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
+CACHE_BYTES = "20KB"
+N = {"old": 700, "new": 800}
+KEY = "drive/speed"
+IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
+
+
+def arrays(which: str) -> tuple[np.ndarray, np.ndarray]:
+    """Edges and features of one of two datasets, which differ in everything."""
+    n = N[which]
+    return np.random.default_rng(n).integers(0, n, (2, 5000)), np.full((n, 5), n, np.float32)
+
+
+def make(path: Path, which: str, overwrite: bool = False, **form: Any) -> None:
+    edges, x = arrays(which)
+    order = np.lexsort((edges[0], edges[1]))
+    indptr = np.searchsorted(edges[1][order], np.arange(N[which] + 1))
+    featstore.OutOfCoreGraph.create(
+        path, indptr, edges[0][order], {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="9MiB", progress=False, **form
+    ).close()
+
+
+def make_from_edges(path: Path, which: str, overwrite: bool = False) -> None:
+    edges, x = arrays(which)
+    featstore.OutOfCoreGraph.from_edge_index(
+        path, edges, N[which], {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="8MiB", progress=False
+    ).close()
+
+
+def opened(root: Path) -> featstore.OutOfCoreGraph:
+    return featstore.open(root / "g", memory="16MiB", backend="pread", threads=1)
+
+
+def save(root: Path, seed: int) -> None:
+    with opened(root) as g:
+        g.cache_neighbors(CACHE_BYTES, "random", seed=seed, save=True)
+
+
+def convert(root: Path, to: str) -> None:
+    form = {"csc": {"topology": "csc"}, "chunked": IN_CHUNKS, "stripes": {**IN_CHUNKS, "stripes": [root / "drive"]}}[to]
+    featstore.convert(root / "g", **form, memory="64MiB", progress=False)
+
+
+def keep(root: Path, value: int) -> None:
+    """As measured rates are kept."""
+    with Update(root / "g") as update:
+        update.add([], extra={KEY: {"value": value}})
+        update.commit()
+
+
+def pack(root: Path, seed: int, overwrite: bool) -> None:
+    with opened(root) as g:
+        sampler = featstore.NeighborSampler(g, fanouts=[3], seed=seed)
+        ids = np.arange(0, 600, 3)
+        featstore.sample_offline(
+            g, sampler, ids, 50, seed=seed, path=root / "p", overwrite=overwrite, threads=1, progress=False
+        ).close()
+
+
+def layout(root: Path) -> None:
+    with opened(root) as g:
+        make_loader(g, strategy="packed", pack=root / "p", features="x", labels="y", feature_cache=0.1).close()
+
+
+def read(root: Path) -> None:
+    with opened(root) as g:
+        check_rows(g)
+
+
+def verify(root: Path) -> None:
+    with opened(root) as g:
+        g.verify(progress=False)
+
+
+# -- what is there ---------------------------------------------------------------------------------------------------------------
+
+
+def check_rows(g: featstore.OutOfCoreGraph) -> str:
+    which = {n: name for name, n in N.items()}[g.num_nodes]
+    assert bool((g.features["x"][:] == g.num_nodes).all())
+    assert g.node_data["y"].tolist() == [g.num_nodes] * g.num_nodes
+    assert g.num_edges == 5000
+    return which
+
+
+def state(root: Path) -> tuple[Any, ...]:
+    """Open and verify everything in ``root``; return what says which of the states it is in."""
+    found: list[Any] = []
+    if os.path.lexists(root / "g"):
+        with opened(root) as g:
+            g.verify(progress=False)
+            found.append(check_rows(g))
+        catalog = read_catalog(root / "g")
+        found += [catalog.topology, sum("/" in name for name in catalog.files)]
+        found.append(json.dumps({key: catalog.extra.get(key) for key in ("cache/neighbors", KEY)}, sort_keys=True))
+        for seed in (1, 2):
+            with opened(root) as g:
+                g.cache_neighbors(CACHE_BYTES, "random", seed=seed)  # from the saved one, where that is this
+    if os.path.lexists(root / "p"):
+        with featstore.Pack(root / "p") as found_pack:
+            checked = found_pack.verify(progress=False)
+            assert not checked["others"]
+            found += [found_pack.record["seed"], checked["layouts"], checked["node_data"]]
+    return tuple(found)
+
+
+def named(root: Path) -> set[str]:
+    if not os.path.lexists(root / "g"):
+        return set()
+    catalog = read_catalog(root / "g")
+    return {name.partition("/")[0] for record in catalog.files.values() for name in (record.name, record.sums_name)}
+
+
+def leftovers(root: Path, before: Path) -> set[str]:
+    """Files that nothing names, and directories of builders; what was named ``before`` is swept once nobody reads it."""
+    found = set(os.listdir(root)) - {"g", "p", "drive"}
+    if os.path.lexists(root / "drive"):
+        found |= set(os.listdir(root / "drive")) - named(root) - named(before)
+    if os.path.lexists(root / "g"):
+        found |= set(os.listdir(root / "g")) - named(root) - named(before) - LOCKS - {"catalog.lmdb"}
+        found |= set(os.listdir(root / "g" / "catalog.lmdb")) - {"data.mdb"}
+    if os.path.lexists(root / "p"):
+        found |= {name for name in os.listdir(root / "p") if name.endswith((".tmp", ".partial"))}
+    return found
+
+
+# -- scenarios -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A call that is to fail, and what is there before.
+
+    ``commits``: the state is another one afterwards. ``goes_on``: the call does more than commit, which fails in its own way.
+    """
+
+    before: Callable[[Path], None]
+    call: Callable[[Path], None]
+    commits: bool = True
+    goes_on: bool = False
+
+
+def nothing(root: Path) -> None:
+    pass
+
+
+def an_old_dataset(root: Path) -> None:
+    make(root / "g", "old")
+
+
+def a_saved_cache(root: Path) -> None:
+    make(root / "g", "old")
+    save(root, 1)
+
+
+def a_drive(root: Path) -> None:
+    (root / "drive").mkdir()
+
+
+def chunks(root: Path) -> None:
+    a_drive(root)
+    make(root / "g", "old", **IN_CHUNKS)
+
+
+def stripes(root: Path) -> None:
+    a_drive(root)
+    make(root / "g", "old", **IN_CHUNKS, stripes=[root / "drive"])
+
+
+def a_pack(root: Path) -> None:
+    make(root / "g", "old")
+    pack(root, 1, False)
+
+
+SCENARIOS = {
+    "create": Scenario(nothing, lambda root: make(root / "g", "new")),
+    "replace": Scenario(an_old_dataset, lambda root: make(root / "g", "new", overwrite=True)),
+    "edges": Scenario(nothing, lambda root: make_from_edges(root / "g", "new")),
+    "edges replace": Scenario(an_old_dataset, lambda root: make_from_edges(root / "g", "new", overwrite=True)),
+    "create chunks": Scenario(nothing, lambda root: make(root / "g", "new", **IN_CHUNKS)),
+    "convert": Scenario(a_saved_cache, lambda root: convert(root, "chunked")),
+    "convert back": Scenario(chunks, lambda root: convert(root, "csc")),
+    "create stripes": Scenario(a_drive, lambda root: make(root / "g", "new", **IN_CHUNKS, stripes=[root / "drive"])),
+    "replace stripes": Scenario(stripes, lambda root: make(root / "g", "new", True, **IN_CHUNKS, stripes=[root / "drive"])),
+    "convert to stripes": Scenario(chunks, lambda root: convert(root, "stripes")),
+    "convert stripes back": Scenario(stripes, lambda root: convert(root, "csc")),
+    "open": Scenario(a_saved_cache, read, commits=False),
+    "verify": Scenario(a_saved_cache, verify, commits=False),
+    "save": Scenario(an_old_dataset, lambda root: save(root, 1)),
+    "save again": Scenario(a_saved_cache, lambda root: save(root, 2)),
+    "keep": Scenario(a_saved_cache, lambda root: keep(root, 1)),
+    "pack": Scenario(an_old_dataset, lambda root: pack(root, 1, False)),
+    "pack again": Scenario(a_pack, lambda root: pack(root, 2, True)),
+    "layout": Scenario(a_pack, layout, goes_on=True),
+    "verify pack": Scenario(a_pack, lambda root: featstore.Pack(root / "p").verify(progress=False) and None, commits=False),
+}
+
+
+def fresh(template: Path, root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(template, root, symlinks=True)
+    for link in root.glob("g/featstore-stripe-*"):  # as if the stripe had been made with this very link
+        link.unlink()
+        link.symlink_to(root / "drive" / link.name)
+        (mark,) = (root / "drive" / link.name).glob("owner-*")
+        mark.rename(mark.with_name(mark_of(os.fspath(link))))
+
+
+@contextlib.contextmanager
+def prepared(folder: str, name: str) -> Iterator[tuple[Scenario, Path, Path, tuple[Any, ...], tuple[Any, ...]]]:
+    """Make what is there before a scenario; yield it, and the states before and after the call."""
+    scenario, template, root = SCENARIOS[name], Path(folder) / "template", Path(folder) / "data"
+    template.mkdir()
+    scenario.before(template)
+    old = state(template)
+    fresh(template, root)
+    scenario.call(root)
+    new = state(root)
+    assert (new != old) == scenario.commits
+    assert not leftovers(root, template)
+    yield scenario, template, root, old, new
+
+
+def before_labels(name: str, new: Any) -> Any:
+    """Return the state where a layout is in place, and its labels will come with its next loader."""
+    return (*new[:-1], []) if name == "layout" else new
+
+
+def fail_calls(folder: str, name: str, operation: str, action: str, step: int) -> None:
+    """Fail every ``step``-th call of one operation in turn; in the child."""
+    with prepared(folder, name) as (scenario, template, root, old, new):
+        before = descriptors()
+        for fault in sweep(root, operation, action, step=step):
+            where = f"{name}: {operation} {fault.k}: {action}"
+            fresh(template, root)
+            error: BaseException | None = None
+            with fault:
+                try:
+                    scenario.call(root)
+                except (OSError, MemoryError) as caught:
+                    error = caught
+            if error is not None:
+                assert fault.fired, where
+                assert isinstance(error, OSError), (where, error)
+                assert error.errno == getattr(errno, action), (where, repr(error))
+                assert str(error.filename).startswith(str(root)), (where, repr(error))
+            found = state(root)
+            if isinstance(error, CommittedError):
+                assert found in (new, before_labels(name, new)), (where, found, old, new)
+                assert scenario.commits
+            elif error is not None:
+                assert found == old or (scenario.goes_on and found == new), (where, repr(error), found, old)
+            else:
+                assert found == new, (where, found, new)
+            if operation != "unlink":
+                assert not leftovers(root, template), (where, leftovers(root, template), repr(error))
+            error = None
+            assert descriptors(before) == before, where
+            if scenario.commits and found == old:
+                scenario.call(root)
+                assert state(root) == new, where
+            if os.path.lexists(root / "g"):
+                keep(root, 2)  # the next writer sweeps what could not be removed
+                swept = leftovers(root, root) - {entry for entry in os.listdir(root) if ".tmp-" in entry}
+                assert not swept, (where, swept)
+
+
+FAULTS = [
+    ("open", "EMFILE"),
+    ("open", "EIO"),
+    ("write", "ENOSPC"),
+    ("fsync", "EIO"),
+    ("fsync", "ENOSPC"),
+    ("rename", "EIO"),
+    ("rename", "ENOSPC"),
+    ("read", "EIO"),
+    ("close", "EIO"),
+    ("flock", "EIO"),
+    ("mkdir", "ENOSPC"),
+    ("unlink", "EIO"),
+]
+STRIPED = ("create stripes", "replace stripes", "convert to stripes", "convert stripes back")
+READS_ONLY, IN_PLACE = ("open", "verify", "verify pack"), ("save", "save again", "keep")
+NEVER = {  # operations that a scenario has none of
+    **{name: {"write", "fsync", "rename", "mkdir", "unlink"} for name in READS_ONLY},
+    **{name: {"mkdir", "unlink"} for name in IN_PLACE},
+    **{name: {"mkdir"} for name in ("convert", "convert back", "convert stripes back")},
+    # Where nothing was before, nothing is removed.
+    **{name: {"unlink"} for name in ("create", "create chunks", "create stripes", "edges", "pack")},
+}
+CASES = [(name, *fault) for name in SCENARIOS for fault in FAULTS if fault[0] not in NEVER.get(name, ())]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_every_failing_call(case: tuple[str, str, str], tmp_path: Path) -> None:
+    run_in_child(fail_calls, str(tmp_path), *case, 1, faults=True, timeout_s=1800)
+
+
+def fail_some(folder: str, cases: list[list[Any]]) -> None:
+    """A sample, in one child."""
+    for number, (name, operation, action, step) in enumerate(cases):
+        where = Path(folder) / str(number)
+        where.mkdir()
+        fail_calls(str(where), name, operation, action, step)
+
+
+SAMPLE = [
+    ("save", "rename", "ENOSPC", 1),
+    ("save", "fsync", "EIO", 1),
+    ("save again", "open", "EMFILE", 30),
+    ("replace", "rename", "EIO", 14),
+    ("replace", "flock", "EIO", 4),
+    ("create", "close", "EIO", 26),
+    ("create chunks", "write", "ENOSPC", 18),
+    ("convert", "fsync", "EIO", 8),
+    ("convert", "unlink", "EIO", 5),
+    ("convert back", "rename", "ENOSPC", 3),
+    ("create stripes", "fsync", "EIO", 10),
+    ("replace stripes", "unlink", "EIO", 10),
+    ("convert to stripes", "mkdir", "ENOSPC", 1),
+    ("convert to stripes", "open", "EMFILE", 18),
+    ("convert stripes back", "unlink", "EIO", 3),
+    ("keep", "fsync", "EIO", 1),
+    ("pack again", "fsync", "EIO", 4),
+    ("layout", "rename", "EIO", 3),
+]
+
+
+def test_some_failing_calls(tmp_path: Path) -> None:
+    run_in_child(fail_some, str(tmp_path), SAMPLE, faults=True)
+
+
+# -- after the commit ------------------------------------------------------------------------------------------------------------
+
+
+def after_saves_renames(folder: str) -> None:
+    for operation, action in (("open", "EMFILE"), ("open", "EIO"), ("fsync", "EIO"), ("fsync", "ENOSPC")):
+        root = Path(folder) / f"{operation}-{action}"
+        root.mkdir()
+        after_a_saves_rename(root, operation, action)
+
+
+def after_a_saves_rename(root: Path, operation: str, action: str) -> None:
+    """Fail what follows the catalog's rename: the directory's open or fsync; in the child."""
+    make(root / "g", "old")
+    with opened(root) as g:
+        real = os.rename
+
+        def rename(source: str, target: str) -> None:
+            real(source, target)
+            if str(target).endswith("data.mdb"):
+                fault.__enter__()
+
+        fault = Fault(root, operation, action)
+        os.rename = rename
+        try:
+            with pytest.raises(CommittedError, match="is in place") as caught:
+                g.cache_neighbors(CACHE_BYTES, "random", seed=1, save=True)
+        finally:
+            os.rename = real
+            fault.__exit__(None, None, None)
+        assert fault.fired == 1
+        assert caught.value.errno == getattr(errno, action)
+        assert caught.value.filename == str(root / "g" / "catalog.lmdb")
+        assert caught.value.path == str(root / "g" / "catalog.lmdb" / "data.mdb")
+        assert g.neighbor_cache is not None
+    assert not leftovers(root, root)
+    catalog = read_catalog(root / "g")
+    assert catalog.extra["cache/neighbors"]["seed"] == 1
+    assert state(root)[0] == "old"
+
+
+def test_what_follows_the_catalogs_rename_removes_nothing_that_it_names(tmp_path: Path) -> None:
+    run_in_child(after_saves_renames, str(tmp_path), faults=True)
+
+
+@pytest.mark.parametrize(
+    "name", one_in(2, ["save", "save again", "keep", "create", "replace", "pack again", "layout", *reversed(STRIPED)])
+)
+def test_ctrl_c_after_any_step_leaves_the_old_or_the_new(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rename, fsync and removal in turn is done, and then Ctrl-C comes."""
+    with prepared(str(tmp_path), name) as (scenario, template, root, old, new):
+        k, seen, fired = 0, set(), True
+        while fired:
+            k, count, fired = k + 1, 0, False
+            fresh(template, root)
+
+            def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+                def call(*arguments: Any, **options: Any) -> Any:
+                    nonlocal count, fired
+                    result = real(*arguments, **options)
+                    count += 1
+                    if count == k:
+                        fired = True
+                        raise KeyboardInterrupt
+                    return result
+
+                return call
+
+            with monkeypatch.context() as patch:
+                for each in ("rename", "fsync", "unlink"):
+                    patch.setattr(os, each, wrap(getattr(os, each)))
+                with contextlib.suppress(KeyboardInterrupt):
+                    scenario.call(root)
+            found = state(root)
+            assert found in (old, new, before_labels(name, new)), (k, found)
+            seen.add(found == new)
+        assert found == new
+        assert seen == {False, True}
+
+
+def test_an_error_after_create_says_that_the_dataset_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("featstore.graph.opendataset.open_files", refuse)
+        with pytest.raises(CommittedError, match="complete and in place, but opening it failed: Too many open files") as caught:
+            make(tmp_path / "g", "new")
+    error = caught.value
+    assert (error.errno, error.filename, error.path) == (errno.EMFILE, str(tmp_path / "g"), str(tmp_path / "g"))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.errno, copy.path) == (str(error), error.errno, error.path)
+    assert state(tmp_path)[0] == "new"
+
+
+def test_a_budget_that_cannot_open_what_was_made_says_that_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from featstore.creation import build
+
+    monkeypatch.setattr(build, "_LEAST_MEMORY", 0)
+    x = np.zeros((2, 2))
+    with pytest.raises(featstore.BudgetError, match="complete and in place, but opening it failed") as caught:
+        featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 0, 0], [], {"x": x}, memory=1000, progress=False)
+    assert caught.value.needed is not None
+    featstore.open(tmp_path / "g", memory="8MiB").close()

@@ -1,0 +1,178 @@
+"""Neighbour lists that a loader without options keeps in memory: all, some or none, on loan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.config import format_size
+from featstore.graph.neighborcache import NeighborCache
+from featstore.storage.drive import DriveSpeed
+from featstore.strategies.lists import Lists
+from featstore.strategies.memory import Memory
+from featstore.topology.base import huge_bytes
+from tests.support.graphs import make_graph
+
+N = 20_000
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """2.4 MB of lists, and rows of a byte."""
+    indptr, indices = make_graph(N, 30.0)
+    path = tmp_path_factory.mktemp("wide") / "graph"
+    x = np.arange(N, dtype=np.uint8).reshape(N, 1)
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
+    return SimpleNamespace(path=path, indptr=indptr, indices=indices)
+
+
+def load(g: featstore.OutOfCoreGraph, sampler: Any = None, **options: Any) -> featstore.Loader:
+    return featstore.Loader(g, sampler or featstore.NeighborSampler(g, [4, 3]), np.arange(600), 50, **options)
+
+
+def test_sampling_reads_nothing_without_an_option(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB", threads=1) as g:
+        sampler = featstore.NeighborSampler(g, [4, 3])
+        with load(g, sampler, strategy=featstore.OnDemand()) as loader:
+            expected = [batch.x.clone() for batch in loader]
+            assert g.neighbor_cache is None
+        assert (read := sampler.stats()["edge_rows_read"]) > 0
+        with load(g, sampler) as loader:
+            cache = g.neighbor_cache
+            assert isinstance(cache, NeighborCache)
+            assert cache.whole
+            assert g.budget.report().holders["neighbor cache"].on_loan_bytes == g.memory_report()["neighbor cache"]
+            first = sampler.stats()["edge_rows_read"]  # a batch was sampled to be measured
+            assert all(torch.equal(batch.x, x) for batch, x in zip(loader, expected, strict=True))
+            assert sampler.stats()["edge_rows_read"] == first < 2 * read
+        with load(g, sampler):
+            assert g.neighbor_cache is cache  # another loader's
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_lists_that_are_kept_by_hand_stay(small: SimpleNamespace, cached: bool) -> None:
+    with featstore.open(small.path, memory="64MiB", threads=1) as g:
+        g.cache_neighbors("16KiB")
+        mine = g.neighbor_cache
+        if cached:
+            g.cache("x", 0.1)
+        with load(g):
+            assert g.neighbor_cache is mine
+        g.cache_neighbors(0)
+        with load(g):  # also beside a cache of rows that was made by hand
+            assert g.neighbor_cache is not None
+            assert g.neighbor_cache.whole
+
+
+def test_numbers_of_edges_are_kept_for_samplers_that_want_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 500, (2, 4000))
+    x = rng.random((500, 4), np.float32)
+    with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, 500, {"x": x}, progress=False, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [3], edges=True)
+        with featstore.Loader(g, sampler, np.arange(300), 50):
+            assert g.neighbor_cache is not None
+            assert g.neighbor_cache.edge_ids is not None
+
+
+def test_memory_that_others_need_is_given_back(small: SimpleNamespace) -> None:
+    """Not while a batch is being sampled with it: its arrays would stay."""
+    with featstore.open(small.path, memory="64MiB", threads=1) as g:
+        with load(g, features=()):
+            pass
+        with featstore.NeighborSampler(g, [2]).scratch(1) as scratch:
+            assert scratch.cache is not None
+            with pytest.raises(featstore.BudgetError), g.budget.reserve("others", g.budget.available + 4096):
+                pass
+            assert g.neighbor_cache is scratch.cache
+        with g.budget.reserve("others", g.budget.available + 4096):
+            assert g.neighbor_cache is None
+            assert "neighbor cache" not in g.memory_report()
+        with load(g, features=()):
+            assert g.neighbor_cache is not None
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [(8 / 7 + 0.02, "whole"), (8 / 7 - 0.02, "some"), (0.4, "some"), (0.2, "none")],
+)
+@pytest.mark.parametrize("sampler", [featstore.NeighborSampler, featstore.EpochSampler])
+def test_how_many_lists_are_kept(
+    wide: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, room: float, kept: str, sampler: Any
+) -> None:
+    """All in seven eighths of what caches may take; else those that fit there, if they are an eighth of all."""
+    with featstore.open(wide.path, memory="64MiB", threads=1) as g:
+        whole = NeighborCache.whole_bytes(g.topology)
+        table = huge_bytes(8 * N)
+        assert 1 / 15 < table / whole < 1 / 13
+        n_bytes = int(room * whole)
+        monkeypatch.setattr(Memory, "left_for_caches", lambda *_: (n_bytes, 1))
+        with load(g, sampler(g, [4, 3]), strategy=featstore.Auto(cache=None)) as loader:
+            cache, said = g.neighbor_cache, loader.stats()["auto"]["lists"]
+        text = f"{format_size(int(7 / 8 * n_bytes))} of {format_size(whole)} in memory"
+        assert said == ("all in memory" if kept == "whole" else text) or (cache is None and said.startswith("on the drive"))
+        if kept == "none" or (kept == "some" and sampler is featstore.EpochSampler):  # which reads lists in sequence
+            assert cache is None
+        else:
+            assert cache is not None
+            assert cache.whole == (kept == "whole")
+            assert cache.nbytes <= int(7 / 8 * n_bytes)
+            assert cache.n_cached > N // 10
+
+
+def test_a_few_lists_that_do_not_fit_cost_little(wide: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just below the memory in which all fit, nearly all that are asked for are there; beside a loader that keeps none."""
+    read = []
+    for room in (8 / 7 + 0.02, 8 / 7 - 0.02, 0.3):
+        with featstore.open(wide.path, memory="64MiB", threads=1) as g:
+            n_bytes = int(room * NeighborCache.whole_bytes(g.topology))
+            monkeypatch.setattr(Memory, "left_for_caches", lambda *_: (n_bytes, 1))
+            sampler = featstore.NeighborSampler(g, [4, 3])
+            with load(g, sampler, strategy=featstore.Auto(cache=None)) as loader:
+                before = sampler.stats()["edge_rows_read"]
+                for _ in loader:
+                    pass
+                read.append(sampler.stats()["edge_rows_read"] - before)
+    assert read[0] == 0 <= read[1] < read[2] / 100
+
+
+def test_lists_are_left_on_disk_where_little_is_sampled(wide: SimpleNamespace) -> None:
+    with featstore.open(wide.path, memory="64MiB", threads=1) as g:
+        for epochs, kept in ((1, False), (10_000, True)):
+            sampler = featstore.NeighborSampler(g, [2])
+            with featstore.Loader(g, sampler, np.arange(4), 4, strategy=featstore.Auto(epochs=epochs)):
+                assert (g.neighbor_cache is not None) == kept
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_lists_are_given_up_where_rows_use_their_memory_better(
+    wide: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """An epoch is estimated with all lists, with some and with none: by what reading the others takes, and what rows save."""
+    path, x = tmp_path / "graph", np.zeros((N, 1024), np.uint8)
+    featstore.OutOfCoreGraph.create(path, wide.indptr, wide.indices, {"x": x}, progress=False).close()
+    tried = []
+
+    def costs(lists: Lists, n_bytes: int, *_: Any) -> float:
+        tried.append(n_bytes)
+        return seconds * (lists.held - n_bytes) / lists.whole
+
+    monkeypatch.setattr(Lists, "more_read_s", costs)
+    # Rows cost seconds: by what the machine measures just then, they are at times as cheap as drawing, and all choices are one.
+    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: DriveSpeed(1000.0, 1e7, 1e7))
+    with featstore.open(path, memory="12MiB", threads=1) as g:
+        whole = NeighborCache.whole_bytes(g.topology)
+        sampler = featstore.NeighborSampler(g, [4, 3])
+        with load(g, sampler) as loader:
+            said = loader.stats()["auto"]["lists"]
+            assert len([batch.x.shape for batch in loader]) == 12
+        assert (said == "all in memory") == bool(seconds)
+        assert "of 2.11 MiB" in said or "rows and plans use the memory better" in said or seconds
+        assert tried[0] == 0
+        assert whole // 4 < tried[-1] < tried[-2] < tried[-3] < whole

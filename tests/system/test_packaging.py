@@ -1,0 +1,165 @@
+"""The sdist builds a wheel in isolation, the wheel holds what it must and works; modules are rebuilt for their own headers."""
+
+from __future__ import annotations
+
+import email
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import Cython.Build
+import pytest
+import setuptools
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = (".git", ".venv", "build", "dist", "demo", "*.egg-info", "*.so", ".*_cache", ".hypothesis", "__pycache__")
+MODULES = sorted(
+    path.relative_to(ROOT / "src_cython").with_suffix("").as_posix() for path in (ROOT / "src_cython").rglob("*.pyx")
+)
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run a command that must succeed, outside any influence of the tree that the tests run in; return what it printed."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "FEATSTORE_BUILD", "LD_PRELOAD")}
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, cwd=cwd, env=env | environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An sdist of the tree, and a wheel made from that sdist, each in an environment of its own: (sdist, wheel).
+
+    Compiled without optimization, by a compiler that takes the last of its ``-O`` options: that is most of a build's time, and
+    the modules that all other tests use were built with it.
+    """
+    folder = tmp_path_factory.mktemp("packaging")
+    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
+    compiler = folder / "cc"
+    compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC")} "$@" -O0\n')
+    compiler.chmod(0o755)
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "tree", cwd=folder, CC=str(compiler))
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment with nothing but the wheel; the dependencies are lent by this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", built[1], cwd=folder)
+    (site,) = (folder / "env" / "lib").glob("python*/site-packages")
+    # A path file adds the folder without running the path files in it, so the editable install there stays out.
+    (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"])
+    return python
+
+
+def test_sdist_holds_the_sources(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[0]) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    wanted = {
+        "setup.py",
+        "pyproject.toml",
+        "Makefile",
+        "constraints.txt",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        ".ci/run",
+        ".stubtest-allowlist",
+    }
+    kinds = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".md", ".toml", ".typed"}
+    for folder in ("featstore", "src_cython", "tests", "docs", "benchmarks", "examples"):
+        paths = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+        wanted |= {path.as_posix() for path in paths if not {"build", "__pycache__"} & set(path.parts)}
+    assert not wanted - names
+    assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith("build/")]
+
+
+def test_wheel_holds_modules_stubs_and_no_sources(built: tuple[Path, Path]) -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    with zipfile.ZipFile(built[1]) as archive:
+        names = set(archive.namelist())
+    assert MODULES
+    for module in MODULES:
+        assert f"{module}{suffix}" in names
+        assert f"{module}.pyi" in names
+    python = {path.relative_to(ROOT).as_posix() for path in (ROOT / "featstore").rglob("*.py")}
+    assert python | {"featstore/py.typed"} <= names
+    assert {name.split("/")[0] for name in names} == {"featstore", "-".join(built[1].name.split("-")[:2]) + ".dist-info"}
+    assert not [name for name in names if name.endswith((".pyx", ".pxd", ".h"))]
+
+
+def test_wheel_metadata(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as archive:
+        (info,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(info))
+        entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
+        licence = archive.read(info.replace("METADATA", "licenses/LICENSE")).decode()
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert licence == (ROOT / "LICENSE").read_text()
+    requirements = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
+    assert sorted(line.split(">")[0] for line in requirements) == ["lmdb", "numpy", "psutil", "torch", "tqdm", "xxhash"]
+    assert not [line for line in requirements if "==" in line]  # ranges only: an application pins, a library does not
+    assert "featstore = featstore.cli.main:main" in entry_points
+
+
+def test_installed_wheel_works(installed: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys, numpy, featstore
+assert featstore.__file__.startswith({str(installed.parent.parent)!r}), featstore.__file__
+x = numpy.arange(12, dtype=numpy.float32).reshape(4, 3)
+indptr, indices = numpy.array([0, 1, 2, 2, 4]), numpy.array([1, 2, 0, 3])
+featstore.OutOfCoreGraph.create("g", indptr, indices, features={{"x": x}}, progress=False).close()
+with featstore.open("g", memory="64MiB") as g:
+    assert g.features["x"][[3, 0]].tolist() == x[[3, 0]].tolist()
+print("works")
+"""
+    assert run(installed, "-W", "error", "-c", program, cwd=tmp_path).endswith("works\n")
+
+
+def test_installed_command_line(installed: Path, tmp_path: Path) -> None:
+    shown = run(installed.parent / "featstore", "--help", cwd=tmp_path)
+    for command in ("create", "info", "verify", "train", "bench"):
+        assert command in shown
+
+
+def test_modules_depend_on_the_headers_that_they_are_compiled_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own and those of .pxd files, on others that the compiler says these include, and on no more."""
+    found: dict[str, set[str]] = {}
+
+    def setup(*, ext_modules: list[setuptools.Extension], **_: object) -> None:
+        found.update({each.name.rpartition(".")[2]: {Path(name).name for name in each.depends} for each in ext_modules})
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "setup", setup)
+    monkeypatch.setattr(Cython.Build, "cythonize", lambda extensions, **_: extensions)
+    runpy.run_path("setup.py")
+    assert {Path(module).name for module in MODULES} == found.keys() - {"_shared"}
+    core = ROOT / "src_cython" / "featstore" / "_core"
+    headers = sorted(path.name for path in core.glob("*.h"))
+    compiler, include = sysconfig.get_config_var("CC").split(), sysconfig.get_paths()["include"]
+    rules = run(*compiler, "-MM", "-isystem", include, *headers, cwd=core).replace("\\\n", "").splitlines()
+    included = dict(zip(headers, ({Path(name).name for name in rule.partition(":")[2].split()} for rule in rules), strict=True))
+    assert set().union(*found.values()) == set(headers)
+    for module, depends in found.items():
+        assert depends == set().union(*(included[header] for header in depends)), module
+    assert found["prefix"] == set()
+    assert found["belady"] == {"bits.h"}  # of bits.pxd
+    assert found["rows"] == {"rowcopy.h", "threads.h"}  # of its .pxd files
+    assert found["sampler"] == included["sampler.h"] > {"sampler.h", "draws.h"}  # of its own sampler.pxd, too
+    assert found["checksum"] < included["pagestream.h"] < found["stream"]  # of the .pxd files of its .pxd file
