@@ -11,6 +11,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path("src_cython")
 SHARED = "featstore._core._shared"  # Cython's memoryview code, once for all modules instead of 1 MB in each
@@ -26,24 +27,28 @@ MODES = {
     ),
     "tsan": (["-fsanitize=thread", "-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer"], ["-fsanitize=thread"]),
 }
-USES = re.compile(r'^(?:#include|cdef extern from) "(\w+\.h)"|^from featstore\._core\.(\w+) cimport', re.MULTILINE)
+USES = re.compile(r'^ *(?:#include|cdef extern from) "(?:kernels/)?(\w+\.h)"|^from featstore\._core\.(\w+) cimport', re.MULTILINE)
 WARNINGS = ["-Wall", "-Wno-unused-function", "-Wno-sign-compare"]
 if MODE not in MODES:
     raise SystemExit(f"FEATSTORE_BUILD={MODE!r} is not one of {sorted(MODES)}")
 compile_args, link_args = MODES[MODE]
 checked = MODE in ("debug", "asan", "tsan")
+# Sums and products round one by one, as in Python: the same on every processor.
+C_ARGS = ["-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden", *WARNINGS, *compile_args]
 
 
-def headers(source: Path) -> list[str]:
-    """Return the headers beside ``source`` that it is compiled with: its own, those of its .pxd files, and what these include."""
+def uses(source: Path) -> list[str]:
+    """Return what ``source`` is built anew with: the kernels that it and its .pxd files name, and those that these include."""
+    kernels = ROOT / "featstore" / "_core" / "kernels"
     found, todo = set(), {source, source.with_suffix(".pxd")}
     while todo:
         path = todo.pop()
         found.add(path)
         if path.exists():
-            used = {path.with_name(header or f"{module}.pxd") for header, module in USES.findall(path.read_text())}
-            todo |= used - found
-    return sorted(str(path) for path in found if path.suffix == ".h" and path.exists())
+            for header, module in USES.findall(path.read_text()):
+                used = {kernels / header, (kernels / header).with_suffix(".c")} if header else {source.with_name(f"{module}.pxd")}
+                todo |= used - found
+    return sorted(str(path) for path in found if path.parent == kernels and path.exists())
 
 
 def extension(name: str, source: Path) -> Extension:
@@ -52,14 +57,23 @@ def extension(name: str, source: Path) -> Extension:
         name,
         [str(source)],
         include_dirs=[str(source.parent)],
-        depends=headers(source),
-        # Sums and products round one by one, as in Python: the same on every processor.
-        extra_compile_args=["-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden", *WARNINGS, *compile_args],
+        depends=uses(source),
+        extra_compile_args=C_ARGS,
         extra_link_args=["-pthread", *link_args],
         define_macros=[("CYTHON_TRACE_NOGIL", "1")] if MODE == "trace" else [],
     )
 
 
+class BuildExt(build_ext):
+    """Builds the library of kernels first, which the modules link."""
+
+    def run(self) -> None:
+        """Build both."""
+        self.run_command("build_clib")
+        super().run()
+
+
+kernels, headers = (sorted(str(path) for path in ROOT.rglob(f"kernels/*.{kind}")) for kind in "ch")
 extensions = [extension(".".join(path.relative_to(ROOT).with_suffix("").parts), path) for path in sorted(ROOT.rglob("*.pyx"))]
 if extensions:
     extensions.append(
@@ -67,11 +81,14 @@ if extensions:
     )
 
 setup(
+    cmdclass={"build_ext": BuildExt},
+    libraries=[("featstore_kernels", {"sources": kernels, "obj_deps": {"": headers}, "cflags": C_ARGS})] if kernels else [],
     ext_modules=cythonize(
         extensions,
         include_path=[str(ROOT)],
         build_dir=f"build/cython-{MODE}",
         force=MODE != "release",
+        nthreads=len(os.sched_getaffinity(0)),
         shared_utility_qualified_name=SHARED,
         compiler_directives={
             "language_level": 3,

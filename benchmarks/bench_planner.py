@@ -21,7 +21,7 @@ from r22 import Workload, generate
 import featstore
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
-from featstore.cache.planned import NextAccess, Window
+from featstore.cache.planned import Horizon, NextAccess
 from featstore.plan.planfile import write_bytes, write_plan
 from featstore.plan.trace import Trace, record
 from featstore.storage.sections import SectionWriter
@@ -31,14 +31,14 @@ FANOUTS = [10, 10, 10]
 SHARES = (0.05, 0.1, 0.2)
 
 
-def plan_seconds(window: Window, capacity: int, folder: Path) -> float:
-    """CPU seconds of the process to plan a window and write its changesets to a run file, as a superbatch's are."""
+def plan_seconds(horizon: Horizon, capacity: int, folder: Path) -> float:
+    """CPU seconds of the process to plan a horizon and write its changesets to a run file, as a superbatch's are."""
     policy = Belady()
-    policy.start(capacity, PolicyContext(window.n, 1))
+    policy.start(capacity, PolicyContext(horizon.n, 1))
     start = time.process_time()
-    longest = int(np.diff(window.offsets).max())
+    longest = int(np.diff(horizon.offsets).max())
     with SectionWriter(folder / "plan", "plan", direct=write_bytes(longest)) as writer:
-        for planned in policy.plan(window):
+        for planned in policy.plan(horizon):
             write_plan(writer.append, planned)
         file = writer.finish()
     seconds = time.process_time() - start
@@ -46,10 +46,10 @@ def plan_seconds(window: Window, capacity: int, folder: Path) -> float:
     return seconds
 
 
-def csr_seconds(window: Window) -> float:
+def csr_seconds(horizon: Horizon) -> float:
     """CPU seconds to build the CSR form of the next accesses alone, as the paper does first."""
     start = time.process_time()
-    NextAccess(window)
+    NextAccess(horizon)
     return time.process_time() - start
 
 
@@ -60,16 +60,16 @@ def speed(args: argparse.Namespace, report: Report, trace: Trace, _: Workload, f
 
     system: dict[str, list[float]] = {"memory": [], "disk": []}
 
-    def rate(side: str, window: Window) -> float:
+    def rate(side: str, horizon: Horizon) -> float:
         before = getrusage(RUSAGE_SELF).ru_stime
-        seconds = plan_seconds(window, trace.n // 10, folder)
+        seconds = plan_seconds(horizon, trace.n // 10, folder)
         system[side].append(round((getrusage(RUSAGE_SELF).ru_stime - before) / seconds, 3))
         return trace.n_accesses / seconds
 
     sides = {
-        "memory": lambda: rate("memory", trace.window()),
-        "disk": lambda: rate("disk", on_disk.window()),
-        "csr": lambda: trace.n_accesses / csr_seconds(trace.window()),
+        "memory": lambda: rate("memory", trace.horizon()),
+        "disk": lambda: rate("disk", on_disk.horizon()),
+        "csr": lambda: trace.n_accesses / csr_seconds(trace.horizon()),
     }
     # The first round touches memory that the machine may have to get from its host.
     results = alternate(args.runs, sides, warm_up=1)
@@ -156,7 +156,7 @@ def growth(args: argparse.Namespace, report: Report, _: Trace, __: Workload, fol
         offsets = np.cumsum([0] + [len(ids) for ids in batches[:count]]).astype(np.int64)
         reset_peak()
         before = status("VmRSS")
-        seconds = plan_seconds(Window(n, offsets, batches.__getitem__, count), n // 10, folder)
+        seconds = plan_seconds(Horizon(n, offsets, batches.__getitem__, count), n // 10, folder)
         if count == many:
             grown.append((status("VmHWM") - before) / int(offsets[-1]))
         return seconds / int(offsets[-1])

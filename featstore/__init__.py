@@ -39,6 +39,7 @@ __all__ = [
     "Ginex",
     "GraphStream",
     "History",
+    "Horizon",
     "LaborSampler",
     "LayerSampler",
     "Loader",
@@ -74,7 +75,6 @@ __all__ = [
     "Streamed",
     "Superbatch",
     "VersionError",
-    "Window",
     "Workload",
     "available_partitioners",
     "available_policies",
@@ -94,10 +94,10 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # to whom every name would be known
+if not TYPE_CHECKING:  # for a type checker a module __getattr__ would define every name
 
     def __getattr__(name: str) -> Any:
-        """Import everything when a name is first asked for: torch takes seconds, and the command line may need it never."""
+        """Import all public names at the first access: importing torch takes seconds, and the command line may not need it."""
         if name == "__version__":
             from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""One-line advice where the compiled modules are not those of these sources."""
+"""One-line advice for an import error if the compiled modules do not match these sources."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["importing"]
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Context manager of imports: a compiled module that is missing, or lacks a name, is said with what to do.
+    """Add advice to the ImportError of a compiled module that is missing or lacks a name; a context manager for imports.
 
     Raises
     ------
     ImportError
-        From the import's own error, which names the module.
+        Raised from the original error, which names the module.
     """
     try:
         yield

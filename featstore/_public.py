@@ -1,4 +1,4 @@
-"""The public names, imported: what :mod:`featstore` has from its first use on; ``as`` exports them to type checkers."""
+"""The public names, which :mod:`featstore` imports at its first use; ``as`` exports them to type checkers."""
 
 # ruff: noqa: I001
 
@@ -15,7 +15,7 @@ from featstore.cache.planned import (
     NextAccess as NextAccess,
     PlannedBatch as PlannedBatch,
     PlannedPolicy as PlannedPolicy,
-    Window as Window,
+    Horizon as Horizon,
 )
 from featstore.errors import (
     BudgetError as BudgetError,

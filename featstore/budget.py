@@ -1,4 +1,4 @@
-"""The memory ledger: who holds how many bytes of a budget, who lends some, and who needs how many at the least."""
+"""The memory ledger: the bytes of a budget by holder, the loans of holders, and the least needs of workers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["Budget", "HeldMemory", "Living", "Loan", "MemoryReport", "Reservatio
 
 T = TypeVar("T")
 
-DEAR = 101  # what a loan costs that is missed for the rest of an epoch: who can wait for other memory does
+DEAR = 101  # cost of a loan whose loss slows the rest of an epoch; a reservation that can wait spares such loans
 
 
 class Living(Generic[T]):
-    """The objects that were added and still live; keeps none alive. Thread-safe.
+    """The added objects that still live, held by weak references. Thread-safe.
 
-    As ``weakref.WeakSet``, but a death runs no Python code: Ctrl-C while objects are collected would be lost in it.
+    The class is like ``weakref.WeakSet``, but the death of an object runs no Python code, in which Ctrl-C would be lost.
     """
 
     def __init__(self) -> None:
         self._refs: dict[weakref.ref[T], None] = {}
 
     def add(self, each: T) -> None:
-        """Add an object; it compares by identity."""
+        """Add an object, which compares by identity."""
         self._refs[weakref.ref(each, self._refs.pop)] = None
 
     def __iter__(self) -> Iterator[T]:
-        # A copy: objects may die meanwhile.
+        # A copy, as objects may die meanwhile.
         return iter([each for ref in self._refs.copy() if (each := ref()) is not None])
 
 
@@ -47,23 +47,23 @@ _BUDGETS: Living[Budget] = Living()
 
 def _after_fork() -> None:
     for budget in _BUDGETS:
-        budget._renew_lock()  # another thread of the parent may have held it
-        budget._workers = Living()  # the parent's loaders work there
+        budget._renew_lock()  # another thread of the parent may have held the lock
+        budget._workers = Living()  # the loaders belong to the parent
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 class Worker(Protocol):
-    """Who needs memory beside what it holds under names of its own."""
+    """An object, such as a loader, that needs memory beside its reservations."""
 
     def required(self, *, idle: bool) -> int:
-        """Count the least bytes that it needs now; with ``idle`` those that it will need, though it rests."""
+        """Count the least bytes that the worker needs now; with ``idle``, the bytes it will need even if it rests now."""
         ...
 
 
 class Loan:
-    """Memory that its holder gives back where another reservation does not fit; made by :meth:`Budget.lend`."""
+    """Memory that its holder gives back if another reservation does not fit; made by :meth:`Budget.lend`."""
 
     def __init__(
         self,
@@ -75,18 +75,19 @@ class Loan:
     ) -> None:
         self.cost, self._of = cost, of
         self._budget = budget
-        # The ledger keeps no holder alive: a lost holder's loan is over. Not a WeakMethod, whose death runs Python code.
+        # The ledger does not keep holders alive; the loan of a dead holder has no bytes. A WeakMethod would run Python code
+        # when it dies.
         sizes, gives_back = cast(MethodType, size), cast(MethodType, give_back)
         self._holder = weakref.ref(sizes.__self__)
         self._size, self._give_back = sizes.__func__, gives_back.__func__
         self.renew()
 
     def renew(self) -> None:
-        """Note that the holder, which had nothing on loan, is about to lend: seconds on loan count from now."""
+        """Restart the count of seconds on loan; a holder calls this when it begins to lend after it had lent nothing."""
         self.since = time.monotonic()
 
     def by_holder(self) -> Mapping[str, int]:
-        """Count :attr:`n_bytes` by the names under which they are reserved; none where nothing is on loan."""
+        """Count the bytes on loan by the holders that reserve them; empty if nothing is on loan."""
         n_bytes = self.n_bytes
         if not n_bytes:
             return {}
@@ -101,12 +102,12 @@ class Loan:
         return 0 if holder is None else int(self._size(holder))
 
     def give_back(self, n_bytes: int) -> int:
-        """Ask the holder for ``n_bytes``; return how many it has released."""
+        """Ask the holder to release ``n_bytes``; return the number of released bytes."""
         holder = self._holder()
         return 0 if holder is None else int(self._give_back(holder, n_bytes))
 
     def end(self) -> None:
-        """Lend no longer; may be called again."""
+        """End the loan; may be called again."""
         self._budget._end_loan(self)
 
 
@@ -119,9 +120,9 @@ class HeldMemory:
     bytes : int
         Bytes held.
     on_loan_bytes : int
-        Those of them that the holder gives back where another reservation does not fit.
+        Held bytes that the holder gives back if another reservation does not fit.
     on_loan_s : float
-        Seconds for which the holder has had memory on loan without a break, the longest of its loans; 0 where nothing is on loan.
+        Seconds since the holder began to lend without a break, for the longest of its loans; 0 if nothing is on loan.
     """
 
     bytes: int
@@ -131,12 +132,12 @@ class HeldMemory:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MemoryReport(Mapping[str, int]):
-    """The bytes of a budget by holder, largest first: a mapping of str to int, taken at one moment. Prints as a table.
+    """The bytes of a budget by holder, largest first: a mapping of str to int, taken at one moment, which prints as a table.
 
     Parameters
     ----------
     holders : dict of str to HeldMemory
-        The same holders, each with its bytes on loan and the seconds since they were lent.
+        The holders, each with its bytes, its bytes on loan and the seconds since they were lent.
     total : int
         The budget in bytes.
     peak : int
@@ -163,12 +164,12 @@ class MemoryReport(Mapping[str, int]):
 
     @property
     def available(self) -> int:
-        """Bytes that nobody holds."""
+        """Bytes that no holder has."""
         return self.total - self.used
 
     @property
     def on_loan(self) -> int:
-        """Bytes held that their holders would give back."""
+        """Held bytes that their holders would give back."""
         return sum(each.on_loan_bytes for each in self.holders.values())
 
     def __repr__(self) -> str:
@@ -185,18 +186,18 @@ class MemoryReport(Mapping[str, int]):
 
 
 class Budget:
-    """The ledger of one memory budget: who holds how many of its bytes. Thread-safe.
+    """The ledger of one memory budget, with the bytes of each holder. Thread-safe.
 
-    A holder that can do with less lends the rest (:meth:`lend`). Where a reservation does not fit, the ledger takes loans back,
-    cheapest first, so that nothing is refused while a loan is out. A holder's ``give_back`` runs in the thread that reserves; a
-    thread that holds a lock which a holder's ``give_back`` waits for must not reserve.
+    A holder that can do with less memory lends the rest (:meth:`lend`). If a reservation does not fit, the ledger takes loans
+    back, cheapest first; it refuses a reservation only if loans do not suffice. A holder's ``give_back`` runs in the thread that
+    reserves. So a thread must not reserve while it holds a lock for which any ``give_back`` waits.
 
     Parameters
     ----------
     total : int
         The budget in bytes.
     name : str
-        What messages call it.
+        The budget's name in messages.
     """
 
     def __init__(self, total: int, name: str = "memory") -> None:
@@ -217,7 +218,7 @@ class Budget:
         return f"Budget({format_size(self.used)} of {format_size(self.total)} held, at most {format_size(self._peak)})"
 
     def _renew_lock(self) -> None:
-        # Reentrant: a destructor that releases memory may run inside any of our own calls.
+        # Reentrant, because a destructor that releases memory may run inside any call of the ledger.
         self._lock = threading.RLock()
 
     @property
@@ -238,7 +239,7 @@ class Budget:
 
     @property
     def on_loan(self) -> int:
-        """Bytes reserved that their holders would give back."""
+        """Reserved bytes that their holders would give back."""
         return sum(loan.n_bytes for loan in self._loans)
 
     def lend(
@@ -249,12 +250,13 @@ class Budget:
         cost: int,
         of: str | Reservation | Mapping[str, Reservation],
     ) -> Loan:
-        """Let the ledger take memory back from a holder.
+        """Register a loan, so that the ledger may take memory back from a holder.
 
-        ``size`` and ``give_back`` are bound methods: ``size()`` returns the bytes that the holder would give back now, and
-        takes no lock, as the ledger holds its own; ``give_back(n_bytes)`` releases as many, or more, or as many as can be had,
-        and returns how many, called from any thread that reserves. Loans are taken back in ascending order of ``cost``. ``of``
-        is the reservation that has the bytes, several that are on loan together and whole, or the name of several.
+        ``size`` and ``give_back`` are bound methods of the holder. ``size()`` returns the bytes that the holder would give back
+        now, and takes no lock, as the ledger holds its own. ``give_back(n_bytes)`` releases at least ``n_bytes`` if it can, or
+        fewer, and returns the number of released bytes. Any thread that reserves may call it. Loans are taken back in ascending
+        order of ``cost``. ``of`` is the reservation of the bytes, a mapping of reservations that are lent whole and together, or
+        the holder's name of several reservations.
         """
         loan = Loan(self, cost, size, give_back, of)
         with self._lock:
@@ -262,11 +264,14 @@ class Budget:
         return loan
 
     def require(self, worker: Worker) -> None:
-        """Let others know what ``worker`` needs at the least, for as long as it lives."""
+        """Register the least needs of ``worker``, for as long as the worker lives."""
         self._workers.add(worker)
 
     def required(self, without: Any = None, *, idle: bool = False) -> int:
-        """Count the least bytes that all workers but one need now; with ``idle``, where all rest, those of the largest."""
+        """Count the least bytes that all workers except ``without`` need now.
+
+        If they need none and ``idle`` is set, count the largest need of a single resting worker instead.
+        """
         others = [worker for worker in self._workers if worker is not without]
         now = sum(worker.required(idle=False) for worker in others)
         return now if now or not idle else max((worker.required(idle=True) for worker in others), default=0)
@@ -276,9 +281,9 @@ class Budget:
             self._loans = [each for each in self._loans if each is not loan]
 
     def _take_back(self, n_bytes: int) -> bool:
-        """Take back loans of ``n_bytes``; return whether anything was given back."""
+        """Take back loans of ``n_bytes``; return whether any bytes were given back."""
         if getattr(self._taking_back, "now", False):
-            return False  # a holder that reserves while it gives back
+            return False  # this thread is a holder that reserves while it gives back
         self._taking_back.now = True
         freed = 0
         try:
@@ -293,7 +298,7 @@ class Budget:
 
     @contextlib.contextmanager
     def sparing(self, cost: int = DEAR) -> Iterator[None]:
-        """Let reservations of this thread take back no loans of so high a cost: they fail instead, for who can wait."""
+        """Spare loans of at least ``cost`` in reservations of this thread, which fail instead; for callers that can wait."""
         before = getattr(self._taking_back, "spared", math.inf)
         self._taking_back.spared = cost
         try:
@@ -302,11 +307,11 @@ class Budget:
             self._taking_back.spared = before
 
     def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
-        """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed; BudgetError names all holders.
+        """Reserve ``n_bytes`` for ``holder``, taking back loans if necessary; BudgetError names all holders.
 
-        Where there is an ``owner``, they are released after it has died. Not by its destructor: an interrupt there is lost,
-        with what was left of the destructor. So a death is only noted, which is one call of a compiled method, and the bytes
-        are released when memory is asked for, or counted.
+        If an ``owner`` is given, the bytes are released after its death, but not by a destructor: an interrupt in a destructor
+        is lost, with the rest of the destructor. So the death is only noted, by one call of a compiled method. The bytes are
+        released at the next reservation or count.
         """
         reservation = Reservation(self, holder)
         if owner is not None:
@@ -316,18 +321,18 @@ class Budget:
         return reservation
 
     def _release_dead(self) -> None:
-        """Release what belongs to owners that have died."""
+        """Release the reservations of dead owners."""
         while not self._dead.empty():
             with contextlib.suppress(Empty):  # another thread was faster
                 self._owned.pop(id(self._dead.get_nowait()))[1].release()
 
     def try_reserve(self, holder: str, n_bytes: int) -> Reservation | None:
-        """Reserve ``n_bytes``, or return None where they are not available; takes no loans back: for what is optional."""
+        """Reserve ``n_bytes`` of optional memory, without taking loans back; return None if they are not available."""
         with self._lock:
             return None if n_bytes > self.available else self.reserve(holder, n_bytes)
 
     def report(self) -> MemoryReport:
-        """Report who holds how many bytes, largest first, and what of them is on loan; all of it at one moment."""
+        """Report the bytes of all holders, largest first, and their bytes on loan, at one moment."""
         self._release_dead()
         with self._lock:
             now = time.monotonic()
@@ -359,7 +364,7 @@ class Budget:
                     else:
                         self._held.pop(id(reservation), None)
                     return
-            # Without the lock: holders release from other threads meanwhile.
+            # Without the lock, as holders release memory in other threads meanwhile.
             if self._take_back(short):
                 continue
             with self._lock:
@@ -387,16 +392,16 @@ class Reservation:
     n_bytes: int = field(default=0)
 
     def resize(self, n_bytes: int) -> None:
-        """Hold ``n_bytes`` from now on; raises BudgetError, holding what it held, where they are not available."""
+        """Change the reservation to ``n_bytes``; BudgetError if they are not available, and the reservation is unchanged."""
         self.budget._change(self, n_bytes)
 
     def release(self) -> None:
-        """Give everything back; may be called again."""
+        """Release all bytes; may be called again."""
         self.budget._change(self, 0)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[Reservation]:
-        """Give everything back only where the block raises."""
+        """Release all bytes only if the block raises; a context manager."""
         try:
             yield self
         except BaseException:

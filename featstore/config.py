@@ -1,4 +1,4 @@
-"""Options, sizes and the environment. Imports nothing of the library."""
+"""Options, sizes and the environment. This module imports no other module of the library."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Verify = Literal["always", "open", "off"]
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _NUMBER = re.compile(r"\s*\d+(?:\.\d+)?\s*")
-_LEAST_WITHOUT_UNIT = 4096  # bytes: fewer are no cache that anybody wants, but a share or a unit that was forgotten
+_LEAST_WITHOUT_UNIT = 4096  # bytes; a smaller number is no useful cache, but a share or a number with a forgotten unit
 _MULTIPLE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*x\s*", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Check an integer of any kind, NumPy's and tensors of no dimensions among them; TypeError for others."""
+    """Check an integer of any kind, including NumPy's and tensors of no dimensions; TypeError for other values."""
     is_one = not isinstance(value, bool) and getattr(value, "ndim", 0) == 0 and "bool" not in str(getattr(value, "dtype", ""))
     try:
         if is_one:
@@ -52,7 +52,7 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_at_least(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Check an integer as :func:`check_integer`; ValueError where it is less than ``least``, or more than ``most``."""
+    """Check an integer as :func:`check_integer`; ValueError if it is less than ``least``, or more than ``most``."""
     number = check_integer(name, value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, not {number}")
@@ -62,7 +62,7 @@ def check_at_least(name: str, value: Any, least: int, most: int | None = None) -
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Check True or False, NumPy's among them; TypeError for all else."""
+    """Check a flag, which is True or False, also NumPy's; TypeError for other values."""
     if type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)
@@ -71,7 +71,8 @@ def check_flag(name: str, value: object) -> bool:
 def parse_size(size: int | str, name: str = "") -> int:
     """Parse an int or text such as ``"4GiB"``, ``"400MB"``, ``"1.5 G"`` (``G`` is 10⁹, ``GiB`` 2³⁰) into bytes.
 
-    ``name`` is the argument, for messages. ValueError where it is no size, or negative; TypeError for neither an int nor text.
+    ``name`` is the argument's name in messages. ValueError for text that is no size, or a negative number; TypeError for a value
+    that is neither an int nor text.
     """
     if not isinstance(size, str):
         if isinstance(size, bool) or not hasattr(size, "__index__"):
@@ -90,8 +91,8 @@ def parse_size(size: int | str, name: str = "") -> int:
 def parse_memory(size: int | str) -> int:
     """Parse a size as :func:`parse_size`, or a share of the machine's memory such as ``"5%"``, into bytes.
 
-    The machine's memory is what it has in all, or the limit of a memory cgroup. ValueError for a share of nothing, or above 100
-    %.
+    The machine's memory is its total memory, or the limit of a memory cgroup if that is less. ValueError for a share of 0 or
+    above 100 %.
     """
     match = _PERCENT.fullmatch(size) if isinstance(size, str) else None
     if match is None:
@@ -109,9 +110,9 @@ def parse_memory(size: int | str) -> int:
 def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | float:
     """Parse the size of a cache: bytes as an int, a share as a float in (0, 1].
 
-    A share is given as a float (``0.1``) or in percent (``"10%"``), bytes as for :func:`parse_size`; 0: no cache. ``name`` and
-    ``of`` are the argument, and what a share is one of, for messages. ValueError, which says what was probably meant, for no
-    size, a share beyond 0 … 1, or a number below 4,096 without a unit, which is no cache.
+    A share is given as a float (``0.1``) or in percent (``"10%"``), bytes as for :func:`parse_size`; 0 means no cache. ``name``
+    is the argument's name in messages, and ``of`` the noun of which a share is a part. ValueError for text that is no size, a
+    share beyond 0 … 1, or a number below 4,096 without a unit; for the last, the error suggests the probable meaning.
     """
     percent = _PERCENT.fullmatch(size) if isinstance(size, str) else None
     if percent is not None or (isinstance(size, Real) and not isinstance(size, Integral)):
@@ -163,7 +164,7 @@ def user_path(path: str | os.PathLike[str]) -> str:
 
 
 def _cgroup_limits() -> Iterator[tuple[int, int]]:
-    """Yield the limits of this process's memory cgroups (v1 or v2), and how many bytes each still allows."""
+    """Yield the limits of this process's memory cgroups (v1 or v2), and the bytes that each still allows."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -180,7 +181,7 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
         for level in (node, *node.parents):
             try:
                 limit = (level / limit_name).read_text().strip()
-                # Page cache is charged to the group too, but is given back under pressure.
+                # Page cache is charged to the group, too, but the kernel reclaims it under pressure.
                 stat = dict(row.split() for row in (level / "memory.stat").read_text().splitlines())
                 usage = int((level / usage_name).read_text())
             except (OSError, ValueError):
@@ -193,15 +194,15 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
 
 
 def available_memory() -> int:
-    """Bytes of memory that may be taken now: what the machine has available, or less under a memory cgroup."""
+    """Count the bytes of memory available now on the machine, or less under a memory cgroup."""
     machine = int(psutil.virtual_memory().available)
     return max(0, min([machine, *(left for _, left in _cgroup_limits())]))
 
 
 def local_ranks() -> int:
-    """Count the processes of this machine that train together, as torchrun, accelerate or Lightning say; else 1.
+    """Count the processes of this machine that train together, by variables of torchrun, accelerate or Lightning; else 1.
 
-    Lightning's own launcher says how many there are on all machines: no fewer.
+    Lightning's own launcher sets only the number on all machines, which is at least the number on this one.
     """
     name = "LOCAL_WORLD_SIZE"
     if name not in os.environ and "LOCAL_RANK" in os.environ:
@@ -212,9 +213,10 @@ def local_ranks() -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """How a dataset is opened; passed on explicitly, never changed.
+    """The options with which a dataset is opened; passed on explicitly, never changed.
 
-    ``FEATSTORE_BACKEND``, ``FEATSTORE_VERIFY`` and ``FEATSTORE_THREADS`` give defaults, read by :meth:`resolve` once at ``open``.
+    ``FEATSTORE_BACKEND``, ``FEATSTORE_VERIFY`` and ``FEATSTORE_THREADS`` give defaults; :meth:`resolve` reads them once at
+    ``open``.
     """
 
     memory: int
@@ -231,7 +233,10 @@ class Options:
         verify: str | None = None,
         threads: int | None = None,
     ) -> Options:
-        """Check user-given options and fill in what was left open (``memory``: half of what is there, for all local ranks)."""
+        """Check options that a user gave, and fill in defaults.
+
+        The default memory is half of the available memory, divided by the number of local ranks.
+        """
         if backend == "auto":
             backend = os.environ.get("FEATSTORE_BACKEND", "auto")
         if verify is None:

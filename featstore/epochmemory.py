@@ -1,4 +1,4 @@
-"""What an epoch holds beside batches and caches; it stays from one epoch to the next, on loan in between."""
+"""The memory of an epoch beside batches and caches; it is kept from one epoch to the next, on loan in between."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from featstore.errors import BudgetError, BusyError
 
 __all__ = ["EpochMemory", "Use"]
 
-LOAN_COST = 10  # what rests between epochs is taken back before a cache is
+LOAN_COST = 10  # low, so that memory that rests between epochs is taken back before caches are
 
 
 class Use:
-    """An epoch's use of memory or caches: the epoch holds it, and they are free when it has died, however it was lost."""
+    """A token for an epoch's use of memory or caches: the epoch holds it, and memory and caches are free once it dies."""
 
 
 class EpochMemory:
@@ -26,14 +26,14 @@ class EpochMemory:
     ----------
     budget : Budget
     needs : mapping of str to (int, int)
-        By holder the bytes without which an epoch cannot run, and those that it has where others leave them.
+        For each holder, the bytes without which an epoch cannot run, and the bytes that it gets if the budget has them.
     drop : callable () -> None
-        Lets go of what is in the memory; called while no epoch runs. It keeps its owner alive no longer than this lives.
+        Releases the content of the memory; called while no epoch runs. It keeps its owner alive only as long as this object.
 
     Raises
     ------
     BudgetError
-        There is less than what an epoch cannot do without.
+        The budget cannot hold the full needs.
     """
 
     def __init__(self, budget: Budget, needs: Mapping[str, tuple[int, int]], drop: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class EpochMemory:
         return self._held[holder]
 
     def get(self, holder: str) -> Reservation | None:
-        """Return a holder's reservation, if it has one."""
+        """Get a holder's reservation; None if it has none."""
         return self._held.get(holder)
 
     @property
@@ -61,14 +61,16 @@ class EpochMemory:
         return self._use is not None and self._use() is not None
 
     def begin(self, what: str) -> Use:
-        """Have again for an epoch what others took back meanwhile, or as much as they leave; until the epoch ends or dies.
+        """Begin an epoch: restore the memory that was taken back meanwhile, as far as the budget has it.
+
+        The memory is in use until the epoch ends or its token dies.
 
         Raises
         ------
         BusyError
-            One is under way; ``what`` have one cache.
+            Another epoch is under way; the message says that ``what`` have one cache.
         BudgetError
-            There is less than what it cannot do without; none has begun.
+            The least memory of an epoch is not available; no epoch has begun.
         """
         with self._beginning:
             if self.is_running:
@@ -82,7 +84,7 @@ class EpochMemory:
 
     @staticmethod
     def _grow(held: Reservation, least: int, n_bytes: int) -> None:
-        if not least:  # nothing is taken back for what an epoch can do without
+        if not least:  # optional memory takes no loans back
             n_bytes = min(n_bytes, (held.n_bytes + held.budget.available) // 4096 * 4096)
         if held.n_bytes < n_bytes:
             try:
@@ -91,17 +93,17 @@ class EpochMemory:
                 held.resize(max(held.n_bytes, least))
 
     def is_of(self, use: Use) -> bool:
-        """Whether this is what the epoch under way holds: it has begun and not ended."""
+        """Check whether ``use`` is the token of the epoch under way, which has begun and not ended."""
         return self._use is not None and self._use() is use
 
     def end(self, use: Use) -> None:
-        """Note that an epoch is over, and the memory on loan; may be called again."""
+        """End an epoch, after which the memory is on loan; may be called again."""
         if self.is_of(use):
             self._loan.renew()
             self._use = None
 
     def close(self) -> None:
-        """Give everything back; may be called again."""
+        """Drop the content and release all memory; may be called again."""
         self._drop()
         self._release()
 

@@ -1,6 +1,6 @@
-"""The exceptions of the library; each is also an instance of a built-in one.
+"""The exceptions of the library, each of which is also an instance of a built-in one.
 
-Faults of the operating system are not wrapped: they stay :class:`OSError` with ``errno`` and ``filename``.
+Errors of the operating system are not wrapped: they stay :class:`OSError` with ``errno`` and ``filename``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CorruptionError(FeatstoreError, OSError):
     path : path-like
         The damaged file; also ``filename``.
     offset : int, optional
-        First byte of the damaged page, where it is known.
+        First byte of the damaged page, if known.
     """
 
     offset: int | None
@@ -65,12 +65,12 @@ class CorruptionError(FeatstoreError, OSError):
 
 
 class CommittedError(FeatstoreError, OSError):
-    """The result is complete and in place, but a later step failed, such as opening it. Nothing need be made again.
+    """The result is complete and in place, but a later step failed, such as opening it. The result need not be made again.
 
     Parameters
     ----------
     message : str
-        The result that is in place, and the step that failed.
+        The result, and the step that failed.
     path : path-like
         The result: a dataset, a pack or a layout.
     error : OSError
@@ -104,7 +104,7 @@ class VersionError(FormatError):
 
 
 class StaleError(FormatError):
-    """A file was made from other data than those it is used with."""
+    """A file was made from other data than the data with which it is used."""
 
 
 class ClosedError(FeatstoreError, ValueError):
@@ -123,18 +123,18 @@ class BusyError(FeatstoreError, BlockingIOError):
 
 
 class PluginError(FeatstoreError, RuntimeError):
-    """A policy, sampler or other plug-in raised, or returned what its contract forbids."""
+    """A policy, sampler or other plug-in raised, or returned a result that its contract forbids."""
 
 
 class OptionError(FeatstoreError, ValueError):
-    """An option's value cannot be used, or an option does not go with others.
+    """An option's value cannot be used, or an option cannot be combined with others.
 
     Parameters
     ----------
     option : str
-        Its name in Python; the command line writes it as ``--its-name``.
+        The option's name in Python; the command line writes it as ``--its-name``.
     reason : str
-        What is wrong, and what would do.
+        The mistake, and a value that would be accepted.
     """
 
     def __init__(self, option: str, reason: str) -> None:
@@ -147,15 +147,15 @@ class OptionError(FeatstoreError, ValueError):
 
 
 class FeatstoreWarning(UserWarning):
-    """What was asked for is done, and is probably not what is meant; says what to do."""
+    """The requested operation is done, but is probably not the intended one; the message gives advice."""
 
 
 class RanksWarning(FeatstoreWarning):
-    """Several processes train together, and a loader, which divides nothing among them, is made in one of them."""
+    """Several processes train together, and a loader delivers the same batches to each of them."""
 
 
 class PerformanceWarning(FeatstoreWarning):
-    """A choice left to the library, "auto", is several times slower than it would be with more memory or disk; says how much."""
+    """The choice of "auto" is several times slower than it would be with more memory or disk; the message says how much more."""
 
 
 class MissingExtraError(FeatstoreError, ImportError):
@@ -168,9 +168,9 @@ class BudgetError(FeatstoreError, MemoryError):
     Parameters
     ----------
     reason : str
-        What does not fit; the message is this, and what is needed.
+        The allocation that does not fit. The message is this text, followed by the needed bytes.
     needed : int, optional
-        The least that does, in bytes; None where that is unknown.
+        A number of bytes that suffices; None if unknown.
     """
 
     def __init__(self, reason: str, needed: int | None = None) -> None:

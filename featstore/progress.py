@@ -1,4 +1,4 @@
-"""Progress of long operations, in bytes or pieces, with the time left: on a terminal, and in a notebook."""
+"""Progress bars of long operations, in bytes or pieces, with the time left: on a terminal, and in a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Bar", "Progress", "is_seen", "make_bar", "note"]
 
 
 def note(text: str, show: bool = True) -> None:
-    """Write a line where a :class:`Progress` would show its bar."""
+    """Write a line to stderr if a :class:`Progress` would show its bar."""
     if show and is_seen():
         tqdm.write(text, file=sys.stderr)
 
@@ -22,11 +22,11 @@ def note(text: str, show: bool = True) -> None:
 class Bar(tqdm):  # type: ignore[type-arg]  # not subscriptable at run time in every release
     """tqdm without a thread of its own."""
 
-    monitor_interval = 0  # tqdm would start a thread, and leave it
+    monitor_interval = 0  # otherwise tqdm starts a thread and never ends it
 
 
 def is_seen() -> bool:
-    """Whether somebody sees bars: stderr is a terminal's, or a notebook's."""
+    """Check whether bars are visible: stderr is a terminal, or the process is a notebook's."""
     return sys.stderr.isatty() or _in_notebook()
 
 
@@ -48,9 +48,9 @@ def make_bar(iterable: Any = None, **options: Any) -> tqdm[Any]:
 
 
 class Progress:
-    """A progress bar of ``total`` bytes (units) where :func:`is_seen`, nothing elsewhere; a context manager.
+    """A progress bar of ``total`` bytes (or other units), shown if :func:`is_seen`; a context manager.
 
-    ``show=False``: never. ``delay_s``: nothing of what takes less.
+    ``show=False`` never shows the bar. The bar appears after ``delay_s`` seconds.
     """
 
     def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class Progress:
             self._bar.update(n_bytes)
 
     def reach(self, n_bytes: int) -> None:
-        """Count ``n_bytes`` in all as done, where fewer are."""
+        """Count ``n_bytes`` in all as done, unless more are done already."""
         if n_bytes > self._done:
             self.add(n_bytes - self._done)
 

@@ -1,8 +1,9 @@
-"""Registries of plug-ins: classes by name, those of installed packages' entry points among them; adapters by name.
+"""Registries of plug-ins: classes by name, including those of installed packages' entry points; adapters by name.
 
-Names resolve in this order: what this process registered (built-in classes are the modules of one package, imported at the first
-look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for it. A
-built-in name cannot be registered, and an entry point that has the name of a known class is a warning.
+A name is first looked up among the classes that this process registered, then among entry points. Built-in classes are in the
+modules of one package, which are imported at the first look-up. Only the entry point of the requested name is imported, so a
+broken plug-in does not affect users of other names. A built-in name cannot be registered again. An entry point with the name of
+a known class gives a warning.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Array = TypeVar("Array", bound="npt.NDArray[Any]")
 
 
 def read_only(array: Array) -> Array:
-    """Return a view of an array that cannot be written to.
+    """Make a view of an array that cannot be written to.
 
-    Plug-ins are given arrays that others use: all of them go through here, or are copies.
+    Arrays for plug-ins that the library also uses are such views, or copies.
     """
     view = array.view()
     view.flags.writeable = False
@@ -37,9 +38,9 @@ def read_only(array: Array) -> Array:
 
 
 def adapter(framework: str) -> Any:
-    """Import the adapter to a framework, such as ``"pyg"``, and return its module.
+    """Import the adapter to a framework, such as ``"pyg"``; return its module.
 
-    Lower layers name it as they name a plug-in: they do not depend on it, and it is imported when it is asked for.
+    Lower layers reach an adapter by name, like a plug-in. So they do not depend on it, and it is imported only when needed.
 
     Raises
     ------
@@ -62,15 +63,15 @@ class Registry(Generic[Plugin]):
     Parameters
     ----------
     kind : str
-        What they are, such as ``"policy"``.
+        The kind of the classes, such as ``"policy"``.
     base : type
-        What they must be subclasses of.
+        The class of which they must be subclasses.
     package : str
-        Its modules register the built-in ones.
+        The package whose modules register the built-in classes.
     plural : str
-        Of ``kind``: the entry points' group is ``featstore.<plural>``.
+        Plural of ``kind``: the entry points' group is ``featstore.<plural>``.
     described : str
-        What a class must be, for messages.
+        Description of the base class in messages.
     """
 
     def __init__(self, kind: str, base: type[Plugin], package: str, plural: str, described: str) -> None:
@@ -84,22 +85,21 @@ class Registry(Generic[Plugin]):
     def _load_builtins(self) -> None:
         if self._is_loaded:
             return
-        # Not under the lock: another thread may hold one of these modules' import locks and wait for it to register.
+        # Not under the lock: another thread may hold the import lock of one of these modules, and wait for the registry's lock.
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self._package}.{module.name}")
         self._is_loaded = True
 
     def register(self, name: str) -> Callable[[type[Plugin]], type[Plugin]]:
-        """Return a class decorator that makes a class known under ``name``.
+        """Make a class decorator that registers a class under ``name``.
 
         Raises
         ------
         TypeError
             The class is not a subclass of the kind's base, or the name is not a string.
         ValueError
-            The name is empty or taken. (Running a notebook cell again, which defines the same class of ``__main__`` anew, is no
-            clash.)
+            The name is empty or taken. (A notebook cell that runs again may define the same class of ``__main__`` again.)
         """
         if not isinstance(name, str):
             raise TypeError(f"a {self.kind}'s name is a string, not {type(name).__name__}; write @register_{self.kind}('name')")
@@ -110,7 +110,7 @@ class Registry(Generic[Plugin]):
             if not (isinstance(cls, type) and issubclass(cls, self.base)):
                 raise TypeError(f"{cls!r} is not a subclass of {self._described}")
             if not cls.__module__.startswith(f"{self._package}."):
-                self._load_builtins()  # so that a clash with a built-in name shows here, where it is made
+                self._load_builtins()  # so that a clash with a built-in name is reported here
             with self._lock:
                 known = self.known.get(name)
                 redefined = (
@@ -139,37 +139,37 @@ class Registry(Generic[Plugin]):
         return found
 
     def names(self) -> list[str]:
-        """Return all names, sorted; imports no plug-in."""
+        """List all names, sorted, without importing plug-ins."""
         self._load_builtins()
         with self._lock:
             return sorted({*self.known, *self._entry_points()})
 
     def find(self, name: str) -> type[Plugin]:
-        """Return the class of that name; that of an entry point is imported now.
+        """Find the class of a name; the class of an entry point is imported now.
 
         Raises
         ------
         ValueError
-            No class has that name; lists all that have one.
+            No class has this name; the error lists all names.
         PluginError
-            The entry point cannot be loaded, is ambiguous, or is none of this kind; names it.
+            The entry point cannot be loaded, is ambiguous, or is not of this kind; the error names the entry point.
 
         Warns
         -----
         FeatstoreWarning
-            Once a name: another package's entry point has it, too, and is not used.
+            An entry point of another package has the same name and is not used. The warning comes once for each name.
         """
         self._load_builtins()
         cls = self.known.get(name)
         if cls is None:
             return self._load_entry_point(name)
-        if name not in self._asked:  # once: looking for entry points takes milliseconds
+        if name not in self._asked:  # only once, as looking for entry points takes milliseconds
             self._asked.add(name)
             self._warn_of_others(name, cls)
         return cls
 
     def _warn_of_others(self, name: str, cls: type[Plugin]) -> None:
-        """Warn where an entry point of another package has a name that is known already."""
+        """Warn if an entry point of another package has the name of a known class."""
         own = cls.__module__.partition(".")[0]
         others = [point for point in self._entry_points().get(name, []) if point.module.partition(".")[0] != own]
         if others:
@@ -194,7 +194,7 @@ class Registry(Generic[Plugin]):
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             raise PluginError(f"{where} is not a subclass of {self._described}, but {cls!r}")
         with self._lock:
-            if self.known.get(name) is not cls:  # loading it may have run its own decorator
+            if self.known.get(name) is not cls:  # loading the entry point may have run the class's own decorator
                 if name in self.known:
                     raise PluginError(f"{where} registers another class under its name: {self.known[name]!r}")
                 self.register(name)(cls)

@@ -4,6 +4,7 @@ from typing import Protocol, type_check_only
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 PAGE_BYTES: int
 SUMS_PER_PAGE: int
@@ -28,8 +29,8 @@ class File:
     n_rows: int
     size: int
     n_sums_pages: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         path: str | os.PathLike[str],
         row_bytes: int,
         group_rows: int,
@@ -39,7 +40,8 @@ class File:
         expected_bytes: int,
         direct: bool = True,
         fd: int = -1,
-    ) -> None: ...
+        mode: str | None = None,
+    ) -> Self: ...
     def pages(self) -> File: ...
     def use_sums(self, seed: int) -> None: ...
     def set_sums_page(self, number: int, page: npt.NDArray[np.uint64] | None) -> None: ...
@@ -52,7 +54,7 @@ class Engine:
     arena_bytes: int
     pid: int
     backend: str
-    def __init__(self, backend: str, depth: int, arena_bytes: int) -> None: ...
+    def __new__(cls, backend: str, depth: int, arena_bytes: int) -> Self: ...
     def inject(self, script: bytes | None) -> None: ...
     def set_scratch(self, n_rows: int) -> None: ...
     def drop_scratch(self) -> None: ...

@@ -2,12 +2,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
-from featstore._core.stream import Arena, Stream
+from featstore._core.buffers import Arena
+from featstore._core.stream import Stream
 
 class Packer:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         fd: int,
         path: str,
         seed: int,
@@ -19,7 +21,7 @@ class Packer:
         n_buffers: int,
         buffer_bytes: int,
         arena: Arena | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def keep(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None: ...
     def write(self) -> None: ...
     def run(self, stream: Stream, most: int) -> int: ...

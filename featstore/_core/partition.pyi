@@ -2,6 +2,7 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -17,8 +18,8 @@ def group_by_part(part: Int32s, nodes: Int64s | None, offsets: Int64s, out: Int6
 
 @final
 class Placer:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         indptr: Int64s,
         part: Int32s,
         width: int,
@@ -29,7 +30,7 @@ class Placer:
         is_train: npt.NDArray[np.uint8] | None = None,
         group: Int32s | None = None,
         ldg: bool = False,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def node(self) -> int: ...
     def begin(self) -> None: ...

@@ -2,20 +2,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
+
+from featstore._core.buffers import Arena
 
 def mark_pieces(
     rows: npt.NDArray[Any], geometry: tuple[int, int, int, int], piece_bytes: int, wanted: npt.NDArray[np.uint8]
 ) -> None: ...
 
-class Arena:
-    nbytes: int
-    def __init__(self, nbytes: int) -> None: ...
-
 class Stream:
     path: str
     backend: str
-    def __init__(
-        self,
+    def __new__(
+        cls,
         fd: int,
         direct: bool,
         path: str,
@@ -25,7 +24,7 @@ class Stream:
         n_buffers: int,
         buffer_bytes: int,
         arena: Arena | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def use_sums(self, seed: int, n_sums_pages: int) -> None: ...
     def set_sums_page(self, number: int, page: npt.NDArray[np.uint64] | None) -> None: ...
     def inject(self, script: bytes | None) -> None: ...

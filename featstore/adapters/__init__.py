@@ -1,1 +1,1 @@
-"""Adapters to other frameworks, a package each. A framework is imported by its own package alone, when that is asked for."""
+"""Adapters to other frameworks, one package each. Only a framework's own package imports the framework, on request."""

@@ -28,7 +28,7 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """The arrays that a policy may use, and cannot write to: never the graph.
+    """Read-only arrays that a policy may use; the graph itself is not among them.
 
     Providers run at first use, so an unused array costs nothing.
 
@@ -39,11 +39,11 @@ class PolicyContext:
     row_bytes : int
         Bytes of one row.
     in_degree_of, out_degree_of, counts_of, parts_of : callable, optional
-        Return the array; None if the context does not have it.
+        Providers of the arrays of these names; None if the context lacks the array.
     seed : int
         Seed of randomised policies.
     cross_out_degree_of : callable, optional
-        As the others.
+        Provider of ``cross_out_degree``; None if the context lacks the array.
     """
 
     n: int
@@ -64,7 +64,7 @@ class PolicyContext:
         return read_only(array)
 
     def forget(self) -> None:
-        """Let go of the arrays that were asked for: who asks again has them made anew."""
+        """Drop the arrays made so far; the next access calls the provider again."""
         for field in fields(self):
             if field.name.endswith("_of"):
                 self.__dict__.pop(field.name.removesuffix("_of"), None)
@@ -99,7 +99,7 @@ class PolicyContext:
 
 
 class Policy(ABC):
-    """Base of the policy kinds. Asked for by name, a class is made without arguments; an instance serves one cache."""
+    """Base of the policy kinds. A policy given by name is instantiated without arguments; an instance serves one cache."""
 
     _registered: ClassVar[str]
 
@@ -126,13 +126,14 @@ class StaticPolicy(Policy):
 
     @abstractmethod
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
-        """Return one score a row, shape (n,), integer or floating, no NaN. The highest stay; among equals the lower row wins.
+        """Compute one score per row, shape (n,), integer or floating, no NaN.
 
+        The cache holds the rows of highest score; of equal scores the lower row wins.
         The context's arrays belong to the dataset: they may be returned, but not written to.
         """
 
     def list_scores(self, context: PolicyContext) -> npt.NDArray[Any]:
-        """Return one score a node for a cache of neighbour lists, which differ in length; those of :meth:`scores` by default.
+        """Compute one score per node for a cache of neighbour lists, which differ in length; by default call :meth:`scores`.
 
         The context's ``counts`` are then edges drawn from each node's list.
         """
@@ -140,20 +141,20 @@ class StaticPolicy(Policy):
 
     @property
     def goes_by_degrees(self) -> bool:
-        """Whether its class says :attr:`from_degrees` of itself: one that overrides scores may need all rows at once."""
+        """Whether the policy's own class sets :attr:`from_degrees`: a subclass with other scores may need all rows at once."""
         return bool(type(self).__dict__.get("from_degrees", False))
 
 
 class OnlinePolicy(Policy):
     """Policy that admits and evicts rows as batches arrive: one call of each hook a batch, in the order hit, victims, insert.
 
-    Of a batch's missed rows the first ``capacity`` come in. A policy that turns rows away says so by :attr:`groups`. It is then
-    asked for victims, and told what was inserted, several times a batch.
+    The first ``capacity`` missed rows of a batch are admitted. A policy that evicts new rows early sets :attr:`groups`. The table
+    then calls :meth:`victims` and :meth:`insert` several times a batch.
 
-    Slots are numbered ``0 … capacity-1``. The table fills free slots first, and asks for as many victims as slots are lacking. A
-    hook without work (no hits, no victims, nothing to insert) is not called. If the cache shrinks, it asks for all rows in the
-    order of eviction, then calls :meth:`start` and :meth:`insert`. Hooks run under the cache's lock, one at a time. The arrays
-    given to them are valid during the call only, and may not be written to.
+    Slots are numbered ``0 … capacity-1``. The table fills free slots first, and asks for one victim for each slot that is
+    lacking. A hook without work (no hits, no victims, nothing to insert) is not called. If the cache shrinks, the table asks for
+    all occupied slots in the order of eviction. Then it calls :meth:`start` and :meth:`insert`. Hooks run under the cache's
+    lock, one at a time. Their arrays are valid during the call only, and may not be written to.
     """
 
     slot_bytes: ClassVar[int] = 0
@@ -169,22 +170,22 @@ class OnlinePolicy(Policy):
 
     @abstractmethod
     def start(self, capacity: int, context: PolicyContext) -> None:
-        """Begin with an empty cache of ``capacity`` (≥ 1) slots; forgets everything earlier."""
+        """Begin with an empty cache of ``capacity`` (≥ 1) slots; forget all earlier state."""
 
     @abstractmethod
     def hit(self, slots: Int32s) -> None:
-        """The rows in ``slots`` (distinct) were asked for, in this order."""
+        """Record hits: a batch requested the rows in ``slots`` (distinct), in this order."""
 
     @abstractmethod
     def victims(self, n: int) -> Int32s:
-        """Choose ``n`` (1 … number of occupied slots) distinct occupied slots to empty; they are empty from now on."""
+        """Choose ``n`` (1 … number of occupied slots) distinct occupied slots to empty; they count as empty from now on."""
 
     @abstractmethod
     def insert(self, rows: Int64s, slots: Int32s) -> None:
-        """``rows`` (distinct, absent before) were put into ``slots`` (distinct, empty before), in this order."""
+        """Record admissions: ``rows`` (distinct, absent before) took ``slots`` (distinct, empty before), in this order."""
 
     def _check(self) -> None:
-        """Assert the invariants of the policy's state, where it has any; the contract suite calls this after every step."""
+        """Assert the invariants of the policy's state, if any; the contract suite calls this after every step."""
 
 
 PolicyType = TypeVar("PolicyType", bound=type[Policy])
@@ -193,7 +194,7 @@ POLICIES = Registry("policy", Policy, "featstore.cache", "policies", "StaticPoli
 
 
 def register_policy(name: str) -> Callable[[PolicyType], PolicyType]:
-    """Class decorator: make a policy known under ``name``.
+    """Register the decorated policy class under ``name``.
 
     Raises
     ------
@@ -219,7 +220,7 @@ def available_policies() -> list[str]:
 
 
 def get_policy(policy: str | Policy | type[Policy]) -> Policy:
-    """Return an instance of a policy.
+    """Get a policy instance for a name, a class or an instance.
 
     Parameters
     ----------
@@ -235,7 +236,7 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
         Neither a name, a policy nor a policy class.
     PluginError
         The entry point cannot be loaded, is ambiguous or is no policy, the class cannot be instantiated, or the policy's name is
-        no text; names it.
+        no text. The message names the policy.
     """
     if isinstance(policy, Policy):
         return _named(policy)
@@ -254,7 +255,7 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
 
 
 def _named(policy: Policy) -> Policy:
-    """Return a policy whose name is text, as messages and layouts need it."""
+    """Check that a policy's name is text, as messages and layouts need it; return the policy."""
     label = f"policy {type(policy).__module__}.{type(policy).__qualname__}"
     try:
         name: Any = policy.name

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from featstore._core import belady as _core
 from featstore._core import distinct
 from featstore.cache.base import PolicyContext, register_policy
-from featstore.cache.planned import PlannedBatch, PlannedPolicy, Window, position_dtype
+from featstore.cache.planned import Horizon, PlannedBatch, PlannedPolicy, position_dtype
 from featstore.cache.rowmap import huge_array
 from featstore.gather.plan import Changeset
 
@@ -23,12 +23,12 @@ Int32s = npt.NDArray[np.int32]
 Spill = Callable[[int], Any]
 
 EMPTY_ROWS = np.empty(0, np.int64)
-FREE, TAKEN, STAYS = 0, 1, 2  # a slot, when a window begins
+FREE, TAKEN, STAYS = 0, 1, 2  # a slot, when a horizon begins
 PIECE_SLOTS = 1 << 16
 
 
 class _Kept:
-    """Arrays that live on from window to window: their first touch, page by page, costs as much as a pass over them."""
+    """Arrays that are reused from horizon to horizon, since touching fresh pages costs as much as a pass over them."""
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
@@ -41,7 +41,7 @@ class _Kept:
         self._memory.pop(name, None)
 
     def array(self, name: str, length: int, dtype: npt.DTypeLike) -> Ints:
-        """Take ``length`` items with whatever they hold."""
+        """Get an array of ``length`` items, uninitialised; memory of this ``name`` is reused if it suffices."""
         n_bytes = length * np.dtype(dtype).itemsize
         if self._memory.get(name, EMPTY_ROWS).nbytes < n_bytes:
             self.drop(name)  # before the new one is made
@@ -51,27 +51,28 @@ class _Kept:
 
 
 class _Numbers:
-    """By which number a window's tables know a row: the row itself, or its rank among those of the window where these are fewer.
+    """Numbers of rows in a horizon's tables: the rows themselves, or their ranks if the field has more rows than accesses.
 
-    The tables then grow with what is accessed, not with the field; a field of 67 M rows would need 268 MB for each of them.
+    A rank counts the horizon's distinct rows. Tables by rank grow with the accesses, not with the field: a table over a field of
+    67 M rows would take 268 MB.
     """
 
-    def __init__(self, window: Window, offsets: Int64s, kept: _Kept) -> None:
-        self.count = window.n
+    def __init__(self, horizon: Horizon, offsets: Int64s, kept: _Kept) -> None:
+        self.count = horizon.n
         self._ranks: distinct.Ranks | None = None
-        if window.n <= int(offsets[-1]):
+        if horizon.n <= int(offsets[-1]):
             kept.drop("ranks")
             return
-        memory = kept.array("ranks", distinct.Ranks.words_for(window.n), np.uint64)
+        memory = kept.array("ranks", distinct.Ranks.words_for(horizon.n), np.uint64)
         memory.fill(0)
-        self._ranks = distinct.Ranks(memory, window.n)
-        for b in range(window.n_batches):
-            ids = window.ids(b)
-            _check(self._ranks.mark(ids), ids, b, window.n)
+        self._ranks = distinct.Ranks(memory, horizon.n)
+        for b in range(horizon.n_batches):
+            ids = horizon.ids(b)
+            _check(self._ranks.mark(ids), ids, b, horizon.n)
         self.count = self._ranks.number()
 
     def of(self, rows: Ints) -> Ints:
-        """Number each row; -1 where the window does not have it."""
+        """Number each row; -1 for a row that is not in the horizon."""
         if self._ranks is None:
             return rows
         numbers = np.empty(len(rows), rows.dtype)
@@ -88,24 +89,24 @@ def _check(bad: int, ids: Ints, b: int, n: int) -> None:
 class Belady(PlannedPolicy):
     """Keep the rows whose next use is nearest; no schedule with that memory loads fewer rows over the accesses it sees.
 
-    After each batch, of the rows cached and the rows just loaded, those used soonest stay; rows not used again within the window
-    are never admitted, and neither is a row that would have to go again before its use. Among rows used in the same batch, rows
-    that were hit before stay first, so fewer are inserted for the same loads. What goes is decided in ``_core/belady.pyx``,
-    ``Bits.evict``: a bit an access says whether its row stays for it.
+    After each batch, of the rows cached and the rows just loaded, those used soonest stay. A row that is not used again within
+    the horizon, or would be evicted before its use, is never admitted. Among rows used in the same batch, rows that were hit
+    before stay first, so fewer are inserted for the same loads. ``Bits.evict`` in ``_core/belady.pyx`` chooses the rows to
+    evict: one bit per access tells whether the row is still cached at that access.
 
     Parameters
     ----------
     spill : callable, optional
-        ``spill(n_batches)`` returns a list-like to which the next positions of the planned batches, an array each, are written
-        instead of memory; last batch first. A window's own ``spill`` goes before it.
+        ``spill(n_batches)`` returns a list-like that takes the next positions of the planned batches instead of memory: one
+        array per batch, the last batch first. A horizon's own ``spill`` takes precedence.
 
     Notes
     -----
-    Three passes, each linear in the accesses, whatever the capacity. Memory: 4 bytes an access that is planned (8 in a window of
-    2³¹ accesses or more; none with ``spill``), 1/4 byte an access of the window, 4 bytes a row that the window has, 9 a slot, and
-    8 for each row that is evicted at the beginning. A field of more rows than the window accesses has them numbered first, by one
-    more pass, in 1/4 byte a row of the field. What a window with look-ahead took is kept for the next one, with
-    :meth:`keep_memory` also what the last one took.
+    Three passes, each linear in the accesses, whatever the capacity. Memory: 4 bytes an access that is planned (8 in a horizon of
+    2³¹ accesses or more; none with ``spill``), 1/4 byte an access of the horizon, 4 bytes a row that the horizon has, 9 a slot,
+    and 8 for each row that is evicted at the beginning. If the field has more rows than the horizon has accesses, one more pass
+    numbers the horizon's rows first, in 1/4 byte a row of the field. Memory of a horizon with look-ahead is reused for the next
+    one. With :meth:`keep_memory` the memory of the last horizon is reused, too.
 
     References
     ----------
@@ -143,13 +144,13 @@ class Belady(PlannedPolicy):
         if not self._keeps:
             self._kept = _Kept()
 
-    def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        """Plan batches; the first one's changeset also evicts what the window does not use."""
-        if self._slots is None or window.n != self._n:
+    def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+        """Plan the batches of a horizon; the first changeset also evicts the cached rows that will not be hit."""
+        if self._slots is None or horizon.n != self._n:
             raise ValueError("start() was not called for a field of this many rows")
-        offsets = np.ascontiguousarray(window.offsets, np.int64)
-        numbers = _Numbers(window, offsets, self._kept)
-        next_of, last = self._link(window, offsets, numbers)
+        offsets = np.ascontiguousarray(horizon.offsets, np.int64)
+        numbers = _Numbers(horizon, offsets, self._kept)
+        next_of, last = self._link(horizon, offsets, numbers)
         length = int(offsets[-1])
         memory = self._kept.array("bits", _core.Bits.words_for(length), np.uint64)
         memory.fill(0)
@@ -160,23 +161,23 @@ class Belady(PlannedPolicy):
         for _, first_use in self._first_uses(state, numbers, last, length):
             bits.start(first_use[first_use < length])
         limits = []
-        for b in range(window.n_planned):
+        for b in range(horizon.n_planned):
             limits.append(bits.run(next_of[b], offsets, b))
-            if window.foresee is not None:
+            if horizon.announce is not None:
                 missed = np.empty(int(offsets[b + 1] - offsets[b]), np.int32)
-                window.foresee(b, missed[: bits.missed(int(offsets[b]), int(offsets[b + 1]), missed)])
+                horizon.announce(b, missed[: bits.missed(int(offsets[b]), int(offsets[b + 1]), missed)])
         for slots, first_use in self._first_uses(state, numbers, last, length):
             stays = np.empty(len(slots), np.uint8)
             _core.bits_at(bits, first_use, stays)
             state[slots[stays != 0]] = STAYS
-        first_out = self._leave(state, numbers, last.view(np.int32)[: numbers.count], int(offsets[min(1, window.n_planned)]))
+        first_out = self._leave(state, numbers, last.view(np.int32)[: numbers.count], int(offsets[min(1, horizon.n_planned)]))
         del state, last
-        yield from self._batches(window, next_of, bits, limits, numbers, *first_out)
+        yield from self._batches(horizon, next_of, bits, limits, numbers, *first_out)
 
     def _first_uses(
         self, state: npt.NDArray[np.uint8], numbers: _Numbers, last: Ints, length: int
     ) -> Iterator[tuple[Int64s, Ints]]:
-        """Yield, piece by piece, the slots that are taken and the first position of each row, ``length`` where it has none."""
+        """Yield, piece by piece, the taken slots and the first position of each slot's row; ``length`` for a row without one."""
         for first in range(0, self._capacity, PIECE_SLOTS):
             slots = np.flatnonzero(state[first : first + PIECE_SLOTS]) + first
             found = numbers.of(self._row_of_slot[slots])
@@ -186,10 +187,10 @@ class Belady(PlannedPolicy):
             yield slots, first_use
 
     def _leave(self, state: npt.NDArray[np.uint8], numbers: _Numbers, slot_of: Int32s, room: int) -> tuple[Int64s, int]:
-        """Begin the window's table of slots with what stays; all else makes room before anything else.
+        """Begin the horizon's slot table with the rows that stay, and free the slots of the other cached rows.
 
-        That is what came from the last window and will not be hit, or not before it must go. Returns its rows, followed by
-        ``room`` for others, and how many they are.
+        The others came from the last horizon, and will not be hit before they would be evicted. Returns them in an array with
+        space for ``room`` more rows, and their number.
         """
         assert self._slots is not None
         slot_of.fill(-1)
@@ -205,36 +206,39 @@ class Belady(PlannedPolicy):
             self._slots.release(gone.astype(np.int32))
         return rows, n
 
-    def _link(self, window: Window, offsets: Int64s, numbers: _Numbers) -> tuple[Any, Ints]:
-        """The backward pass: next positions of each planned batch, and the first position of each row, by its number."""
+    def _link(self, horizon: Horizon, offsets: Int64s, numbers: _Numbers) -> tuple[Any, Ints]:
+        """Run the backward pass: link each planned access to its row's next position, and find each row's first position.
+
+        First positions are indexed by the row's number.
+        """
         length = int(offsets[-1])
         kind = position_dtype(length)
         last = self._kept.array("last", numbers.count, kind)
         last.fill(length)
-        longest = int(np.diff(offsets[window.n_planned :]).max(initial=0))
-        spill = window.spill or self._spill
+        longest = int(np.diff(offsets[horizon.n_planned :]).max(initial=0))
+        spill = horizon.spill or self._spill
         next_of: Any
         if spill is None:
-            held = self._kept.array("next", int(offsets[window.n_planned]), kind)
-            next_of = [held[offsets[b] : offsets[b + 1]] for b in range(window.n_planned)]
+            held = self._kept.array("next", int(offsets[horizon.n_planned]), kind)
+            next_of = [held[offsets[b] : offsets[b + 1]] for b in range(horizon.n_planned)]
         else:
             self._kept.drop("next")
-            next_of = spill(window.n_planned)
+            next_of = spill(horizon.n_planned)
         unused = self._kept.array("unused", longest, kind)
-        for b in range(window.n_batches - 1, -1, -1):
-            ids = window.ids(b)
-            # Of what is only looked ahead to, where its rows come first is all that counts.
-            is_planned = b < window.n_planned
+        for b in range(horizon.n_batches - 1, -1, -1):
+            ids = horizon.ids(b)
+            # Of a batch that is only looked ahead to, only the first positions of its rows count.
+            is_planned = b < horizon.n_planned
             nxt: Ints = (next_of[b] if spill is None else np.empty(len(ids), kind)) if is_planned else unused[: len(ids)]
             bad = _core.link(numbers.of(ids), int(offsets[b]), last, nxt)
-            _check(bad, ids, b, window.n)
+            _check(bad, ids, b, horizon.n)
             if is_planned and spill is not None:
                 next_of[b] = nxt
         return next_of, last
 
     def _batches(
         self,
-        window: Window,
+        horizon: Horizon,
         next_of: Any,
         bits: _core.Bits,
         limits: list[int],
@@ -243,11 +247,11 @@ class Belady(PlannedPolicy):
         n_leaving: int,
     ) -> Iterator[PlannedBatch]:
         assert self._slots is not None
-        longest = int(np.diff(window.offsets[: window.n_planned + 1]).max(initial=0))
+        longest = int(np.diff(horizon.offsets[: horizon.n_planned + 1]).max(initial=0))
         in_rows, in_positions, out_rows = (self._kept.array(name, longest, np.int64) for name in ("in", "at", "out"))
         in_slots = self._kept.array("slots", longest, np.int32)
-        for b in range(window.n_planned):
-            ids = window.ids(b)
+        for b in range(horizon.n_planned):
+            ids = horizon.ids(b)
             slots = np.empty(len(ids), np.int32)
             n_in, n_out = self._slots.changes(
                 bits, ids, numbers.of(ids), next_of[b], limits[b], slots, in_rows, in_positions, in_slots, out_rows
@@ -263,5 +267,5 @@ class Belady(PlannedPolicy):
             )
             leaving, n_leaving = EMPTY_ROWS, 0
             yield PlannedBatch(slots, changes)
-        if window.n_planned == window.n_batches and not self._keeps:  # nothing was looked ahead to, so no window follows
+        if horizon.n_planned == horizon.n_batches and not self._keeps:  # nothing was looked ahead to, so no horizon follows
             self._kept = _Kept()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from featstore.cache.base import PolicyContext, register_policy
-from featstore.cache.planned import NO_ROWS, Int32s, Int64s, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, Horizon, Int32s, Int64s, PlannedBatch, PlannedPolicy
 from featstore.gather.plan import Changeset
 
 __all__ = ["BeladyCsr"]
@@ -19,19 +19,19 @@ class BeladyCsr(PlannedPolicy):
 
     The algorithm of the paper. After each batch the rows that are cached and those just loaded are the candidates. Each one's
     next batch is looked up in :class:`~featstore.cache.planned.NextAccess`, and as many as there are slots stay, those used
-    soonest. It loads as many rows in each batch as ``"belady"``, which is the one to use: that needs no pass over the cache for
-    each batch, and less memory. This one is the reference, for reading and for comparison.
+    soonest. It loads as many rows in each batch as ``"belady"``. Prefer ``"belady"``, which needs less memory, and no pass over
+    the cache for each batch. This policy is the reference, for reading and for comparison.
 
     Notes
     -----
-    Two passes over the window make the CSR form, a third one plans. A batch costs a pass over the cache and the batch, so a
-    superbatch costs time linear in its batches. Memory: 20 bytes a row of the field, 4 an access of the window, 8 a slot, and
+    Two passes over the horizon make the CSR form, a third one plans. A batch costs a pass over the cache and the batch, so a
+    superbatch costs time linear in its batches. Memory: 20 bytes a row of the field, 4 an access of the horizon, 8 a slot, and
     about 40 bytes a candidate while a batch is planned.
 
     References
     ----------
-    Ginex (VLDB 2022), section 3.4, figures 12 and 13. What differs: a row that is not used again within the window is not
-    admitted, and of rows that are used in the same batch those stay that are cached already, which saves insertions.
+    Ginex (VLDB 2022), section 3.4, figures 12 and 13. Two differences: a row that is not used again within the horizon is not
+    admitted; of rows used in the same batch, rows that are cached already stay first, which saves insertions.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class BeladyCsr(PlannedPolicy):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between windows."""
+        """Bytes held between horizons."""
         return self._slot_of.nbytes + self._row_in.nbytes
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:
@@ -49,21 +49,21 @@ class BeladyCsr(PlannedPolicy):
         self._row_in[: len(residents)] = residents
         self._slot_of[residents] = np.arange(len(residents), dtype=np.int32)
 
-    def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        for b in range(window.n_planned):
-            ids = window.ids(b).astype(np.int64)
+    def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+        for b in range(horizon.n_planned):
+            ids = horizon.ids(b).astype(np.int64)
             slots = self._slot_of[ids]
             missed = np.flatnonzero(slots < 0)
             cached = self._row_in[self._row_in >= 0]
             candidates = np.concatenate([cached, ids[missed]])
-            stays = self._nearest(window.next_access.next(candidates, b), len(cached), window.n_batches)
+            stays = self._nearest(horizon.next_access.next(candidates, b), len(cached), horizon.n_batches)
             positions = missed[stays[len(cached) :]]
             yield PlannedBatch(slots, self._change(ids, positions, cached[~stays[: len(cached)]]))
 
     def _nearest(self, nexts: Int64s, n_cached: int, n_batches: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return which candidates make the next cache state, the first ``n_cached`` of which are cached now."""
+        """Choose the candidates of the next cache state, one bool each; the first ``n_cached`` candidates are cached now."""
         keys = 2 * np.where(nexts < 0, n_batches, nexts)
-        keys[n_cached:] += 1  # of the same batch those that are cached stay
+        keys[n_cached:] += 1  # of rows used in the same batch, cached ones stay first
         may_stay = nexts >= 0
         may_stay[:n_cached] = True
         stays = np.zeros(len(nexts), bool)
@@ -74,7 +74,7 @@ class BeladyCsr(PlannedPolicy):
         return stays
 
     def _change(self, ids: Int64s, positions: Int64s, leaving: Int64s) -> Changeset:
-        """Evict rows, admit those of the batch at ``positions``, and return the changeset."""
+        """Evict the rows ``leaving``, admit the batch's rows at ``positions``, and return the changeset."""
         self._row_in[self._slot_of[leaving]] = -1
         self._slot_of[leaving] = -1
         rows = ids[positions]

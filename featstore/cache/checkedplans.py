@@ -15,7 +15,7 @@ import xxhash
 from featstore._core import cache as _core
 from featstore._core.blocks import missed_positions
 from featstore.cache.base import PolicyContext
-from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.errors import FeatstoreError, PluginError
 from featstore.gather.plan import Changeset
@@ -29,15 +29,15 @@ Int32s = npt.NDArray[np.int32]
 
 
 class CheckedPolicy:
-    """A planned policy, believed in nothing.
+    """Planned policy whose every plan is checked against a table of its own.
 
-    The table of which row each slot holds is kept beside the policy. A plan is refused unless every slot that it names for a
-    row holds that row, and unless its changes fit the table. So the rows that a plan reads from a cache are right. Each method
-    raises PluginError where the policy raised, or answered what its contract forbids; it names the policy, and of a wrong plan
-    the batch, row and slot. What a window's callables raise (a disk is full, the epoch is over) passes through unchanged.
+    The table keeps the row of each slot. A plan is refused unless every slot that it names for a row holds that row, and unless
+    its changes fit the table. So the rows that a plan reads from a cache are right. Each method raises PluginError if the policy
+    raised, or broke its contract. The message names the policy, and for a wrong plan the batch, row and slot. Errors of a
+    horizon's callables (a disk is full, the epoch is over) pass through unchanged.
 
-    The library's own policies are checked, ``is_checked``, only with ``always``: their plans are right, as the contract suite
-    shows, and are passed on as they are, and so are their errors.
+    The library's own policies are checked only with ``always``; ``is_checked`` tells. Otherwise their plans and errors are
+    passed on unchanged: the contract suite shows that these plans are right.
 
     Memory, where plans are checked: 4 bytes a row and 4 a slot, from :meth:`start` on. A batch costs a pass over its slots and
     one over its changes. One thread at a time.
@@ -67,7 +67,7 @@ class CheckedPolicy:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether its plans depend on later batches."""
+        """Whether the policy's plans depend on later batches."""
         with self._guard("looks_ahead"):
             return bool(self._policy.looks_ahead)
 
@@ -76,7 +76,7 @@ class CheckedPolicy:
             self._policy.keep_memory(keep)
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:
-        """See :class:`PlannedPolicy`; ``residents`` are distinct, and slots are no more than rows."""
+        """Start the policy, see :meth:`PlannedPolicy.start`; ``residents`` are distinct, and ``capacity`` is cut to the rows."""
         capacity = min(capacity, context.n)
         if self.is_checked:
             self._begin(capacity, context.n, residents)
@@ -87,7 +87,7 @@ class CheckedPolicy:
                 self._policy.start(capacity, context)
 
     def _begin(self, capacity: int, n: int, residents: Int64s) -> None:
-        """Make the table, with ``residents`` in the first slots."""
+        """Make the slot table, with ``residents`` in the first slots."""
         if len(self._map) != n:
             self._map = RowMap(n)
         else:
@@ -96,28 +96,28 @@ class CheckedPolicy:
         self._row_of_slot[: len(residents)] = residents
         self._map.assign(residents, np.arange(len(residents), dtype=np.int32))
 
-    def plan(self, window: Window, first: int = 0) -> Generator[PlannedBatch, None, None]:
-        """Yield the plan of each of the window's first ``n_planned`` batches; messages count them from ``first``.
+    def plan(self, horizon: Horizon, first: int = 0) -> Generator[PlannedBatch, None, None]:
+        """Yield the plan of each of the horizon's first ``n_planned`` batches; messages count them from ``first``.
 
         The plans' arrays are their own, which the policy cannot change: ``slots`` and ``in_slots`` int32, the others int64.
         """
         if not self.is_checked:
-            yield from self._policy.plan(window)
+            yield from self._policy.plan(horizon)
             return
-        lent = _Lent(window)
+        lent = _Lent(horizon)
         answer: Any = None
         is_over = False
         try:
             with self._guard("plan", lent.errors):
-                answer = self._policy.plan(lent.window())
+                answer = self._policy.plan(lent.horizon())
                 batches = iter(answer)
-            for number in range(window.n_planned):
+            for number in range(horizon.n_planned):
                 planned = self._next(batches, lent)
                 if planned is _END:
-                    raise PluginError(f"{self.label}: plan ended after {number} of {window.n_planned} batches")
+                    raise PluginError(f"{self.label}: plan ended after {number} of {horizon.n_planned} batches")
                 yield self._checked(planned, number, lent, f"{self.label}: batch {first + number}")
             if self._next(batches, lent) is not _END:
-                raise PluginError(f"{self.label}: plan yielded more than the {window.n_planned} batches of its window")
+                raise PluginError(f"{self.label}: plan yielded more than the {horizon.n_planned} batches of its horizon")
             is_over = True
         finally:
             if not is_over:
@@ -128,7 +128,7 @@ class CheckedPolicy:
             return next(batches, _END)
 
     def _checked(self, planned: Any, number: int, lent: _Lent, where: str) -> PlannedBatch:
-        """Copy a plan into arrays of its own, checked, and carry out its changes of the table."""
+        """Check a plan, apply its changes to the table, and return a copy of the plan."""
         if not isinstance(planned, PlannedBatch):
             raise PluginError(f"{where}: plan must yield a PlannedBatch, not a {type(planned).__name__}")
         with self._guard("reading the changes", where=where):
@@ -162,7 +162,7 @@ class CheckedPolicy:
         return PlannedBatch(slots, Changeset(in_rows, in_positions, in_slots, out_rows))
 
     def _what_of(self, slot: int) -> str:
-        """Say what is in a slot."""
+        """Describe a slot and its content, for messages."""
         if not 0 <= slot < len(self._row_of_slot):
             return f"{slot}, which is neither -1 (missed) nor one of {len(self._row_of_slot)} slots"
         row = int(self._row_of_slot[slot])
@@ -175,7 +175,7 @@ class CheckedPolicy:
         if array.ndim != 1 or (n is not None and len(array) != n):
             raise PluginError(f"{where}: {name} must have shape ({'k' if n is None else n},), not {array.shape}")
         if not len(array):
-            return np.empty(0, dtype)  # of whatever kind: an empty list has no integers either
+            return np.empty(0, dtype)  # of any dtype: an empty list becomes an array of floats
         if array.dtype.kind not in "iu":
             raise PluginError(f"{where}: {name} must be integers, not {array.dtype}")
         if not np.can_cast(array.dtype, dtype):
@@ -186,7 +186,7 @@ class CheckedPolicy:
 
     @contextmanager
     def _guard(self, what: str, errors: Sequence[BaseException] = (), where: str | None = None) -> Iterator[None]:
-        """Turn what the policy raises into a PluginError that names it; ``errors`` are not its own."""
+        """Turn the policy's exceptions into a PluginError that names the policy; ``errors`` pass through."""
         try:
             yield
         except KeyboardInterrupt:
@@ -201,14 +201,14 @@ _END = object()
 
 
 def _text(error: BaseException) -> str:
-    """Describe an error, also one that cannot describe itself."""
+    """Describe an error, even one whose ``__str__`` raises."""
     with suppress(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__
 
 
 def _close(answer: Any) -> None:
-    """End a plan that was given up; the error that ended it is the one to show."""
+    """Close an abandoned plan; errors of closing are dropped, so that the first error is shown."""
     try:
         answer.close()
     except KeyboardInterrupt:
@@ -222,40 +222,40 @@ def _digest(positions: Int32s) -> int:
 
 
 class _Lent:
-    """What a policy gets of a window: arrays that cannot be written to, callables that note what is not the policy's fault.
+    """Horizon as lent to a policy: its arrays are read-only, and its callables note errors that are not the policy's.
 
-    ``errors`` were raised by what the window stands for: disks, memory, the end of the epoch. ``has_begun``: a batch has been
-    planned. ``foreseen`` has a digest of what each batch was foreseen to miss.
+    ``errors`` has these errors: of disks, of memory, of the end of the epoch. ``has_begun``: a batch has been planned.
+    ``foreseen`` has a digest of the announced misses of each batch.
     """
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, horizon: Horizon) -> None:
+        self._horizon = horizon
         self.errors: list[BaseException] = []
         self.has_begun = False
         self.foreseen: list[int] = []
         self._last: tuple[int, Ints] = (-1, NO_ROWS)
 
-    def window(self) -> Window:
-        window = self._window
+    def horizon(self) -> Horizon:
+        horizon = self._horizon
         return replace(
-            window,
-            offsets=read_only(window.offsets),
+            horizon,
+            offsets=read_only(horizon.offsets),
             ids=self._ids,
-            spill=None if window.spill is None else self._spill,
-            foresee=None if window.foresee is None else self._foresee,
+            spill=None if horizon.spill is None else self._spill,
+            announce=None if horizon.announce is None else self._announce,
         )
 
     def ids(self, number: int) -> Ints:
-        """Return the rows of a batch; they cannot be written to."""
+        """Get the rows of a batch, read-only."""
         last = self._last
-        if last[0] != number:  # asked for by the policy, then by the check
-            last = self._last = number, read_only(self._window.ids(number))
+        if last[0] != number:  # requested by the policy, then by the check
+            last = self._last = number, read_only(self._horizon.ids(number))
         return last[1]
 
     def check_foreseen(self, slots: Int32s, number: int, where: str) -> None:
-        """Raise PluginError where the policy foresaw other misses than it plans, or not all batches."""
-        if len(self.foreseen) != self._window.n_planned:
-            n = self._window.n_planned
+        """Raise PluginError if the policy announced other misses than it plans, or not all batches."""
+        if len(self.foreseen) != self._horizon.n_planned:
+            n = self._horizon.n_planned
             raise PluginError(f"{where}: the policy foresaw {len(self.foreseen)} of {n} batches before it planned the first")
         missed = np.empty(len(slots), np.int32)
         if _digest(missed[: missed_positions(slots, missed)]) != self.foreseen[number]:
@@ -269,40 +269,40 @@ class _Lent:
             self.errors.append(error)
             raise
 
-    # What the policy calls.
+    # Callables for the policy.
 
     def _ids(self, number: Any) -> Ints:
-        number = _number(number, self._window.n_batches)
+        number = _number(number, self._horizon.n_batches)
         with self._noted():
             return self.ids(number)
 
-    def _foresee(self, number: Any, positions: Any) -> None:
-        assert self._window.foresee is not None
-        if _number(number, self._window.n_planned) != len(self.foreseen):
+    def _announce(self, number: Any, positions: Any) -> None:
+        assert self._horizon.announce is not None
+        if _number(number, self._horizon.n_planned) != len(self.foreseen):
             raise ValueError(f"the policy foresaw batch {number} where batch {len(self.foreseen)} came next")
         if self.has_begun:
             raise ValueError("misses are foreseen before the first batch is planned, or not at all")
         array = np.asarray(positions)
-        length = int(self._window.offsets[number + 1] - self._window.offsets[number])
+        length = int(self._horizon.offsets[number + 1] - self._horizon.offsets[number])
         if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= length)):
             raise ValueError(f"the misses of batch {number} are not positions of its {length} rows")
         missed = np.array(array, np.int32, order="C", subok=False)
         self.foreseen.append(_digest(missed))
         with self._noted():
-            self._window.foresee(int(number), missed)
+            self._horizon.announce(int(number), missed)
 
     def _spill(self, n_batches: Any) -> _LentSpill:
-        assert self._window.spill is not None
-        n_batches = _number(n_batches, self._window.n_planned + 1)
+        assert self._horizon.spill is not None
+        n_batches = _number(n_batches, self._horizon.n_planned + 1)
         with self._noted():
-            return _LentSpill(self._window.spill(n_batches), self._noted)
+            return _LentSpill(self._horizon.spill(n_batches), self._noted)
 
 
 _SYSTEM = (OSError, MemoryError, FeatstoreError)
 
 
 class _LentSpill:
-    """A window's spill; what the disk raises is no fault of the policy's."""
+    """Horizon's spill as lent to a policy; errors of the disk are noted as not the policy's."""
 
     def __init__(self, arrays: Any, noted: Callable[..., Any]) -> None:
         self._arrays, self._noted = arrays, noted

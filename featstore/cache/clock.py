@@ -16,9 +16,9 @@ Int32s = npt.NDArray[np.int32]
 
 @register_policy("clock")
 class Clock(OnlinePolicy):
-    """Sweep the slots in a ring; a slot hit since the hand last passed loses its mark and stays, another is evicted.
+    """Sweep the slots in a ring: a slot hit since the hand last passed loses its mark and stays; an unmarked slot is evicted.
 
-    A row comes in unmarked: one that is asked for only once gets no second chance. 1 byte a slot.
+    A new row is unmarked, so a row that is requested only once gets no second chance. 1 byte a slot.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""OUTRE's policy for neighbour lists: how often batches of other parts ask for a list, over what it costs to keep."""
+"""OUTRE's policy for neighbour lists: the requests for a list by batches of other parts, over the cost of keeping it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ class CrossPartition(StaticPolicy):
     Parameters
     ----------
     per_byte : bool
-        Divide by the length of the list, which is what keeping it costs. False: the plain count, as in the paper.
+        Divide by the length of the list, which is the cost of keeping it. False: the plain count, as in the paper.
 
     Notes
     -----
     A list holds the in-neighbours of its node ``v``. A sampler asks for it when it has drawn ``v`` itself, from the list of a
-    node ``w`` that ``v`` has an *out*-edge to. Where ``w`` is in the part of ``v``, that happens mostly in batches of this part,
-    which follow each other once an epoch; others ask for the list all along. So the out-edges of ``v`` into *other* parts are
-    counted (:meth:`KeptParts.cross_out_degree <featstore.graph.savedparts.KeptParts.cross_out_degree>`), not its list's ids from
-    other parts. Those say what the list asks for next, not how often it is asked for. Where all edges are stored in both
-    directions the two are the same.
+    node ``w`` that ``v`` has an *out*-edge to. If ``w`` is in the part of ``v``, that happens mostly in batches of this part,
+    which follow each other once an epoch. Nodes ``w`` of other parts request the list throughout the epoch. So the score counts
+    the out-edges of ``v`` into *other* parts
+    (:meth:`KeptParts.cross_out_degree <featstore.graph.savedparts.KeptParts.cross_out_degree>`), not its list's ids from other
+    parts. Those ids tell which lists come next, not how often this list is requested. If all edges are stored in both
+    directions, the two counts are equal.
 
-    Lists of nodes without in-neighbours are empty: there is nothing to save, so they come last. Where every node is a part of its
+    Lists of nodes without in-neighbours are empty: there is nothing to save, so they come last. If every node is a part of its
     own, and there are no self-loops, the score is that of ``in_out_ratio``.
 
     References

@@ -1,4 +1,4 @@
-"""The rows that a loader keeps on its device: the same rows of each feature, in the same slots, and where each row is."""
+"""Rows that a loader keeps on its device, in the same slots for each feature, and the map from rows to slots."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["REST_BYTES", "DeviceTier"]
 Int64s = npt.NDArray[np.int64]
 
 MAP = "device map"  # holder
-REST_BYTES = 13  # a row of a batch, of what rest() makes
+REST_BYTES = 13  # that rest() allocates per row of a batch
 
 
 class DeviceTier:
     """Rows of several features on one device, which do not change once they are filled: ``rows[i]`` is in slot ``i``.
 
-    ``features`` has the shape of a row, and its type, by name. ``pool`` has the memory in which batches are put together on the
-    host; its budget pays for what lies there: map and row numbers, and on the CPU the rows. For ``n`` rows of each feature a
-    map of 4 bytes each says where a row is, for :meth:`split`; with None plans made ahead say it. ``n_threads`` copy, where the
-    host does. After BudgetError, or RuntimeError where torch has no memory on the device (``torch.cuda.OutOfMemoryError``),
-    nothing is held.
+    ``features`` has the shape and dtype of a row, by name. ``pool`` has the host memory in which batches are assembled. Its
+    budget pays for host memory: row map, row numbers, and the rows if the device is the CPU. Given ``n`` rows of each feature, a
+    row map of 4 bytes a row is made for :meth:`split`. Without ``n``, plans made ahead name the slots. ``n_threads`` threads
+    copy if the device is the CPU. After BudgetError, or RuntimeError for lack of memory on the device
+    (``torch.cuda.OutOfMemoryError``), nothing is held.
 
     References
     ----------
@@ -67,11 +67,11 @@ class DeviceTier:
         return sum(array.nbytes for array in self.arrays.values())
 
     def fill(self, name: str, step: int, read: Read, go_on: Callable[[], bool] = lambda: True) -> bool:
-        """Load a feature's rows, see :meth:`DeviceArray.fill`; return whether all are there."""
+        """Load a feature's rows, see :meth:`DeviceArray.fill`; return whether all were loaded."""
         return self.arrays[name].fill(self._rows, step, read, go_on)
 
     def split(self, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[DeviceRows, Int64s]:
-        """Find which rows of a batch (distinct ``ids``, int64) the device holds, and the others, in the batch's order.
+        """Split a batch (distinct ``ids``, int64) into the rows that the device holds and the others, in the batch's order.
 
         ``array(n, dtype)`` makes the arrays of the result, 20 bytes a row at most; its exceptions propagate. One pass that
         releases the GIL. Thread-safe.
@@ -81,12 +81,12 @@ class DeviceTier:
         return DeviceRows(slots, positions, others), rest
 
     def rest(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Find the rows of a batch that the device does not hold, in the type of ``ids``; ``REST_BYTES`` a row meanwhile."""
+        """Find the rows of a batch that the device does not hold, in the dtype of ``ids``; takes ``REST_BYTES`` a row."""
         assert self.map is not None
         return ids[np.take(self.map.slot_of_row, ids) < 0]
 
     def close(self) -> None:
-        """Give the memory back; may be called again. No batch may be under way."""
+        """Give the memory back; may be called again. No batch may use the tier any more."""
         while self.arrays:
             self.arrays.popitem()[1].close()
         self.map, self._rows = None, self._rows[:0]

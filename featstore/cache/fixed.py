@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from featstore._core.distinct import Ranks
 from featstore.cache.base import PolicyContext, StaticPolicy
-from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.cache.select import top_rows, top_rows_beside
 from featstore.gather.plan import NO_CHANGES
@@ -41,7 +41,7 @@ class FixedRows(PlannedPolicy):
 
     @property
     def name(self) -> str:
-        """The static policy's."""
+        """Name of the static policy."""
         return self.static.name
 
     @property
@@ -51,7 +51,7 @@ class FixedRows(PlannedPolicy):
 
     @staticmethod
     def best(scores: npt.NDArray[np.generic], capacity: int, without: RowMap | None = None) -> Int64s:
-        """Choose the ``capacity`` rows of highest score, the best first; of those that have no slot in ``without``."""
+        """Choose the ``capacity`` rows of highest score, the best first; rows with a slot in ``without`` are left out."""
         rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
         return rows[np.argsort(scores[rows], kind="stable")[::-1]]
 
@@ -67,10 +67,10 @@ class FixedRows(PlannedPolicy):
         if np.any(residents[1:] < residents[:-1]):
             self._slots = np.argsort(residents)  # of the row of each rank
 
-    def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        """Yield where each row of a batch is."""
-        for b in range(window.n_planned):
-            yield PlannedBatch(self._slots_of(window.ids(b)), NO_CHANGES)
+    def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+        """Yield the slots of each batch's rows, and no changes."""
+        for b in range(horizon.n_planned):
+            yield PlannedBatch(self._slots_of(horizon.ids(b)), NO_CHANGES)
 
     def _slots_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         if self._ranks is None:
@@ -82,7 +82,7 @@ class FixedRows(PlannedPolicy):
         return found.astype(np.int32, copy=False)
 
     def keep_memory(self, keep: bool) -> None:
-        """Drop the table where it may not be kept: :meth:`start` makes it anew."""
+        """Drop the table unless ``keep``; :meth:`start` makes it anew."""
         if not keep:
             self._drop()
 

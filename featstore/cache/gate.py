@@ -1,4 +1,4 @@
-"""A gate to the bytes of a cache's slots: gathers copy out of them side by side, an admission writes them alone."""
+"""Gate to the bytes of a cache's slots: many gathers copy from them at a time, or one admission writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Gate"]
 
 
 class _Mine(threading.local):
-    """What a thread does inside: how often it has entered as a reader and not left, and whether it writes."""
+    """State of one thread: how many times it has entered as a reader without leaving, and whether it writes."""
 
     depth = 0
     is_writing = False
@@ -33,7 +33,7 @@ class Gate:
         return self.mine.depth > 0 or self.mine.is_writing
 
     def enter(self) -> None:
-        """Come in as a reader; waits while somebody writes or waits to write."""
+        """Enter as a reader; wait while a thread writes or waits to write. A reader that enters again does not wait."""
         mine = self.mine
         depth = mine.depth
         with self._lock:
@@ -43,7 +43,7 @@ class Gate:
             mine.depth = depth + 1  # Ctrl-C does not come between two assignments
 
     def leave(self, depth: int) -> None:
-        """Be at ``depth`` again, as before an :meth:`enter`, whether or not that has come in."""
+        """Go back to ``depth``, the thread's depth before an :meth:`enter`, whether or not that call completed."""
         mine = self.mine
         if mine.depth == depth:
             return
@@ -55,7 +55,7 @@ class Gate:
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """Context manager of the writer; waits until nobody reads or writes. RuntimeError for a reader."""
+        """Let one writer in for a ``with`` block; wait until no thread reads or writes. RuntimeError for a reader."""
         if self.mine.depth:
             raise RuntimeError("apply() inside pinned() would wait for itself; leave pinned() first")
         entered = False

@@ -1,4 +1,4 @@
-"""The one gather: a batch plan, made here or ahead, is run by the executor; then the host cache changes."""
+"""Gather of one feature's rows: the executor runs a batch plan, made here or ahead; then the host cache changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Uint8s = npt.NDArray[np.uint8]
 
 # A gather through a cache is planned in parts, so that the plan's arrays (20 bytes a row) stay small beside the rows.
 MOST_ROWS_AT_ONCE = 1 << 21  # as many as the reader sorts at once: a page is read once a part
-# The plan of so few is ordinary memory, which is never refused: a gather ends, however short the budget is.
+# A plan of so few rows takes ordinary memory, which is never refused: a gather ends, however short the budget is.
 FEWEST_ROWS_AT_ONCE = 512
 _MEMORY = frozenset({Tier.HOST})
 _OTHERS = frozenset(Tier) - _MEMORY
@@ -33,9 +33,9 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class Gather:
-    """How the rows of one feature are read: through its host cache where there is one, the rest from its source. Thread-safe.
+    """Reader of one feature's rows: from its host cache, if any, and otherwise from its source. Thread-safe.
 
-    ``n_threads`` copy. ``n_takes`` counts gathers of at least one row.
+    ``n_threads`` threads copy. ``n_takes`` counts gathers of at least one row.
     """
 
     def __init__(self, source: RowSource, pool: BufferPool, n_threads: int) -> None:
@@ -51,11 +51,11 @@ class Gather:
         return self._tiers[0]
 
     def use_cache(self, cache: FeatureCache | None) -> None:
-        """Gather through a host cache from now on (None: no longer)."""
+        """Gather through a host cache from now on; with None, without one."""
         sources: dict[Tier, RowSource] = {Tier.BASE: self.source}
         if cache is not None:
             sources[Tier.HOST] = MemorySource(cache.array, self._n_threads)
-        # One attribute, so that a gather beside this never plans by one cache and copies from another.
+        # One attribute, so that a concurrent gather never plans by one cache and copies from another.
         self._tiers: tuple[FeatureCache | None, dict[Tier, RowSource]] = cache, sources
 
     def rows(
@@ -74,11 +74,11 @@ class Gather:
             In ``[0, n_rows)``; any order, repeats allowed.
         out : uint8 array, shape (k, row_bytes), C-contiguous
         tally : Tally, optional
-            Gets what this call came to.
+            The counts of this call are added to it.
         gap_bytes : int, optional
             See :meth:`RowSource.gather`.
         threads : int, optional
-            That copy cached rows, in place of those that were given.
+            Number of threads that copy cached rows, in place of ``n_threads``.
         """
         n, done, at_once = len(rows), 0, MOST_ROWS_AT_ONCE
         if not n:
@@ -95,7 +95,7 @@ class Gather:
             else:
                 if len(part) > FEWEST_ROWS_AT_ONCE:
                     try:
-                        # Before anything has changed: what was gathered can then be admitted, too.
+                        # Reserved before anything changes, so that gathered rows can be admitted, too.
                         room = carve(self._pool.array(cache.scratch_bytes(len(part)), np.uint8))
                     except BudgetError:
                         self._pool.trim()
@@ -108,14 +108,14 @@ class Gather:
             except ClosedError:
                 if tiers is self._tiers:
                     raise
-                continue  # That cache was replaced meanwhile: again by the new one.
+                continue  # The cache was replaced meanwhile: repeat with the new one.
             done += len(part)
 
     @staticmethod
     def _copied_by(
         tiers: tuple[FeatureCache | None, dict[Tier, RowSource]], threads: int | None
     ) -> tuple[FeatureCache | None, dict[Tier, RowSource]]:
-        """Let so many threads copy a cache's rows."""
+        """Set the number of ``threads`` that copy a cache's rows; None keeps the number."""
         cache, sources = tiers
         if cache is None or threads is None:
             return tiers
@@ -132,19 +132,20 @@ class Gather:
     ) -> None:
         """Gather a batch by a plan that was made ahead, and apply the plan's changes to the host cache.
 
-        After an error ``out`` is undefined; the cache is as before the call, and so are tiers that are read in order, if it is
-        a BudgetError: the call may be repeated.
+        After an error ``out`` is undefined. After a BudgetError the cache, and tiers that are read in order, are as before the
+        call, which may be repeated.
 
         Parameters
         ----------
         plan : BatchPlan
             Made for the cache as it is now; plans run in the order in which they were made, by one thread.
         rows : callable
-            Returns the batch's rows, int64 [plan.n_rows]: hits in slots that the cache has given back are read from the source.
+            Returns the batch's rows, int64 [plan.n_rows]. They are needed for hits in slots that the cache has given back, which
+            are read from the source.
         out, tally, threads
             As for :meth:`rows`.
         tiers : mapping of Tier to RowSource, optional
-            Those that the plan names beside the cache and the feature's source.
+            Sources of the plan's tiers besides the cache and the feature's own source.
         """
         self.n_takes += plan.n_rows > 0
         cache, sources = self._copied_by(self._tiers, threads)
@@ -153,7 +154,7 @@ class Gather:
         if cache is None or threads is not None or Tier.PACKED not in sources:
             self._run(cache, sources, plan, rows, out, tally)
             return
-        # Cores read extents and plans meanwhile; a copying thread that waits for one of them holds up the others.
+        # Other threads read extents and plans meanwhile; a copying thread that waits for a core delays the whole copy.
         copying, begin = self._beside_extents, time.perf_counter()
         sources[Tier.HOST] = MemorySource(cache.array, copying.now)
         self._run(cache, sources, plan, rows, out, tally)
@@ -170,12 +171,12 @@ class Gather:
         gap_bytes: int | None = None,
         room: Any = np.empty,
     ) -> None:
-        """Run the plan that was given, or one made by the cache, whose arrays ``room`` makes."""
+        """Run the ``given`` plan, or else a plan of the cache, whose arrays ``room`` allocates."""
         if cache is None:
             assert given is not None
             plan, filled = given, 0
         else:
-            # Slots may change hands as soon as they are not pinned: hits are copied before any admission.
+            # Slots that are not pinned may be overwritten: hits are copied before any admission.
             depth = cache.pins()
             try:
                 cache.pin()
@@ -203,7 +204,7 @@ class Gather:
 
 
 def _admitted(cache: FeatureCache, plan: BatchPlan, room: Any) -> Changeset | None:
-    """Ask an online policy what it admits of the rows that a plan misses."""
+    """Let an online policy choose which missed rows of a plan to admit; None for any other cache."""
     missed = plan.parts[-1]
     rows = np.asarray(missed.addresses, np.int64) if missed.tier == Tier.BASE else _NO_ROWS
     return cache.admit(rows, missed.positions if len(rows) else None, room) if cache.is_online else None

@@ -1,4 +1,4 @@
-"""AliGraph's and Ginex's policy: how often a neighbour list is asked for, over what it costs to keep."""
+"""AliGraph's and Ginex's policy: the requests for a neighbour list over the cost of keeping it."""
 
 from __future__ import annotations
 

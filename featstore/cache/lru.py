@@ -22,8 +22,9 @@ class LRU(OnlinePolicy):
 
     Notes
     -----
-    Instead of a linked list, a log of uses: an entry counts where the slot's last use is that entry. A hit is one sequential and
-    one random store; the log, of twice the capacity, is compacted when it is full, at a constant cost a use. 12 bytes a slot.
+    The policy keeps a log of uses instead of a linked list; an entry counts only if it is its slot's last use. A hit is one
+    sequential and one random store. The log has twice the capacity, and is compacted when it is full, at a constant cost a use.
+    12 bytes a slot.
     """
 
     slot_bytes = 12

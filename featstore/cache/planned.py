@@ -15,7 +15,7 @@ from featstore._core import belady as _core
 from featstore.cache.base import Policy, PolicyContext
 from featstore.gather.plan import Changeset
 
-__all__ = ["NO_ROWS", "NextAccess", "PlannedBatch", "PlannedPolicy", "Window", "position_dtype"]
+__all__ = ["NO_ROWS", "Horizon", "NextAccess", "PlannedBatch", "PlannedPolicy", "position_dtype"]
 
 Ints = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ def position_dtype(n_positions: int) -> type[np.int32 | np.int64]:
 
 
 @dataclass(frozen=True)
-class Window:
+class Horizon:
     """The accesses that a planned policy sees: batches to plan, then batches that are only looked ahead to.
 
     Parameters
@@ -45,9 +45,9 @@ class Window:
         Batches ``0 … n_planned - 1`` are to be planned; the rest is look-ahead.
     spill : callable, optional
         Given where memory is short. ``spill(n_batches)`` returns a list-like that keeps one array for each planned batch on disk.
-        Each array is written once, in any order, then read. A policy stores there what grows with the accesses.
-    foresee : callable, optional
-        Given where packing can begin with the misses alone. ``foresee(b, positions)`` announces which of batch ``b``'s accesses
+        Each array is written once, in any order, then read. A policy stores there the arrays that grow with the accesses.
+    announce : callable, optional
+        Given where packing can begin with the misses alone. ``announce(b, positions)`` announces which of batch ``b``'s accesses
         will miss, int32, ascending. A policy that knows the misses before the slots calls it for every planned batch, in order,
         before it yields the first. Other policies do not call it.
     """
@@ -57,7 +57,7 @@ class Window:
     ids: Callable[[int], Ints]
     n_planned: int
     spill: Callable[[int], Any] | None = None
-    foresee: Callable[[int, Int32s], None] | None = None
+    announce: Callable[[int, Int32s], None] | None = None
 
     @property
     def n_batches(self) -> int:
@@ -70,9 +70,9 @@ class Window:
         return NextAccess(self)
 
     def first_rows(self, capacity: int) -> Int64s:
-        """Return, ascending, the ``capacity`` rows that are used first (fewer, if the window has fewer).
+        """Find the ``capacity`` rows that are used first, ascending; all rows if the horizon has fewer.
 
-        Among rows that are first used in one batch, those at its beginning. Takes a byte a row while it runs.
+        Of rows that are first used in the same batch, those at its beginning are taken. Takes a byte a row while it runs.
 
         References
         ----------
@@ -95,7 +95,7 @@ class NextAccess:
 
     Parameters
     ----------
-    window : Window
+    horizon : Horizon
 
     Attributes
     ----------
@@ -106,26 +106,26 @@ class NextAccess:
 
     Notes
     -----
-    Two passes over the window: counts, then batch numbers. Memory: 16 bytes a row and 4 an access (8 from 2³¹ batches on).
+    Two passes over the horizon: counts, then batch numbers. Memory: 16 bytes a row and 4 an access (8 from 2³¹ batches on).
 
     References
     ----------
     Ginex (VLDB 2022), section 3.4.
     """
 
-    def __init__(self, window: Window) -> None:
-        counts = np.zeros(window.n + 1, np.int64)
-        for b in range(window.n_batches):
-            counts[window.ids(b).astype(np.int64, copy=False) + 1] += 1  # distinct within a batch
+    def __init__(self, horizon: Horizon) -> None:
+        counts = np.zeros(horizon.n + 1, np.int64)
+        for b in range(horizon.n_batches):
+            counts[horizon.ids(b).astype(np.int64, copy=False) + 1] += 1  # distinct within a batch
         self.ptr: Int64s = np.cumsum(counts)
-        self.iters: Ints = np.empty(int(self.ptr[-1]), position_dtype(window.n_batches))
+        self.iters: Ints = np.empty(int(self.ptr[-1]), position_dtype(horizon.n_batches))
         cursor = self.ptr[:-1].copy()
-        for b in range(window.n_batches):
-            _core.fill_iters(window.ids(b), b, cursor, self.iters)
+        for b in range(horizon.n_batches):
+            _core.fill_iters(horizon.ids(b), b, cursor, self.iters)
         self._at = self.ptr[:-1].copy()
 
     def next(self, rows: Ints, batch: int) -> Int64s:
-        """Return the first batch after ``batch`` that touches each row, int64; −1 where none does.
+        """Find the first batch after ``batch`` that touches each row, int64; −1 if none does.
 
         Each row's list is advanced to ``batch``, so ``batch`` must not fall from call to call; the whole run costs one pass.
         """
@@ -150,43 +150,43 @@ class PlannedBatch:
 
 
 class PlannedPolicy(Policy):
-    """Policy that knows accesses ahead, window by window, and plans what the cache admits and evicts after each batch.
+    """Policy that knows accesses ahead, horizon by horizon, and plans the cache's admissions and evictions after each batch.
 
-    The cache keeps its rows from window to window: the next window begins with what the last one left.
+    The cache keeps its rows between horizons: a horizon begins with the rows that the last one left.
 
     Attributes
     ----------
     looks_ahead : bool
-        What it plans for a batch depends on later ones. False: its windows have no look-ahead and no next accesses, and no memory
-        is counted for them.
+        Whether the plan of a batch depends on later batches. False: horizons have no look-ahead and no next accesses, and no
+        memory is counted for these.
     """
 
     looks_ahead: ClassVar[bool] = True
 
     @abstractmethod
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:
-        """Begin with a cache of ``capacity`` slots; forgets everything earlier.
+        """Begin with a cache of ``capacity`` slots; forget all earlier state.
 
         Parameters
         ----------
         capacity : int
         context : PolicyContext
         residents : int64 array, shape (k,), optional
-            Rows that are in the cache already, row ``i`` of them in slot ``i``; at most ``capacity`` of them. Empty in the
-            rolling schedule.
+            Rows that are in the cache already, ``residents[i]`` in slot ``i``; at most ``capacity``. Empty in the rolling
+            schedule.
         """
 
     @abstractmethod
-    def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        """Yield one planned batch for each of the window's first ``n_planned`` batches, in order."""
+    def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+        """Yield one planned batch for each of the horizon's first ``n_planned`` batches, in order."""
 
     def keep_memory(self, keep: bool) -> None:
-        """Set whether arrays may be kept after a last window, for the next :meth:`start`; by default they are not kept.
+        """Set whether arrays may be kept after a last horizon, for the next :meth:`start`; by default they are not kept.
 
-        False releases what is kept. A caller that passes True has reserved memory for it.
+        False releases kept arrays. A caller that passes True has reserved memory for them.
         """
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between windows."""
+        """Bytes held between horizons."""
         return 0

@@ -1,4 +1,4 @@
-"""Row maps: the slot of each row, by direct addressing behind a small interface, so that it can be paged where n is too large."""
+"""Row maps: the slot of each row, by direct addressing. The interface is small, so that a map could be paged for very large n."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import cache as _core
-from featstore._core.buffers import Block
+from featstore._core.buffers import Arena
 from featstore.gather.plan import Part, Tier
 
 __all__ = ["CLAIM_BYTES", "RowMap", "huge_array"]
@@ -20,7 +20,7 @@ Uint8s = npt.NDArray[np.uint8]
 
 PAGE_BYTES = 4096
 PIECE_ROWS = 1 << 16
-CLAIM_BYTES = 36  # a row, of what claim() makes
+CLAIM_BYTES = 36  # that claim() allocates per row
 
 
 def huge_array(n_bytes: int) -> Uint8s:
@@ -30,14 +30,14 @@ def huge_array(n_bytes: int) -> Uint8s:
     """
     if n_bytes < PAGE_BYTES:
         return np.zeros(n_bytes, np.uint8)
-    return np.frombuffer(Block(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES), np.uint8)[:n_bytes]
+    return np.frombuffer(Arena(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES), np.uint8)[:n_bytes]
 
 
 class RowMap:
-    """Slot of every row: 4 bytes a row. One writer at a time; look-ups beside it see each row as before or as after.
+    """Slot of every row: 4 bytes a row. One writer at a time; concurrent look-ups see each row as before or after a change.
 
-    ``slot_of_row``, int32 ``[n]``, is the slot of a cached row; negative where a look-up misses: -1 where the row is absent,
-    ``-2 - slot`` where it was given a slot whose bytes have not arrived.
+    ``slot_of_row``, int32 ``[n]``, is the slot of a cached row, and negative if a look-up misses: -1 for an absent row,
+    ``-2 - slot`` for a *held* row, whose bytes have not arrived in its slot yet.
     """
 
     def __init__(self, n: int) -> None:
@@ -58,10 +58,10 @@ class RowMap:
         return code
 
     def find(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int32s, int]:
-        """Look up the slot of every row, int32 [k], -1 where it is absent, and how many have one; one pass without the GIL.
+        """Look up the slot of every row, int32 [k], -1 for a miss, and count the hits; one pass without the GIL.
 
-        Rows are in any order, repeats allowed; IndexError where one is out of range, which names the first. ``array(n, dtype)``
-        makes the array.
+        Rows are in any order, repeats allowed. IndexError names the first row that is out of range. ``array(n, dtype)``
+        allocates the result.
         """
         slots = array(len(rows), np.int32)
         n_hits = _core.lookup(rows, self.slot_of_row, slots)
@@ -70,14 +70,14 @@ class RowMap:
         return slots, n_hits
 
     def lookup(self, rows: Int64s) -> Int32s:
-        """Look up the slots alone, see :meth:`find`."""
+        """Look up the slots without the count, see :meth:`find`."""
         return self.find(rows)[0]
 
     @staticmethod
     def divide(
         rows: Int64s, slots: Int32s, n_hits: int, array: Callable[..., npt.NDArray[Any]] = np.empty
     ) -> tuple[Int64s, Int32s, Int64s, Int64s]:
-        """Divide a batch into hits and misses, by the slots that :meth:`find` found; they are overwritten.
+        """Divide a batch into hits and misses by the result of :meth:`find`; ``slots`` is overwritten.
 
         Returns the hits' positions (int64, ascending) and slots (int32), then the misses' positions (int64, ascending) and
         rows.
@@ -88,7 +88,7 @@ class RowMap:
         return hit_positions[:n_hits], slots[:n_hits], miss_positions[:n], missed[:n]
 
     def split(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int64s, Int32s, Int64s, Int64s]:
-        """Look up and divide a batch, as :meth:`find` and :meth:`divide` do."""
+        """Look up and divide a batch, see :meth:`find` and :meth:`divide`."""
         return self.divide(rows, *self.find(rows, array), array)
 
     def parts(
@@ -96,8 +96,8 @@ class RowMap:
     ) -> tuple[tuple[Part, ...], Int32s]:
         """Make the parts of a batch's plan; return them, and the hits' slots.
 
-        Missed rows are ``copied`` where they are admitted later: what is read is what is admitted, though the caller changes
-        ``rows`` meanwhile.
+        With ``copied`` the missed rows are the plan's own copy. The rows read are then the rows admitted, even if the caller
+        changes ``rows`` meanwhile.
         """
         slots, n_hits = self.find(rows, array)
         if n_hits == len(rows):
@@ -115,13 +115,13 @@ class RowMap:
         self._check(_core.assign(rows, slots, self.slot_of_row), rows)
 
     def assign_first(self, rows: Int64s) -> None:
-        """Record that the first slots hold ``rows``, in their order; in pieces."""
+        """Record, in pieces, that the first slots hold ``rows``, in their order."""
         for first in range(0, len(rows), PIECE_ROWS):
             piece = rows[first : first + PIECE_ROWS]
             self.assign(piece, np.arange(first, first + len(piece), dtype=np.int32))
 
     def hold(self, rows: Int64s, slots: Int32s) -> None:
-        """Record that ``slots`` are taken by ``rows``, whose bytes are still to come."""
+        """Record that ``slots`` are given to ``rows``, whose bytes are still to come."""
         self._check(_core.assign(rows, np.subtract(-2, slots, dtype=np.int32), self.slot_of_row), rows)
 
     def release(self, rows: Int64s) -> None:
@@ -135,10 +135,10 @@ class RowMap:
             piece[piece >= slot] = -1
 
     def exchange(self, out_rows: Int64s, in_rows: Int64s, in_slots: Int32s, row_of_slot: Int32s | Int64s) -> str | None:
-        """Carry out a planner's changes, in one pass over each list: ``out_rows`` leave, then ``in_rows`` take ``in_slots``.
+        """Apply a planner's changes in one pass over each list: ``out_rows`` leave, then ``in_rows`` take ``in_slots``.
 
-        ``row_of_slot`` is the row of every slot, -1 where it is free; changed along with the map. Returns what the changes do
-        wrong, if anything: the map is then changed in part.
+        ``row_of_slot`` is the row of every slot, -1 for a free slot; it changes along with the map. Returns None, or a
+        description of the first fault; the map is then changed in part.
         """
         what, position = _core.exchange(out_rows, in_rows, in_slots, self.slot_of_row, row_of_slot)
         if what == 1:
@@ -152,16 +152,16 @@ class RowMap:
     def claim(
         self, rows: Int64s, positions: Int64s, limit: int, array: Callable[..., npt.NDArray[Any]] = np.empty
     ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int32s]:
-        """Find what a batch's misses, ``rows`` at ``positions`` of its output, may bring in.
+        """Find the rows to admit among a batch's misses, ``rows`` at ``positions`` of its output.
 
-        ``array(n, dtype)`` makes the arrays of the result, ``CLAIM_BYTES`` a row at most.
+        ``array(n, dtype)`` allocates the result, ``CLAIM_BYTES`` a row at most.
 
         Returns
         -------
         new_rows, new_positions : int64 array
             The first ``limit`` distinct absent rows, in the batch's order.
         held_rows, held_positions, held_slots : int64, int64, int32 array
-            Rows held by a slot without bytes, repeats included. Rows that have come in meanwhile are in neither.
+            Rows that are held, repeats included. Rows that were cached meanwhile are in neither group.
         """
         k = len(rows)
         limit = min(limit, k)
@@ -174,7 +174,7 @@ class RowMap:
         return new_rows[:n_new], new_positions[:n_new], held_rows[:n_held], held_positions[:n_held], held_slots[:n_held]
 
     def still_held(self, rows: Int64s, positions: Int64s, slots: Int32s) -> tuple[Int64s, Int64s, Int32s]:
-        """Keep those of the triples whose row still awaits its bytes in that very slot."""
+        """Keep the (row, position, slot) triples whose row is still held by that slot."""
         k = len(rows)
         rows_out, positions_out, slots_out = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
         n = _core.still_held(rows, positions, slots, self.slot_of_row, rows_out, positions_out, slots_out)

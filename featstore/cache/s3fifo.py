@@ -1,4 +1,4 @@
-"""S3-FIFO: a small queue that filters rows used once, a main queue, and a ghost queue of what the filter turned away."""
+"""S3-FIFO: a small queue that filters rows used once, a main queue, and a ghost queue of the rows that the filter evicted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ MAX_SLOTS = 2**30
 class S3FIFO(OnlinePolicy):
     """Three FIFO queues: small (10 % of the slots), main (90 %) and ghost (as many rows as main has slots, without their bytes).
 
-    New rows enter the small queue, or the main one where the ghost queue remembers them; until the first eviction also where the
-    small queue has its share. At the small queue's tail, rows hit at
-    least twice move to the main queue and the others leave, into the ghost queue. At the main queue's tail, rows hit go round
-    again with one hit less (at most three are counted). The main queue is evicted from where it is over its share or the small
-    one is empty.
+    A new row enters the small queue, or the main queue if the ghost queue holds it. Until the first eviction, rows also enter the
+    main queue once the small queue has its share. At the small queue's tail, rows hit at least twice move to the main queue; the
+    others are evicted, into the ghost queue. At the main queue's tail, a row that was hit goes round again with one hit less (at
+    most three are counted). A victim comes from the main queue if that is over its share, or if the small queue is empty.
 
     Notes
     -----
@@ -33,8 +32,8 @@ class S3FIFO(OnlinePolicy):
 
     References
     ----------
-    Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, algorithm 1; the choice of queue as in the authors'
-    libCacheSim: it is the same where the cache is full, and fills the main queue, too, before it is.
+    Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, algorithm 1. The queue is chosen as in the authors'
+    libCacheSim: in a full cache the choice is the same, and before that the main queue is filled, too.
     """
 
     slot_bytes = 41
@@ -69,7 +68,7 @@ class S3FIFO(OnlinePolicy):
         return sum(array.nbytes for array in arrays)
 
     def _queues(self) -> tuple[Int32s, Int32s, npt.NDArray[np.uint8], Int64s, Int64s, Int32s, Int64s]:
-        """Return the state as the core takes it."""
+        """List the state's arrays in the order of the core's arguments."""
         return self._small, self._main, self._mark, self._row_of_slot, self._ghost, self._table, self._state
 
     def hit(self, slots: Int32s) -> None:

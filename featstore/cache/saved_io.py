@@ -1,4 +1,4 @@
-"""OUTRE's policy: the rows, or the neighbour lists, whose reads a cache saves most of."""
+"""OUTRE's policy: the rows, or the neighbour lists, that save the most reads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["SavedReads"]
 
 @register_policy("saved_io")
 class SavedReads(StaticPolicy):
-    """Keep what saves most I/O for its bytes.
+    """Keep the rows or neighbour lists that save the most I/O per byte.
 
-    Each access of a profiled epoch saves the read of one row, so of rows it keeps what ``"frequency"`` keeps. Through a loader
-    with a history, accesses are those of its pruned batches. Each edge drawn from a list saves as much as any other, and a list
-    takes room for its length and its ids. So of neighbour lists it keeps those with most edges drawn for that room.
+    Each access of a profiled epoch saves the read of one row, so the policy keeps the same rows as ``"frequency"``. Through a
+    loader with a history, accesses are those of its pruned batches. Each edge drawn from a list saves equally much, and a list
+    takes room for its length and its ids. So the policy keeps the neighbour lists with the most edges drawn for that room.
 
     References
     ----------
@@ -33,6 +33,6 @@ class SavedReads(StaticPolicy):
         return context.counts
 
     def list_scores(self, context: PolicyContext) -> npt.NDArray[Any]:
-        """Return the edges drawn from each node's list over its length and one, float64 [n]."""
+        """Divide the edges drawn from each node's list by the list's length plus one, float64 [n]."""
         scores: npt.NDArray[Any] = context.counts / (context.in_degree + 1)
         return scores

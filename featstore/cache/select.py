@@ -17,8 +17,8 @@ from featstore.errors import PluginError
 __all__ = ["check_scores", "choose_rows", "top_rows", "top_rows_beside"]
 
 CHUNK_ROWS = 1 << 16
-BESIDE_BYTES = 37  # a row, of what top_rows_beside() makes
-BY_SCORE_BYTES = 24  # a row, of what sorting by score makes
+BESIDE_BYTES = 37  # that top_rows_beside() allocates per row
+BY_SCORE_BYTES = 24  # that sorting by score allocates per row
 _SIGN = np.uint64(1 << 63)
 
 
@@ -34,7 +34,7 @@ def _keys(scores: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 
 
 def _first_nan(scores: npt.NDArray[Any]) -> int:
-    """Find the first row whose score is NaN; -1 where none is."""
+    """Find the first row whose score is NaN; -1 if there is none."""
     if scores.dtype.kind == "f":
         for first in range(0, len(scores), CHUNK_ROWS):
             is_nan = np.isnan(scores[first : first + CHUNK_ROWS])
@@ -44,7 +44,7 @@ def _first_nan(scores: npt.NDArray[Any]) -> int:
 
 
 def check_scores(policy: StaticPolicy, answer: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
-    """Check what a policy gave as the scores of ``n`` rows; PluginError where they cannot be scores."""
+    """Check a policy's scores of ``n`` rows; PluginError unless they are ``n`` real numbers of at most 8 bytes, without NaN."""
     scores = np.asarray(answer)
     if scores.shape != (n,) or scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
         what = f"{scores.dtype} of shape {scores.shape}"
@@ -56,10 +56,10 @@ def check_scores(policy: StaticPolicy, answer: npt.ArrayLike, n: int) -> npt.NDA
 
 
 def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
-    """Choose the ``k`` rows of highest score, ascending; of equal scores the lowest rows; all where there are fewer.
+    """Choose the ``k`` rows of highest score, ascending; of equal scores the lowest rows; all rows if there are fewer.
 
-    Scores are boolean, integer or floating; ±inf may occur. TypeError for others; ValueError, which names the row, for NaN. A
-    radix selection: at most six passes over the scores, in chunks; memory for the answer and about a MiB, whatever n.
+    Scores are boolean, integer or floating; ±inf may occur. TypeError for other dtypes. ValueError for NaN names the row. The
+    radix selection takes at most six passes over the scores, in chunks, and memory for the answer and about a MiB, whatever n.
     """
     if scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
         raise TypeError(f"scores must be integer or floating, of at most 8 bytes, not {scores.dtype}")
@@ -73,7 +73,7 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
         return np.arange(n, dtype=np.int64)
     if k <= 0:
         return np.empty(0, np.int64)
-    # Find the k-th highest key digit by digit: `prefix` are its digits so far, `wanted` how many keys with that prefix belong.
+    # Find the k-th highest key digit by digit: `prefix` has its digits so far; `wanted` keys with that prefix are chosen.
     # Counts and degrees are small: the digits that all keys share need no pass.
     lowest, highest = (int(key) for key in _keys(np.array([scores.min(), scores.max()])))
     n_digits = next(each for each in range(5) if lowest >> 16 * each == highest >> 16 * each)
@@ -98,7 +98,7 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
 def top_rows_beside(scores: npt.NDArray[Any], k: int, without: RowMap) -> npt.NDArray[np.int64]:
     """Choose the ``k`` rows of highest score among those that have no slot in ``without``, ascending; see :func:`top_rows`.
 
-    Beside what :func:`top_rows` takes, ``BESIDE_BYTES`` for each row of the answer and each that has a slot.
+    Takes ``BESIDE_BYTES`` for each row of the answer and each row with a slot, besides the memory of :func:`top_rows`.
     """
     rows = top_rows(scores, k + int(np.count_nonzero(without.slot_of_row >= 0)))
     rows = rows[without.slot_of_row[rows] < 0]
@@ -117,9 +117,9 @@ def choose_rows(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Choose the ``capacity`` of ``n`` rows that a static policy scores highest, ascending, and their slots.
 
-    ``by_score``: the best rows get the first slots; else the slots are None, for 0, 1 …. ``without``: of the rows that it
-    lacks. ``budget`` pays for scores and scratch meanwhile, but for ``paid_bytes`` of them, which the caller has reserved and
-    does not use yet. PluginError where the policy raised, or answered no scores.
+    ``by_score``: the best rows get the first slots; otherwise the slots are None, which stands for 0, 1 …. Rows with a slot in
+    ``without`` are left out. ``budget`` pays for scores and scratch meanwhile, less ``paid_bytes``, which the caller has reserved
+    and does not use yet. PluginError if the policy raised, or returned no valid scores.
     """
     n_bytes = policy.score_bytes * n + BY_SCORE_BYTES * capacity * by_score
     if without is not None:

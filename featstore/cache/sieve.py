@@ -18,7 +18,9 @@ MAX_SLOTS = 2**30
 
 @register_policy("sieve")
 class Sieve(OnlinePolicy):
-    """The hand takes the mark of visited rows, which stay in place, and evicts the unvisited; new rows go to the queue's head.
+    """Move a hand over the queue: visited rows lose their mark and stay in place, unvisited rows are evicted.
+
+    New rows go to the queue's head.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""The sizes of feature caches: bytes, shares of the rows, and what several features divide."""
+"""Sizes of feature caches: bytes, shares of the rows, and their division among several features."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def cache_bytes(
 ) -> dict[str, int]:
     """Divide ``size`` bytes, or a share of the rows, among the features' caches: the same rows for each.
 
-    ValueError where it is no size; BudgetError, which names the least that would do, for more than the ``room`` that is left,
-    or for less than one row.
+    ValueError if ``size`` is no size. BudgetError if the caches take more than the ``room`` that is left, or hold less than one
+    row; it names the least memory that suffices.
     """
 
     def least(rows: int) -> dict[str, int]:
@@ -48,9 +48,9 @@ def cache_bytes(
 
 
 def rows_within(n_bytes: int, n: int, widths: Sequence[int], policy: Policy | None = None) -> int:
-    """Count the rows that caches of features of ``n`` rows of these widths can have within ``n_bytes``, each as many.
+    """Count the rows that each cache can have if one cache for each width, over ``n`` rows, shares ``n_bytes``.
 
-    ``policy``: manages them; None: they follow plans.
+    ``policy`` manages the caches; None: they follow plans.
     """
     one, two = (sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2))
     return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))

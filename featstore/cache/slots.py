@@ -1,4 +1,4 @@
-"""Slot tables: which row is in which slot, under an online policy, whose answers are checked, and as changesets say."""
+"""Slot tables: the row of each slot, changed by an online policy, whose answers are checked, or by a planner's changesets."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ _VICTIM_FAULTS = {1: "is not a slot of {capacity}", 2: "occurs twice", 3: "is em
 class SlotTable:
     """The slots of one cache under one online policy, without the rows' bytes.
 
-    ``rows`` is kept up to date: an admitted row is *held* until its bytes are in the slot. Not thread-safe: the owner's lock is
-    held around every call. Where the policy raises, or returns victims that are no distinct occupied slots, the table is
-    emptied, the policy started anew, and PluginError (MemoryError where the policy has no memory) raised from :meth:`admit`, so
-    that the data of the batch at hand are right whatever the policy did, and the next batch finds table and policy in
-    agreement. Where even the start fails, the table stays empty and admits nothing more.
+    The table keeps ``rows`` up to date: an admitted row is *held* until its bytes are in the slot. Not thread-safe: the owner's
+    lock is held around every call.
+
+    A policy fails if it raises, or if its victims are not distinct occupied slots. The table is then emptied and the policy
+    started anew, and :meth:`admit` raises PluginError (MemoryError if the policy had no memory). So the current batch's data are
+    right whatever the policy did, and table and policy agree at the next batch. If even the start fails, the table stays empty
+    and admits nothing more.
     """
 
     def __init__(self, capacity: int, rows: RowMap, policy: OnlinePolicy, context: PolicyContext) -> None:
@@ -62,9 +64,9 @@ class SlotTable:
         return self.row_of_slot.nbytes + self._bitmap.nbytes + int(self.policy.nbytes)
 
     def reset(self) -> None:
-        """Empty every slot, whatever state another thread had left it and the map in, and start the policy anew."""
-        self._is_broken = True  # until it has started; meanwhile nothing is admitted, so that no slot is overwritten
-        # All of them: a row that had lost its slot, but not yet its place in the map, when the parent forked would hit for ever.
+        """Empty every slot, whatever state another thread left the table and the map in, and start the policy anew."""
+        self._is_broken = True  # until the policy has started; meanwhile nothing is admitted, so that no slot is overwritten
+        # The whole map: a row that had lost its slot, but not yet its map entry, when the parent forked would hit for ever.
         self._rows.slot_of_row.fill(-1)
         self.row_of_slot.fill(-1)
         self._bitmap.fill(0)
@@ -74,7 +76,7 @@ class SlotTable:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the next :meth:`admit` raises what the policy did in :meth:`touch`."""
+        """Whether the next :meth:`admit` raises an earlier error of the policy, as of :meth:`touch`."""
         return self._fault is not None
 
     def touch(self, slots: Int32s) -> None:
@@ -90,12 +92,12 @@ class SlotTable:
             self._fault = self._after(error, "hit")
 
     def admit(self, rows: Int64s, positions: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Changeset | None:
-        """Choose which of a batch's missed rows come in, and into which slots; None where nothing changes.
+        """Choose the missed rows of a batch to admit, and their slots; None if nothing changes.
 
-        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Where the policy decides
-        in groups, some of them may be evicted again in this call, and are not among the changes. Evicted rows are absent from
-        now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes
-        never came is among the changes again. Raises what the policy did wrong in this call or in :meth:`touch` before it.
+        The first ``capacity`` distinct absent rows in the batch's order are admitted. If the policy decides in groups, this call
+        may evict some of them again; these are not among the changes. Evicted rows are absent from now on; admitted rows are held
+        until their bytes arrive. A row that is still held from an earlier call is among the changes again. Raises the policy's
+        error of this call, or of :meth:`touch` before.
         """
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -110,7 +112,7 @@ class SlotTable:
             stays = self.row_of_slot.take(slots) == new_rows
             new_rows, new_positions, slots = new_rows[stays], new_positions[stays], slots[stays]
         if len(held_rows):
-            # A slot that was just given to another row is no longer theirs.
+            # A held row may just have lost its slot to another row.
             held_rows, held_positions, held_slots = self._rows.still_held(held_rows, held_positions, held_slots)
             new_rows = np.concatenate((new_rows, held_rows))
             new_positions = np.concatenate((new_positions, held_positions))
@@ -118,7 +120,10 @@ class SlotTable:
         return Changeset(new_rows, new_positions, slots, out_rows) if len(new_rows) else None
 
     def _place_groups(self, new_rows: Int64s) -> tuple[Int32s, Int64s]:
-        """Place group after group, later ones also in slots of earlier ones; return the slots and the old rows evicted."""
+        """Place the rows group by group; a later group may take an earlier one's slots.
+
+        Returns the slots, and the rows evicted that were cached before the call.
+        """
         step = max(1, self.capacity // self._n_groups)
         placed = [self._place(new_rows[first : first + step]) for first in range(0, len(new_rows), step)]
         slots = np.concatenate([each for each, _ in placed])
@@ -127,13 +132,13 @@ class SlotTable:
         if len(passing):
             self.n_admitted -= len(passing)
             self.n_evicted -= len(passing)
-            self._rows.hold(passing, np.zeros(len(passing), np.int32))  # for a moment: all that left are absent
+            self._rows.hold(passing, np.zeros(len(passing), np.int32))  # for a moment, to tell them from the old rows below
             out_rows = out_rows[self._rows.slot_of_row.take(out_rows) == -1]
             self._rows.release(passing)
         return slots, out_rows
 
     def _place(self, new_rows: Int64s) -> tuple[Int32s, Int64s]:
-        """Give ``new_rows`` slots, free ones first; return the slots and the rows evicted for it."""
+        """Give slots to ``new_rows``, free ones first; return the slots and the rows evicted for them."""
         if not len(new_rows):
             return np.empty(0, np.int32), np.empty(0, np.int64)
         n_free = min(len(new_rows), self.capacity - self.n_used)
@@ -158,8 +163,8 @@ class SlotTable:
         """Keep the first ``capacity`` slots, and in them the rows that the policy would evict last.
 
         Rows that stay move from later slots into free ones, with their bytes in ``array``, shape (slots, row_bytes). The policy
-        starts anew with the new capacity, and is told of the rows that stay, the first to evict first. Where it fails, no row
-        stays; the next :meth:`admit` raises its error.
+        starts anew with the new capacity; the rows that stay are inserted in its order of eviction. If the policy fails, no row
+        stays, and the next :meth:`admit` raises its error.
         """
         order = np.empty(0, np.int32)
         if not self._is_broken and self.n_used:
@@ -216,7 +221,7 @@ class SlotTable:
 
     @contextmanager
     def _guard(self, hook: str, new_rows: Int64s | None = None) -> Iterator[None]:
-        """Empty the table where a hook fails or is interrupted, so that table and policy agree again; name the policy."""
+        """Empty the table if a hook fails or is interrupted, so that table and policy agree; the error names the policy."""
         try:
             yield
         except BaseException as error:
@@ -226,11 +231,14 @@ class SlotTable:
             raise fault from error
 
     def _after(self, error: BaseException, hook: str, new_rows: Int64s | None = None) -> PluginError | MemoryError:
-        """Empty the table after a hook's ``error``; return what to raise, naming the policy. An interrupt is raised here."""
+        """Empty the table after a hook's ``error``; return the exception to raise, with the policy's name.
+
+        An interrupt is raised here.
+        """
         self._is_broken = True
         if new_rows is not None:
             self._rows.release(new_rows)
-        # Where it cannot even start, the table stays empty; the first error is the one to show.
+        # If the policy cannot even start, the table stays empty; the first error is shown.
         with suppress(Exception):
             self.reset()
         if isinstance(error, (PluginError, MemoryError)):
@@ -257,7 +265,7 @@ class SlotTable:
 
 
 class PlannedSlots:
-    """The slots of one cache that follows a planner, without the rows' bytes; ``rows`` is kept up to date."""
+    """The slots of one cache that follows a planner, without the rows' bytes; the table keeps ``rows`` up to date."""
 
     def __init__(self, capacity: int, rows: RowMap) -> None:
         self._rows = rows
@@ -270,9 +278,9 @@ class PlannedSlots:
 
     @contextmanager
     def changed(self, changes: Changeset) -> Iterator[None]:
-        """Carry out a planner's changes, whose bytes are copied inside the ``with`` block; what fails empties the cache.
+        """Apply a planner's changes; the ``with`` block copies their bytes. Any error empties the cache.
 
-        PluginError where the changeset does not fit; CorruptionError where it was read from a file.
+        PluginError if the changeset does not fit the table; CorruptionError if it was read from a file.
         """
         rows = changes.in_rows
         try:
@@ -294,7 +302,7 @@ class PlannedSlots:
         return self._row_of_slot[: self.n_used]
 
     def reserve(self, rows: Int64s) -> None:
-        """Give the first slots of an empty table to ``rows``, ascending. They are found once :meth:`load` says so."""
+        """Give the first slots of an empty table to ``rows``, ascending. Look-ups find them after :meth:`load`."""
         slots = self._row_of_slot[: len(rows)]
         slots[:] = rows
         slots.sort()  # where they lie: a copy of many rows would be in no ledger
@@ -319,7 +327,7 @@ class PlannedSlots:
         self.n_used -= len(gone)
 
     def reset(self) -> None:
-        """Empty the table, whatever state another thread had left it and the map in."""
+        """Empty the table, whatever state another thread left the table and the map in."""
         self._row_of_slot.fill(-1)
         self._rows.slot_of_row.fill(-1)
         self.n_used = 0

@@ -1,4 +1,4 @@
-"""The host cache of one feature: a row map, an array of slots, and the policy that decides what is in them."""
+"""Host cache of one feature: a row map, an array of slots, and the policy that chooses their rows."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
 Read = Callable[..., Any]
 
-PLAN_BYTES = 20  # a row, of what plan() makes
+PLAN_BYTES = 20  # that plan() allocates per row
 FILL_BYTES = 64 << 20  # of one read of fill()
-LOAN_COST = 100  # the ledger takes caches back after whatever costs less to do without
-GIVEN_BACK_DIVISOR = 16  # a cache gives back at least one part of so many at a time: giving back passes over its row map
+LOAN_COST = 100  # the budget takes back loans of lower cost before it takes back caches
+GIVEN_BACK_DIVISOR = 16  # a cache gives back at least this fraction at a time: giving back passes over its row map
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
 
 
@@ -44,18 +44,18 @@ class FeatureCache:
     Parameters
     ----------
     capacity : int
-        Rows it may hold, below 2³¹ - 1; more than ``n`` are not taken, 0 is no cache.
+        Rows that the cache may hold, below 2³¹ - 1; cut to ``n``. 0 is no cache.
     row_bytes, n : int
         Bytes of a row; rows of the feature.
     policy : Policy or None
         A static policy: :meth:`fill` loads its rows once. An online policy: :meth:`admit` asks it batch by batch. None:
         changesets come from elsewhere (a planner), and :meth:`apply` carries them out.
     context : PolicyContext, optional
-        What the policy may know; by default only ``n`` and ``row_bytes``.
+        Arrays that the policy may use; by default only ``n`` and ``row_bytes``.
     budget : Budget, optional
         Pays for array, map and policy state.
     name : str
-        What the budget's report calls it.
+        Name of the cache in the budget's report.
 
     Attributes
     ----------
@@ -66,19 +66,18 @@ class FeatureCache:
 
     Notes
     -----
-    One batch is ``plan`` → gather → ``admit`` → ``apply``; call ``admit`` after every gather that missed rows, and where
-    ``has_failed``: it also raises what the policy did wrong in ``plan``. The map and the policy change under one lock. Slots
-    are only overwritten by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several threads use
-    one cache, or after a fork, each plans and copies its hits inside ``pinned()``, and reads its misses outside. A static cache
-    never changes after ``fill``.
+    One batch is ``plan`` → gather → ``admit`` → ``apply``. Call ``admit`` after every gather that missed rows, and if
+    ``has_failed``: it also raises the policy's error in ``plan``. The map and the policy change under one lock. Only ``apply``
+    overwrites slots, and it waits for the threads that are inside :meth:`pinned`. So if several threads use one cache, or after
+    a fork, each thread plans and copies its hits inside ``pinned()``, and reads its misses outside. A static cache never changes
+    after ``fill``.
 
     A forked child keeps a static cache; it empties an online one, whose state may have been in motion at the fork.
 
     A policy's failure never harms data: the cache is emptied, the policy started anew, and PluginError raised after the gather.
 
-    A cache that is lent (:meth:`lend`) shrinks where the budget is short: ``capacity`` is then less, ``is_cut`` is true, and
-    rows in slots beyond it are missed. What plans made earlier say of those slots is left out by :meth:`surviving` and
-    :meth:`apply`.
+    A cache that is lent (:meth:`lend`) shrinks if the budget is short: ``capacity`` is then less, ``is_cut`` is true, and rows in
+    slots beyond it are missed. Plans made earlier may still name those slots: :meth:`surviving` and :meth:`apply` leave them out.
     """
 
     def __init__(
@@ -145,9 +144,9 @@ class FeatureCache:
 
     @classmethod
     def capacity_for(cls, n_bytes: int, row_bytes: int, n: int, policy: Policy | None) -> int:
-        """Count the rows that a cache within ``n_bytes`` can hold, its row map and the policy's state paid for.
+        """Count the rows that a cache of ``n_bytes``, row map and policy state included, can hold.
 
-        BudgetError, which says what would do, where not even one row fits.
+        BudgetError if not even one row fits; it names the bytes that suffice.
         """
         if n == 0 or n_bytes == 0:
             return 0
@@ -159,17 +158,17 @@ class FeatureCache:
 
     @property
     def in_use(self) -> bool:
-        """Whether a planner's plans for this cache are being run, see :meth:`lease`: it must not be replaced."""
+        """Whether an epoch runs plans for this cache, see :meth:`claim`; a cache in use must not be replaced."""
         self._leave_parent()
         return self._user is not None and self._user() is not None
 
-    def lease(self, user: object) -> None:
-        """Let the cache follow an epoch's plans until :meth:`release`, or until ``user``, which the epoch holds, has died."""
+    def claim(self, user: object) -> None:
+        """Let the cache follow an epoch's plans until :meth:`release`, or until ``user``, an object of the epoch, has died."""
         self._leave_parent()
         self._user = weakref.ref(user)
 
     def release(self) -> None:
-        """End what :meth:`lease` began; may be called again."""
+        """End the epoch's claim of :meth:`claim`; may be called again."""
         self._user = None
 
     @property
@@ -206,25 +205,25 @@ class FeatureCache:
             self.unpin(depth)
 
     def pins(self) -> int:
-        """Count how often this thread has pinned the slots: what :meth:`unpin` is to go back to."""
+        """Count the pins that this thread holds: the depth that :meth:`unpin` goes back to."""
         if self._is_closed or self._pid != os.getpid():
             self._enter()
         return self._gate.mine.depth
 
     def pin(self) -> None:
-        """Begin what :meth:`pinned` does: inside a ``try`` whose ``finally`` calls :meth:`unpin`."""
+        """Pin the slots, as :meth:`pinned` does; to be called inside a ``try`` whose ``finally`` calls :meth:`unpin`."""
         if self._loan is not None or not self._is_static:  # else slots never change
             self._gate.enter()
 
     def unpin(self, depth: int) -> None:
-        """End what :meth:`pin` began, or was about to begin."""
+        """Undo :meth:`pin`, even an interrupted one: go back to the ``depth`` that :meth:`pins` counted before."""
         self._gate.leave(depth)
 
     def plan(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Plan a batch: hits in the host tier, misses in the base file; tell the policy of the hits.
 
-        ``rows`` (int64 [k]) are in any order, repeats allowed: each counts as a request; IndexError outside ``[0, n)``.
-        ``array(n, dtype)`` makes the plan's arrays, 20 bytes a row at most; its exceptions propagate, before the policy or a
+        ``rows`` (int64 [k]) are in any order; repeats are allowed, and each counts as a request. IndexError outside ``[0, n)``.
+        ``array(n, dtype)`` allocates the plan's arrays, 20 bytes a row at most. Its exceptions propagate before the policy or a
         count has changed.
         """
         row_map, slots = self.map, self._slots  # these stay if another thread closes
@@ -254,19 +253,19 @@ class FeatureCache:
 
     @property
     def has_failed(self) -> bool:
-        """Whether :meth:`admit` has an error of the policy to raise, though nothing may have been missed."""
+        """Whether :meth:`admit` has an error of the policy to raise, even if no row was missed."""
         slots = self._slots
         return slots is not None and slots.has_failed
 
     def admit(
         self, rows: Int64s, positions: Int64s | None = None, array: Callable[..., npt.NDArray[Any]] = np.empty
     ) -> Changeset | None:
-        """Choose which of a batch's misses come in, to be applied once their bytes are in the batch's output; None if none.
+        """Choose the missed rows of a batch to admit; None if there are none. :meth:`apply` copies their bytes later.
 
-        ``rows`` (int64 [k]) are those missed, a plan's BASE part, repeats allowed; ``positions`` are their rows of the output,
-        by default 0 … k-1; ``array(n, dtype)`` makes the result's arrays, within :meth:`scratch_bytes`. Of more new rows than
-        slots, the first ``capacity`` in the batch's order come in. Rows that another thread has brought in since are left out.
-        The changeset's ``out_rows`` are evicted already. PluginError where the policy failed: the cache is empty then, the
+        ``rows`` (int64 [k]) are the missed rows, a plan's BASE part, repeats allowed. ``positions`` are their rows of the output,
+        by default 0 … k-1. ``array(n, dtype)`` allocates the result, within :meth:`scratch_bytes`. If there are more new rows
+        than slots, the first ``capacity`` in the batch's order are admitted. Rows that another thread has admitted since are left
+        out. The changeset's ``out_rows`` are evicted already. PluginError if the policy failed: the cache is then empty, and the
         batch's data are right.
         """
         self._enter()
@@ -279,12 +278,13 @@ class FeatureCache:
     def apply(self, changes: Changeset | None, out: Uint8s) -> None:
         """Copy admitted rows from a batch's output, uint8 [k, row_bytes], into their slots; from now on they hit.
 
-        ``changes`` are from :meth:`admit`, or, in a cache without a policy, from a planner: then ``out_rows`` leave first.
+        ``changes`` are from :meth:`admit`. In a cache without a policy they are from a planner, and ``out_rows`` leave first.
 
         Raises
         ------
         PluginError
-            A planner's changeset does not fit the cache (a slot taken, a row that is not there); the cache is empty now.
+            A planner's changeset does not fit the cache (a slot taken, a row that is not cached); the cache is then empty. Or
+            the cache is static.
         IndexError, ValueError
             A position lies outside ``out``, or ``out`` has another width; nothing was copied.
         """
@@ -311,13 +311,13 @@ class FeatureCache:
                 raise PluginError("a static cache does not change")
 
     def fill(self, read: Read, *, by_score: bool = False, without: RowMap | None = None) -> int:
-        """Load a static policy's rows: the ``capacity`` of highest score, of equals the lowest. Return how many.
+        """Load a static policy's rows: the ``capacity`` of highest score, of equal scores the lowest rows. Return their number.
 
         ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]), up to 64 MiB a time. With
-        ``by_score`` the best rows get the first slots, so that a cache that is lent loses its lowest scores first; then
+        ``by_score`` the best rows get the first slots, so that a cache that is lent loses its lowest scores first. Then
         ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``. Rows that have a slot in ``without``
-        are left out. After an error of ``read``, or PluginError where the policy raised or answered no scores, the cache is
-        empty and may be filled again.
+        are left out. PluginError if the policy raised, or returned no valid scores. After this error, or one of ``read``, the
+        cache is empty and may be filled again.
         """
         self._enter()
         policy = self.policy
@@ -340,7 +340,7 @@ class FeatureCache:
             return len(rows)
 
     def preload(self, rows: Int64s, read: Read) -> None:
-        """Load what an empty cache holds when a planner's first batch comes: ``rows``, ascending, into the first slots.
+        """Load the initial rows of an empty cache that follows a planner: ``rows``, ascending, into the first slots.
 
         ``rows`` (int64 [k]) are distinct, at most ``capacity``; ``read`` as for :meth:`fill`. After an error the cache is empty.
         """
@@ -351,7 +351,7 @@ class FeatureCache:
     def reserve(self, rows: Int64s) -> None:
         """Give the first slots of an empty cache to ``rows``, ascending, as :meth:`preload` does.
 
-        They are found once :meth:`loading` has been left.
+        Look-ups find them after the ``with`` block of :meth:`loading`.
         """
         self._enter()
         with self._gate.write(), self._lock:
@@ -366,7 +366,7 @@ class FeatureCache:
 
     @contextmanager
     def loading(self) -> Iterator[tuple[Int64s, Uint8s]]:
-        """Lend the rows of :meth:`reserve`, those that were given back left out, and their slots, to be read into."""
+        """Yield the rows of :meth:`reserve`, without those in slots given back, and the slots' array, to read them into."""
         self._enter()
         with self._gate.write(), self._lock:
             self._check_open()
@@ -374,7 +374,7 @@ class FeatureCache:
             assert planned is not None
             self._is_loading = True
             rows = planned.rows
-        # Outside the gate: reading may wait for whoever waits to take this cache's memory back.
+        # Outside the gate: reading may wait for a thread that waits to take this cache's memory back.
         try:
             yield rows, array
         except BaseException:
@@ -391,7 +391,7 @@ class FeatureCache:
 
     @property
     def planned_rows(self) -> Int64s:
-        """The rows of :meth:`reserve` by slot; a view, which changes with the cache: a copy of many would be in no ledger."""
+        """The rows of :meth:`reserve` by slot; a view, which changes with the cache, as no budget counts a copy."""
         return np.empty(0, np.int64) if self._planned is None else self._planned.rows
 
     def read_into(self, rows: Int64s, array: Uint8s, read: Read, slots: Int64s | None = None) -> None:
@@ -406,23 +406,26 @@ class FeatureCache:
                     read(chunk, array, slots[first : first + step])
 
     def count(self, plan: BatchPlan) -> None:
-        """Count the requests of a plan that was made elsewhere, hit or missed."""
+        """Count the requests, hit or missed, of a plan that was made elsewhere."""
         hits = plan.count(Tier.HOST)
         with self._lock:
             self._counts["hits"] += hits
             self._counts["misses"] += plan.n_rows - hits
 
     def count_on_from(self, other: FeatureCache) -> None:
-        """Continue the counts of a cache that this one takes the place of."""
+        """Continue the counts of ``other``, the cache that this one replaces."""
         self._counts = dict(other._counts)
 
     # Memory on loan.
 
     def lend(self) -> None:
-        """Let the budget take memory back where another reservation does not fit: the coldest rows leave, and their pages."""
+        """Let the budget take memory back if another reservation does not fit: the last slots leave, and their pages.
+
+        A static cache filled by score, or an online one, then loses its coldest rows.
+        """
         if self._reservation is not None and self._loan is None:
             held = self._reservation
-            # Plans count on rows that were to be there: each that left is read whenever it is asked for.
+            # Plans rely on planned hits: a row that left is read again at each request.
             cost = LOAN_COST if self._planned is None else DEAR
             self._loan = held.budget.lend(self._lent_bytes, self.give_back, cost=cost, of=held)
 
@@ -434,7 +437,10 @@ class FeatureCache:
         return 0 if self._reservation is None or self._is_loading or self._gate.is_mine else self._reservation.n_bytes
 
     def give_back(self, n_bytes: int) -> int:
-        """Shrink by ``n_bytes`` or more, or to nothing; wait for the gathers that copy hits, which wait for no memory."""
+        """Shrink by ``n_bytes`` or more, or to nothing; return the bytes given back, 0 if the cache cannot now.
+
+        Waits for gathers that copy hits; those never wait for memory.
+        """
         if not self._lent_bytes() or self._pid != os.getpid():
             return 0
         with self._gate.write(), self._lock:
@@ -447,7 +453,7 @@ class FeatureCache:
             return before - self._reservation.n_bytes
 
     def _cut(self, capacity: int) -> None:
-        """Keep ``capacity`` slots: none of them where that is not at least one."""
+        """Keep the first ``capacity`` slots, and none if that is below one."""
         capacity = max(0, capacity)
         if self._slots is not None:
             self._slots.shrink(max(1, capacity), self.array)
@@ -466,9 +472,9 @@ class FeatureCache:
         self.capacity, self.is_cut = capacity, True
 
     def surviving(self, plan: BatchPlan, rows: Callable[[], Int64s]) -> BatchPlan:
-        """Turn the hits of a planner's plan for a batch of ``rows()`` in slots that were given back since into misses.
+        """Turn a planned batch's hits in slots that were given back since into misses; ``rows()`` returns the batch's rows.
 
-        To be called, and the hits copied, inside :meth:`pinned`.
+        Call this, and copy the hits, inside :meth:`pinned`.
         """
         return plan.within(self.capacity, rows) if self.is_cut else plan
 
@@ -480,7 +486,7 @@ class FeatureCache:
                 self._planned.clear()
 
     def close(self) -> None:
-        """Give memory and budget back; may be called again. Whoever is using the cache gets ClosedError."""
+        """Give memory and budget back; may be called again. Threads that still use the cache get ClosedError."""
         self._leave_parent()
         with self._lock:
             if self._is_closed:

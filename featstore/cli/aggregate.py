@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the feature, and say what it is."""
+    """Make the feature, and print its description."""
     begin = time.perf_counter()
     with open_graph(options.path, options) as graph:
         check_feature(graph, options.feature)

@@ -59,13 +59,13 @@ __all__ = [
     "typed",
 ]
 
-PATH_COMPLETION = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # shtab.FILE: directories are among them
-BATCHES = ("batches", "parts", "macro")  # options that say which seeds form which batch
+PATH_COMPLETION = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # shtab.FILE, which includes directories
+BATCHES = ("batches", "parts", "macro")  # options of batches of seeds
 BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 
 
 def typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``parse``, whose ValueError then is what an argument parser reports."""
+    """Wrap ``parse`` so that the argument parser reports its ValueError."""
 
     def read(text: str) -> Any:
         try:
@@ -114,13 +114,13 @@ class Given(argparse.Action):
 
 
 def add_path(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *names: str, **options: Any) -> None:
-    """Add an argument that is a path, whose ``~`` is a home directory, also where the shell leaves it (``--save=~/model``)."""
+    """Add a path argument; its ``~`` is expanded even if the shell leaves it (``--save=~/model``)."""
     added: Any = parser.add_argument(*names, type=user_path, **options)
     added.complete = PATH_COMPLETION
 
 
 def add_opening(parser: argparse.ArgumentParser) -> None:
-    """Add what :func:`open_graph` wants to know."""
+    """Add the arguments of :func:`open_graph`."""
     parser.add_argument(
         "--memory",
         type=memory_size,
@@ -133,14 +133,14 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
 
 
 def add_making(parser: argparse.ArgumentParser, feature: str | None, help_text: str) -> None:
-    """Add what commands that make a feature of another one take: how the dataset is opened, and that ``--feature``."""
+    """Add the arguments of commands that make a feature of another one: those of opening the dataset, and ``--feature``."""
     add_opening(parser)
     parser.add_argument("--feature", default=feature, help=help_text)
     parser.add_argument("--overwrite", action="store_true", help="replace a feature that has the name")
 
 
 def check_feature(graph: OutOfCoreGraph, name: str) -> None:
-    """Raise ValueError where the dataset has no feature of the name that ``--feature`` gives."""
+    """Raise ValueError if the dataset has no feature of the name given by ``--feature``."""
     if name not in graph.features:
         raise ValueError(f"--feature: the dataset has no {name!r}; it has {sorted(graph.features)}")
 
@@ -150,7 +150,7 @@ def _window(text: str) -> int | str:
 
 
 def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, max_batches: bool = True) -> dict[str, Any]:
-    """Add what says which batches an epoch has; return the options' names and defaults."""
+    """Add the options that define an epoch's batches; return the options' names and defaults."""
     actions: list[argparse.Action] = []
 
     def add(name: str, help: str, **options: Any) -> None:
@@ -203,14 +203,14 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
     return {action.dest: action.default for action in actions}
 
 
-# What the command line does not offer: it has as many epochs as are trained.
+# Fields without an option: the command line trains a given number of epochs.
 _NOT_GIVEN = {"epochs"}
 
 
 def add_strategy_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Sequence[str], **defaults: Any
 ) -> None:
-    """Add the options of some strategies, as their fields declare them; one that is not given is None, or its default here."""
+    """Add the options of some strategies, as their fields declare them; an option not given is None, or its default here."""
     taken: dict[str, list[str]] = {}
     for name in names:
         for option in options_of(find_strategy(name)):
@@ -236,7 +236,7 @@ def add_strategy_options(
 
 
 def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strategy:
-    """Return the strategy that the options of :func:`add_strategy_options` describe; ``given`` come on top.
+    """Make the strategy of the options of :func:`add_strategy_options`, with the further options ``given``.
 
     OptionError: an option was given that the strategy does not take.
     """
@@ -260,7 +260,7 @@ def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strateg
 
 
 def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> OutOfCoreGraph:
-    """Open a dataset as :func:`add_opening`'s options say; ValueError where a pack is given in its place."""
+    """Open a dataset by the options of :func:`add_opening`; ValueError if a pack is given in its place."""
     if is_pack(path):
         raise ValueError(f"{os.fspath(path)} is a pack, and a dataset is asked for here: only info, train and verify take packs")
     return OutOfCoreGraph.open(path, progress=not getattr(options, "json", False), **opening(options))
@@ -271,7 +271,7 @@ def opening(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool = False) -> Sampler:
-    """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe; with ``edges`` it numbers them."""
+    """Make the neighbour cache and the sampler of :func:`add_sampling`'s options; ``edges``: the sampler numbers edges."""
     by_layers = options.sampler == "labor" or options.draws == "labor"
     for name, fits, takers in (
         ("window", options.sampler == "epoch", "--sampler epoch"),
@@ -314,14 +314,14 @@ def _sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool) ->
 
 
 def n_layers(options: argparse.Namespace) -> int:
-    """Return how many blocks the batches of :func:`make_sampler` have."""
+    """Count the blocks of the batches of :func:`make_sampler`."""
     if options.sampler == "layer":
         return len(options.layer_sizes)
     return options.layers or len(options.fanouts)
 
 
 def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool = False) -> LaborSampler:
-    """Make a layer-neighbour sampler, whatever ``--sampler`` says."""
+    """Make a layer-neighbour sampler, whatever the value of ``--sampler``."""
     return LaborSampler(
         graph,
         options.fanouts,
@@ -333,9 +333,9 @@ def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool =
 
 
 def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler: Sampler) -> None:
-    """Make the neighbour cache that ``--neighbor-cache``, ``--neighbor-policy`` and, for some policies, ``--parts`` describe.
+    """Make the neighbour cache of ``--neighbor-cache``, ``--neighbor-policy`` and, for some policies, ``--parts``.
 
-    A policy that asks for counts gets the edges that ``sampler`` draws in the first epoch.
+    A policy that needs counts gets the edges that ``sampler`` draws in the first epoch.
     """
     wanted, policy = options.neighbor_cache, options.neighbor_policy
     if policy is not None and wanted is None:
@@ -363,7 +363,7 @@ def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler:
 
 
 def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
-    """Make the batches of seeds that :func:`add_sampling`'s options describe.
+    """Make the batches of seeds of :func:`add_sampling`'s options.
 
     ValueError: the dataset keeps no parts, or none of that name; an option goes with partition batches alone.
     """
@@ -376,7 +376,7 @@ def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torc
 
 
 def feature_of(options: argparse.Namespace, graph: OutOfCoreGraph) -> FeatureStore:
-    """Return the feature that is planned for; from now on ``options.disk`` is in bytes."""
+    """Get the feature to plan for, and convert ``options.disk`` to bytes."""
     check_feature(graph, options.feature)
     store = graph.features[options.feature]
     options.disk = None if options.disk is None else parse_disk(options.disk, store.nbytes)

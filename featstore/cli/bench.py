@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
 def _gathers(store: FeatureStore, rows: int, runs: int, rng: np.random.Generator) -> dict[str, Any]:
     """Time gathers of distinct uniform rows, ``rows`` or as many as there are; medians over ``runs``.
 
-    ``gather`` reads them from the drive: the store has no cache, and where the file is read directly (``mode``), what the page
-    cache holds does not matter. ``memory`` is ``torch.index_select`` from a tensor of as many rows.
+    ``gather`` reads the rows from the drive: the store has no cache, and if the file is read directly (``mode``), the page cache
+    does not matter. ``memory`` is ``torch.index_select`` from a tensor of as many rows.
     """
     n = len(store)
     rows = min(rows, n)

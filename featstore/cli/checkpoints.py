@@ -26,7 +26,7 @@ VERSION = 1
 
 
 def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return a state as JSON holds it; its tensors are added to ``tensors``, and stand there by their number."""
+    """Convert a state to JSON values; its tensors are added to ``tensors``, and replaced by their index there."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors), "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
@@ -92,7 +92,7 @@ class Checkpoints:
         return state
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Remember what training depends on; ValueError where the checkpoint's depended on something else."""
+        """Record the inputs that training depends on; ValueError if the checkpoint's training depended on others."""
         self._recipe = recipe = json.loads(json.dumps(recipe))  # as it is read back
         before = recipe if self._state is None else self._state["recipe"]
         for name, value in recipe.items():
@@ -101,9 +101,9 @@ class Checkpoints:
                 raise ValueError(f"{said}: give the same, or name another directory")
 
     def restore(self, parts: Mapping[str, Any], device: torch.device) -> None:
-        """Bring the parts of a training (each has ``load_state_dict``) and the random state to where they were.
+        """Restore the parts of a training (each has ``load_state_dict``) and the random state from the checkpoint.
 
-        Without a checkpoint one is written, so that there is one from now on, and it is known that it can be.
+        Without a checkpoint a first one is written, which also shows that the directory can be written.
         """
         if self._state is None:
             self.save(parts, device, [], [])
@@ -116,9 +116,9 @@ class Checkpoints:
         self._state = None
 
     def save(self, parts: Mapping[str, Any], device: torch.device, epochs: list[dict[str, Any]], losses: list[float]) -> None:
-        """Replace the checkpoint by where the training stands now; after an OSError the one before it stays.
+        """Replace the checkpoint by the training's present state; after an OSError the previous checkpoint stays.
 
-        CommittedError: it is in place, but a power cut may undo that.
+        CommittedError: the new checkpoint is in place, but a power cut may undo that.
         """
         state = {name: part.state_dict() for name, part in parts.items()}
         state |= {"version": VERSION, "recipe": self._recipe, "epochs": epochs, "losses": losses, "rng": torch.get_rng_state()}
@@ -131,7 +131,7 @@ class Checkpoints:
                 writer.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
 
     def close(self) -> None:
-        """Let other trainings use the directory."""
+        """Release the directory for other trainings."""
         self._lock.release()
 
     def __enter__(self) -> Checkpoints:

@@ -17,7 +17,7 @@ __all__ = ["add_arguments", "add_form", "describe_form", "form_text", "run"]
 
 
 def add_form(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
-    """Add the arguments that say how the adjacency shall be stored."""
+    """Add the arguments of the adjacency's form."""
     parser.add_argument(
         "--topology",
         choices=TOPOLOGIES,
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Convert the dataset, and say what it is now."""
+    """Convert the dataset, and print its new form."""
     begin = time.perf_counter()
     is_new = convert(
         options.path,
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe_form(path: str, catalog: Catalog) -> dict[str, Any]:
-    """Return in which form an adjacency is: ``topology``, and where they apply ``chunk_bytes`` and ``stripes``."""
+    """Describe an adjacency's form: ``topology``, and if they apply ``chunk_bytes`` and ``stripes``."""
     found: dict[str, Any] = {"topology": catalog.topology}
     if catalog.chunk_bytes:
         found["chunk_bytes"] = catalog.chunk_bytes
@@ -73,7 +73,7 @@ def describe_form(path: str, catalog: Catalog) -> dict[str, Any]:
 
 
 def form_text(result: dict[str, Any]) -> str:
-    """Return as text in which form an adjacency is."""
+    """Format an adjacency's form as text."""
     text = str(result["topology"])
     if "chunk_bytes" in result:
         text += f", chunks of {format_size(result['chunk_bytes'])}"

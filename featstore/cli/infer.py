@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compute the scores, and say what they are."""
+    """Compute the scores, and print a description of them."""
     begin = time.perf_counter()
     model, sizes = load_model(options.model)
     feature = options.feature or sizes.feature

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
-    """Return a dataset's description as plain containers."""
+    """Describe a dataset in plain containers."""
     catalog = graph.snapshot.catalog
     features, edge_features = (
         {
@@ -63,7 +63,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
 
 
 def description(result: dict[str, Any]) -> str:
-    """Return :func:`describe`'s result as text."""
+    """Format :func:`describe`'s result as text."""
     lines = [
         result["path"],
         f"  {result['num_nodes']:,} nodes, {result['num_edges']:,} edges, {format_size(result['disk_bytes'])} on disk",
@@ -99,7 +99,7 @@ def description(result: dict[str, Any]) -> str:
 
 
 def _each(entry: dict[str, Any], name: str, unit: float = 1e9, form: str = ".2f") -> str:
-    """Return a rate as text; an older method of measuring has fewer."""
+    """Format a rate as text; an older method of measuring has fewer rates."""
     return format(entry[name] / unit, form) if name in entry else "?"
 
 
@@ -122,7 +122,7 @@ def _packs_description(result: dict[str, Any]) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Describe the dataset, and how it is read; or the pack."""
+    """Print a description of the dataset, and of how it is read; or of the pack."""
     if may_be_pack(options.path):
         with Pack(options.path) as pack:
             result = describe_pack(pack)

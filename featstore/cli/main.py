@@ -24,7 +24,7 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status.
 
-    0; 1 where a dataset or a pack is damaged; 2 where what was asked for cannot be done; 130 after Ctrl-C.
+    0; 1 if a dataset or a pack is damaged; 2 if the command cannot be carried out; 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] not in COMMANDS:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
         for name, text in COMMANDS.items():
             commands.add_parser(name, help=text)
-        parser.parse_args(arguments)  # help, the release, or an error: none of them comes back
+        parser.parse_args(arguments)  # prints help, the release, or an error, and exits
     with _interrupts_end(), importing():
         from featstore.cli.run import run
     return run(arguments)
@@ -40,14 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _interrupts_end() -> Iterator[None]:
-    """Have Ctrl-C end the process at once, while modules are imported, which might make another error of it: nothing is begun."""
+    """Let Ctrl-C end the process at once while modules are imported, which might turn it into another error."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield  # it is ignored, or others see to it
+        yield  # Ctrl-C is ignored, or handled elsewhere
         return
 
     def end(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would say it again
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second signal would print the message again
         os.write(2, b"featstore: interrupted\n")
         os._exit(INTERRUPTED)
 

@@ -31,12 +31,12 @@ class ModelSizes:
     n_edge: int = 0
 
     def make(self, dropout: float = 0.0) -> GraphSAGE:
-        """Return a model of these sizes."""
+        """Make a model of these sizes."""
         return GraphSAGE(self.n_in, self.hidden, self.n_out, self.n_layers, dropout, self.n_edge)
 
 
 def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes) -> None:
-    """Write a model to a file, in place of what is there, and of what a killed writer left beside it."""
+    """Write a model to a file, replacing an existing one, and the remains of a killed writer."""
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     record = {"format": 1, "sizes": asdict(sizes), "weights": list(state)}
     with replacing(path, KIND) as writer:
@@ -46,7 +46,7 @@ def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[GraphSAGE, ModelSizes]:
-    """Read what :func:`save_model` wrote; the model does not train. FormatError, CorruptionError: no model, or a damaged one."""
+    """Read a model of :func:`save_model`, in evaluation mode. FormatError, CorruptionError: no model, or a damaged one."""
     file = SectionFile(path, KIND)
     try:
         record = json.loads(file[0].tobytes())

@@ -24,7 +24,7 @@ def print_result(options: argparse.Namespace, result: dict[str, Any], text: str)
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message in one line, with the file that it is about."""
+    """Format an error's message in one line, with the file concerned."""
     if isinstance(error, OptionError):
         return f"--{error.option.replace('_', '-')}: {error.reason}"
     if isinstance(error, FileNotFoundError) and error.filename is not None and error.strerror == os.strerror(errno.ENOENT):
@@ -39,14 +39,14 @@ def one_line(error: BaseException) -> str:
 
 
 def _drive_full(error: OSError, path: str) -> str:
-    """Say that the drive is full, and how much is free now that what was written is gone again."""
+    """Describe a full drive, and the space that is free after the written files were removed."""
     text = str(error.strerror).replace(os.strerror(errno.ENOSPC), "the drive is full")
     free = free_bytes(path)
     return text if free is None or "free" in text else text.replace("full", f"full ({format_size(free)} are free now)", 1)
 
 
 def advice_on_damage(error: BaseException) -> str:
-    """Say what to do about a damaged or missing file of a pack, as the end of a line; nothing where it is no pack's."""
+    """Give advice on a damaged or missing file of a pack, as the end of a line; empty if the file is no pack's."""
     found = os.fsdecode(getattr(error, "filename", None) or "")
     folders = [found, os.path.dirname(found), os.path.dirname(os.path.dirname(found))]
     path = next((folder for folder in folders if may_be_pack(folder)), None)

@@ -98,7 +98,7 @@ def _packed(options: argparse.Namespace, pack: Pack | None = None, disk: int | N
 
 
 def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
-    """Raise what the packing would raise about its options, before epochs are sampled for it."""
+    """Raise the packing's errors about its options before epochs are sampled for it."""
     store = g.features[options.feature]
     width = {options.feature: store.nbytes // max(1, len(store))}
     if g.num_nodes:
@@ -106,21 +106,21 @@ def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
 
 
 def _asked(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
-    """Return the arguments of the estimates that the options of the command line come to."""
+    """Convert the command line's options to the arguments of the estimates."""
     return {"packed": _packed(options), "features": [options.feature], "labels": labels, "device_cache": options.device_cache}
 
 
 def _say(estimate: PackEstimate, show: bool) -> None:
-    """Print what will be written: where the result is JSON, which has stdout for itself, on stderr."""
+    """Print the files to be written; on stderr if the result is JSON, which has stdout for itself."""
     print(estimate, file=sys.stdout if show else sys.stderr, flush=True)
 
 
 def _pack_dataset(
     g: OutOfCoreGraph, path: str | os.PathLike[str], sampler: Sampler, options: argparse.Namespace, *, show: bool
 ) -> dict[str, Any]:
-    """Sample epochs, unless ``--add-layout`` takes the samples that are there, and pack them; return what was made.
+    """Sample epochs, unless ``--add-layout`` uses existing samples, and pack them; return a description.
 
-    After an OSError (the disk, or ``--disk``, is full, or an estimate says that it cannot suffice) what was there is as it was.
+    After an OSError (the disk, or ``--disk``, is full, or by an estimate does not suffice) existing files are unchanged.
     """
     begin = time.perf_counter()
     estimate: PackEstimate | None = None
@@ -156,13 +156,13 @@ def _pack_dataset(
     with pack:
         before = {each.name for each in find_layouts(pack)}
         made: set[str] = set()
-        n_bytes = pack_bytes(target) - unfinished_bytes(pack)  # which may be what is finished now
+        n_bytes = pack_bytes(target) - unfinished_bytes(pack)  # it may be finished now
         if disk is not None and n_bytes >= disk:
             raise OSError(
                 errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
             )
         room = None
-        if disk is not None:  # one that is there takes its own place
+        if disk is not None:  # an existing layout takes its own space
             there = layouts_there(g, pack, [options.feature], _packed(options), options.device_cache)
             room = disk - n_bytes + max((layout_bytes(pack.file(each.name)) for each in there), default=0)
         if estimate is None:
@@ -184,7 +184,7 @@ def _pack_dataset(
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            if error.filename not in {pack.file(name) for name in before}:  # else it is there, within what the pack may take
+            if error.filename not in {pack.file(name) for name in before}:  # otherwise the layout exists, within the pack's limit
                 more = "make room" if is_drive_full(error) else "give more --disk, more --cache, or --policy frequency,"
                 kept = f"the samples are kept: {more} and ask again with --add-layout"
                 raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
@@ -201,7 +201,7 @@ def _pack_dataset(
 
 
 def _seen_damage(g: OutOfCoreGraph, pack: Pack, options: LayoutOptions) -> str | None:
-    """Say what opening a layout finds wrong: its files' sizes, headers, indexes, and whether they are its own."""
+    """Describe the damage that opening a layout finds: in its files' sizes, headers, indexes and identities."""
     try:
         Layout(pack, options, g.reader).close()
     except (CorruptionError, FormatError, FileNotFoundError) as error:

@@ -27,17 +27,17 @@ __all__ = [
 
 
 def is_pack(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory holds a pack; a dataset is none."""
+    """Tell whether a directory holds a pack; a dataset is none."""
     return os.path.lexists(os.path.join(os.fspath(path), RECORD))
 
 
 def may_be_pack(path: str) -> bool:
-    """Whether a directory holds a pack, or what is left of one whose record is missing."""
+    """Tell whether a directory holds a pack, or the files of a pack whose record is missing."""
     return is_pack(path) or os.path.lexists(os.path.join(path, SAMPLES))
 
 
 def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
-    """Open a pack; ValueError, which says how one is made, where there is none."""
+    """Open a pack; ValueError, with the command that makes one, if there is none."""
     try:
         return Pack(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -46,7 +46,7 @@ def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
 
 
 def pack_bytes(path: str) -> int:
-    """Return the bytes of all files in a pack's directory."""
+    """Sum the bytes of all files in a pack's directory."""
     return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
 
 
@@ -81,7 +81,7 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
 
 
 def pack_text(result: Mapping[str, Any]) -> str:
-    """Return :func:`describe_pack`'s result but for its layouts, as a line."""
+    """Format :func:`describe_pack`'s result, without its layouts, as a line."""
     return (
         f"{result['path']}: {result['epochs']} x {result['batches']:,} batches, {result['rows']:,} rows asked for, "
         f"{format_size(result['disk_bytes'])} on disk"
@@ -89,13 +89,13 @@ def pack_text(result: Mapping[str, Any]) -> str:
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
-    """Return a layout of :func:`describe_pack`'s result as part of a line."""
+    """Format a layout of :func:`describe_pack`'s result as part of a line."""
     on_device = f", {layout['device_rows']:,} on the device" * bool(layout["device_rows"])
     return f"layout of {', '.join(layout['features'])}: {layout['policy']}, {layout['capacity']:,} rows in memory{on_device}"
 
 
 def check_given(pack: Pack, options: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raise ValueError where an option was given that is not what the pack's record says of its samples."""
+    """Raise ValueError if a given option differs from the pack's record of its samples."""
     given = getattr(options, "given", ())
     for name in names:
         made, wanted = pack.record[name], getattr(options, name)
@@ -116,9 +116,9 @@ def check_layout(
     n_device: int | None = None,
     device_cache: float | str | None = None,
 ) -> None:
-    """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy.
+    """Raise ValueError, with advice, unless the pack has exactly one layout of these features and this policy.
 
-    With ``n_device``: one that has so many rows on the device, as ``device_cache`` asks for.
+    With ``n_device``, a layout with this number of rows on the device, as ``device_cache`` requests.
     """
     found = [
         each

@@ -32,11 +32,11 @@ class Parser(argparse.ArgumentParser):
     """An argument parser, and those of its commands, whose errors are one line, as all others of the command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and where help is, and exit."""
+        """Print the error and the command for help, and exit."""
         self.exit(USER_ERROR, f"{self.prog}: {message.removeprefix('argument ')}; see {self.prog} --help\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit with an error that names arguments that there are none of, and an option that was probably meant."""
+        """Exit with an error that names unknown arguments, and an option that was probably meant."""
         name = unknown[0].partition("=")[0]
         close = get_close_matches(name, self._option_string_actions, 1) if name.startswith("-") else []
         meant = f" (did you mean {close[0]}?)" if close else ""
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_values(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with ``--option -1,-1`` as ``--option=-1,-1``: a parser would take the numbers for options."""
+    """Rewrite ``--option -1,-1`` as ``--option=-1,-1``, since a parser would take the numbers for options."""
     joined: list[str] = []
     for each in arguments:
         if re.match(r"-[\d.]", each) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
@@ -55,7 +55,7 @@ def with_values(arguments: Sequence[str]) -> list[str]:
 
 
 def make_parser() -> Parser:
-    """Return the parser without its commands."""
+    """Make the parser without its commands."""
     parser = Parser(
         prog="featstore", description="Features and adjacency of graphs larger than memory, on an SSD.", allow_abbrev=False
     )

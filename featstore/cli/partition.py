@@ -43,7 +43,7 @@ def _levels(text: str) -> tuple[int, int]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Divide the nodes, keep the parts, and say how good they are."""
+    """Divide the nodes, keep the parts, and print their quality."""
     if options.array is not None and options.method != "fennel":
         raise ValueError("--array and --method: the parts of a file need no method")
     if options.array is None and options.parts is None:

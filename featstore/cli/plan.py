@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Simulate policies, explain what every strategy would take, count what batches request, or divide memory with embeddings."""
+    """Simulate policies, estimate every strategy, count the rows requested per seed, or divide memory with embeddings."""
     if options.history:
         return plan_history(options)
     check_unused(options)
@@ -217,12 +217,12 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Workload, machine: Machine) -> Choice:
-    """Choose as a loader does, whose superbatches are as long as its disk and memory allow."""
+    """Choose a strategy as a loader does, with superbatches as long as disk and memory allow."""
     n_batches, n = workload.n_batches, workload.n_accesses // workload.n_batches
-    # A trace does not tell edges: there is one at the least by which a row was drawn.
+    # A trace has no edges; each row was drawn by at least one.
     batch = BatchSize(n, n, ROW_BYTES * n, ROW_BYTES * n, n)
     disk, sampled = options.disk, 0
-    if disk is not None:  # what a loader samples to choose lies there, too
+    if disk is not None:  # a loader's samples for the choice are there, too
         sampled = min(disk // DISK_DIVISOR, profile_batches(n_batches) * SAMPLE_BYTES * n)
     batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
     domains = Domain.of_nodes(graph, (options.feature,)), Domain.of_edges(graph, ())
@@ -235,7 +235,7 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
 
 
 def _on_device(options: argparse.Namespace, graph: OutOfCoreGraph, device: torch.device, row_bytes: int, capacity: int) -> int:
-    """Return the rows that a device would hold beside ``capacity`` rows in memory."""
+    """Choose the rows that a device would hold besides ``capacity`` rows in memory."""
     if options.device_cache is None:
         return 0
     cache = DeviceCache(options.device_cache)
@@ -291,7 +291,7 @@ def _redundancy(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> Iterator[Trace]:
-    """Open the trace that was named, or record one, which is kept or goes with the run files."""
+    """Open the named trace, or record one, which is kept or removed with the run files."""
     with ExitStack() as stack:
         if options.trace is not None:
             recording = [name for name in _RECORDING if name != "disk" or not options.explain]  # --explain: run files, too
@@ -338,7 +338,7 @@ _EXPLAINING = {
 
 @contextmanager
 def _countdown() -> Iterator[Callable[[Step], None]]:
-    """Yield what shows simulations as a bar that says how much time is left."""
+    """Yield a callback that shows simulations as a bar with the time left."""
     form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
     with ExitStack() as stack:
         bar: tqdm[int] | None = None

@@ -20,7 +20,7 @@ __all__ = ["add_history_arguments", "check_unused", "plan_history", "staleness"]
 
 STRATEGIES = ("ondemand", "superbatch", "ginex", "streamed")
 OWN = ("hidden", "staleness", "strategy")
-# Options of the other plans, which say what is recorded or simulated.
+# Options of the other plans, for recording and simulation.
 _OTHERS = (
     "epochs",
     "length",
@@ -61,7 +61,7 @@ def add_history_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_unused(options: argparse.Namespace) -> None:
-    """Raise ValueError where an option of ``--history`` was given without it."""
+    """Raise ValueError if an option of ``--history`` was given without it."""
     for name in OWN:
         if name in getattr(options, "given", ()):
             raise ValueError(f"--{name} goes with --history")

@@ -30,10 +30,10 @@ LEAST_TICK_GAP = 0.12  # of the axis: labels closer than that would overlap
 
 
 def check_plot(path: str | os.PathLike[str] | None) -> None:
-    """Make sure, before any work, that a picture can be written to ``path``, if one is asked for.
+    """Check, before any work, that a requested picture can be written to ``path``.
 
-    MissingExtraError: matplotlib is not installed. ValueError: it writes no such format. OSError: the folder is not there, or
-    may not be written to.
+    MissingExtraError: matplotlib is not installed. ValueError: matplotlib lacks the format. OSError: the folder does not exist,
+    or cannot be written.
     """
     if path is None:
         return
@@ -54,7 +54,7 @@ def check_plot(path: str | os.PathLike[str] | None) -> None:
 
 
 def print_drawn(options: argparse.Namespace, result: dict[str, Any], text: str, draw: Callable[[str], None]) -> None:
-    """Draw ``--plot`` where it is asked for, under a title that begins with the dataset's name, and print the result."""
+    """Draw ``--plot`` if requested, with a title that begins with the dataset's name, and print the result."""
     if options.plot is not None:
         draw(os.path.basename(os.path.abspath(options.path)))
         text += f"\ndrawn: {options.plot}"
@@ -62,7 +62,7 @@ def print_drawn(options: argparse.Namespace, result: dict[str, Any], text: str, 
 
 
 def _short(number: float) -> str:
-    """Return a count as a reader wants it on an axis: 950, 12.5 k, 1.76 M."""
+    """Format a count briefly, for an axis: 950, 12.5 k, 1.76 M."""
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= limit:
             return f"{number / limit:.3g}{unit}"
@@ -97,7 +97,7 @@ def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: i
     axes.set_xscale("log")
     most = max([curve.n_distinct, *(max(each.rows_loaded) for each in curve.curves)])
     room = most - curve.n_distinct
-    # From nothing, unless that would leave most of the picture empty below what has to be loaded in any case.
+    # The axis begins at 0, unless most of the picture below the unavoidable loads would then be empty.
     bottom = 0.0 if curve.n_distinct < 0.3 * most else max(0.0, curve.n_distinct - 0.08 * room)
     axes.set_ylim(bottom, max(most + 0.04 * room, 1.02 * curve.n_distinct))
     axes.set_xlabel("size of the cache: share of the rows, rows, memory", labelpad=8)
@@ -118,7 +118,7 @@ def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: i
 def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], title: str = "") -> None:
     """Draw seconds for all epochs, and bytes moved in one, against the memory of the host tier: a line a strategy.
 
-    ``choices`` are of the same workload, one a size. What cannot be taken, such as a layout without a pack, is drawn in dashes.
+    ``choices`` are for the same workload, one for each size. An impossible strategy, such as a layout without a pack, is dashed.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -164,7 +164,7 @@ def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], titl
 
 
 def _label_sizes(axes: Axes, shares: Any, curve: MissCurve, row_bytes: int) -> None:
-    """Put share, rows and memory under those sizes whose labels do not run into each other; the last one always."""
+    """Put share, rows and memory under the sizes whose labels do not overlap; always under the last one."""
     logs = np.log10(shares)
     span = max(1e-9, float(logs[-1] - logs[0]))
     chosen: list[int] = []

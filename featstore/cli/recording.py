@@ -19,7 +19,7 @@ __all__ = ["TracedBatches", "seeds_of"]
 class TracedBatches(SampledBatches):
     """The batches of a trace, as far as strategies ask of them before a run: how many, and how large."""
 
-    together = 1
+    run_length = 1
 
     def __init__(self, n_batches: int, n_rows: int, batch_size: int) -> None:
         self._n_batches, self.most_rows, self.batch_size = n_batches, n_rows, batch_size
@@ -28,19 +28,19 @@ class TracedBatches(SampledBatches):
         return self._n_batches
 
     def digest(self) -> str:
-        """No two traces are told apart."""
+        """Return a constant: traces are not distinguished."""
         return ""
 
     def sampled(self, epoch: int) -> EpochBatches:
-        """A trace has no blocks."""
+        """Raise an error: a trace has no blocks."""
         raise NotImplementedError("a trace has the ids of batches, not their blocks")
 
 
 def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.Tensor:
-    """Return the nodes that training would begin its batches with; ValueError, which says what to do, where there are none.
+    """Get the training seeds; ValueError, with advice, if there are none.
 
-    Nodes without a label are left out (:func:`split_seeds`). ``name`` is other node data with the seeds themselves, ids or a
-    mask, whatever their labels.
+    Nodes without a label are left out (:func:`split_seeds`). ``name`` names other node data with the seeds, ids or a mask,
+    whatever their labels.
     """
     there = f"it has {sorted(g.node_data)}"
     if name is not None:

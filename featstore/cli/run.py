@@ -19,7 +19,7 @@ _MODULES: tuple[Any, ...] = (create, info, verify, convert, partition, plan, pac
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
+    """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (the command cannot be carried out)."""
     try:
         arguments = with_values(arguments)
         options, unknown = command_parser(arguments).parse_known_args(arguments)
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def command_parser(arguments: Sequence[str] = ()) -> Parser:
-    """Return the parser of all commands, of which ``shtab`` makes completions; with the options of a plug-in that is named."""
+    """Make the parser of all commands, with the options of a named plug-in; ``shtab`` makes completions from it."""
     parser = make_parser()
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for (name, text), module in zip(COMMANDS.items(), _MODULES, strict=True):

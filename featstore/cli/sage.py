@@ -16,15 +16,15 @@ __all__ = ["GraphSAGE", "SageLayer", "mean_of_neighbors", "mean_over_edges"]
 
 
 def mean_of_neighbors(h: torch.Tensor, block: Block) -> torch.Tensor:
-    """Return the mean over each destination's drawn neighbours, shape (n_dst, d); zero where it has none."""
+    """Compute the mean over each destination's drawn neighbours, shape (n_dst, d); zero without neighbours."""
     return mean_over_edges(h.index_select(0, block.src), block)
 
 
 def mean_over_edges(rows: torch.Tensor, block: Block) -> torch.Tensor:
-    """Return the mean of each destination's edges, of one row an edge, shape (n_dst, d); zero where it has none.
+    """Compute the mean of each destination's edges, from one row an edge, shape (n_dst, d); zero without edges.
 
-    Of a block with weights, the weighted mean: the sum of the weights estimates the number of all neighbours. ``index_select``
-    and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
+    In a block with weights the mean is weighted: the sum of the weights estimates the number of all neighbours. ``index_select``
+    and ``index_add_`` add in the order of the edges, forward and backward, so every run gives the same bits.
     """
     if block.weight is not None:
         weight = block.weight.to(rows.dtype)
@@ -51,16 +51,16 @@ class SageLayer(torch.nn.Module):
 
     @property
     def is_narrower(self) -> bool:
-        """Whether rows are multiplied before they are averaged: the narrower side travels along the edges."""
+        """Whether rows are multiplied before they are averaged, so that the narrower rows are summed along the edges."""
         return self.of_neighbors.out_features < self.of_neighbors.in_features
 
     def of_mean(self, h: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        """Return the output, shape (n, n_out), of nodes with rows ``h``, of what was averaged over their neighbours."""
+        """Compute the output, shape (n, n_out), of nodes with rows ``h`` and the means over their neighbours."""
         result: torch.Tensor = self.of_self(h) + (mean if self.is_narrower else self.of_neighbors(mean))
         return result
 
     def forward(self, h: torch.Tensor, block: Block, edges: torch.Tensor | None = None) -> torch.Tensor:
-        """Return shape (n_dst, n_out); ``edges``: a row of ``n_edge`` numbers for each edge of the block."""
+        """Compute the outputs, shape (n_dst, n_out); ``edges``: a row of ``n_edge`` numbers for each edge of the block."""
         if self.is_narrower:
             neighbors = mean_of_neighbors(self.of_neighbors(h), block)
         else:
@@ -97,9 +97,9 @@ class GraphSAGE(torch.nn.Module):
         history: BatchHistory | None = None,
         edges: Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Return class scores of the seeds, shape (n_seeds, n_out).
+        """Compute class scores of the seeds, shape (n_seeds, n_out).
 
-        ``history`` is the batch's, where its loader has one. ``edges`` has a tensor a block: a row of ``n_edge`` numbers an edge.
+        ``history`` is the batch's, if its loader has one. ``edges`` has a tensor a block: a row of ``n_edge`` numbers an edge.
         """
         of_edges = [None] * len(blocks) if edges is None else edges
         for i, (layer, block, rows) in enumerate(zip(self.layers, blocks, of_edges, strict=True)):
@@ -112,7 +112,7 @@ class GraphSAGE(torch.nn.Module):
         return h
 
     def inference_layers(self) -> list[Aggregate]:
-        """Return the layers as :func:`featstore.infer` takes them; ValueError where they want features of edges."""
+        """Convert the layers for :func:`featstore.infer`; ValueError if they need edge features."""
         if self.n_edge:
             raise ValueError("the model was trained with --edge-features: infer averages rows of nodes, and has none of edges")
         return [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPLITS", "class_ids", "count_classes", "no_seeds", "split_seeds", "unknown_splits", "unlabelled"]
 
-# The names that node data of a split may have; the first one that is there counts. OGB says valid.
+# The names that node data of a split may have; the first existing one counts. OGB's name is valid.
 SPLITS = {
     "train": ("train_idx", "train_mask"),
     "val": ("val_idx", "valid_idx", "val_mask", "valid_mask"),
@@ -26,9 +26,9 @@ MOST_CLASSES = 100_000  # ids beyond are numbers of something else, and the mode
 
 
 def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
-    """Return the labelled nodes of a split, from the first of its names in :data:`SPLITS`; None where there is none of them.
+    """Get the labelled nodes of a split, from the first existing name in :data:`SPLITS`; None if no name exists.
 
-    A node has no label where all entries of its row are NaN, or negative in labels that are whole numbers. Errors are those of
+    A node has no label if all entries of its row are NaN, or negative in labels that are whole numbers. Errors are those of
     :func:`~featstore.sampling.batches.check_seeds`, and ValueError for labels without an entry for each node.
     """
     ids = _split_nodes(g, split)
@@ -36,7 +36,7 @@ def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | No
 
 
 def unlabelled(g: OutOfCoreGraph, labels: str) -> dict[str, tuple[int, int]]:
-    """Count the nodes of each split that :func:`split_seeds` leaves out, and of how many; only splits where it does."""
+    """Count the nodes of each split that :func:`split_seeds` leaves out, and all nodes of the split; omit complete splits."""
     counts = {}
     for split in SPLITS:
         ids, seeds = _split_nodes(g, split), split_seeds(g, split, labels)
@@ -70,9 +70,9 @@ def _is_labelled(y: torch.Tensor) -> torch.Tensor:
 
 
 def count_classes(g: OutOfCoreGraph | PackedGraph, labels: str) -> int:
-    """Return how many classes a model has: one more than the largest class id among a graph's labels.
+    """Count the classes of a model: one more than the largest class id among a graph's labels.
 
-    ValueError: not one number a node; numbers that are not whole; ids beyond :data:`MOST_CLASSES`.
+    ValueError: labels are not one number a node, or not whole numbers, or beyond :data:`MOST_CLASSES`.
     """
     y = _labels_of(g, labels)
     what, own = f"labels: {labels!r}", "for other tasks write a loop over featstore.Loader, which delivers any labels"
@@ -81,7 +81,7 @@ def count_classes(g: OutOfCoreGraph | PackedGraph, labels: str) -> int:
     if y.numel() != len(y):
         raise ValueError(f"{what} has shape {tuple(y.shape)}; training takes one class id a node, of shape (n,) or (n, 1): {own}")
     most = -1
-    for part in torch.split(y.reshape(-1), 1 << 20):  # in parts: what is made of them is no larger
+    for part in torch.split(y.reshape(-1), 1 << 20):  # in parts, so that temporary arrays are small
         if part.is_floating_point():
             broken = part[((part != part.floor()) & ~part.isnan()) | part.isinf()]
             if len(broken):
@@ -98,18 +98,18 @@ def count_classes(g: OutOfCoreGraph | PackedGraph, labels: str) -> int:
 
 
 def class_ids(y: torch.Tensor) -> torch.Tensor:
-    """Return labels that :func:`count_classes` accepts as int64, shape (n,), negative where there is none."""
+    """Convert labels that :func:`count_classes` accepts to int64, shape (n,), negative for nodes without a label."""
     return (y.nan_to_num(nan=-1) if y.is_floating_point() else y).reshape(-1).to(torch.int64)
 
 
 def unknown_splits(names: Iterable[str]) -> list[str]:
-    """Return the names that end as a split's do, ``_idx`` or ``_mask``, and are no split's."""
+    """List the names that end in ``_idx`` or ``_mask``, as a split's do, but belong to no split."""
     known = {name for names in SPLITS.values() for name in names}
     return sorted(name for name in names if name.endswith(("_idx", "_mask")) and name not in known)
 
 
 def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
-    """Say what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
+    """Explain why :func:`split_seeds` found no training seeds."""
     if seeds is None:
         return f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(there)}"
     return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"

@@ -76,7 +76,7 @@ def _share(text: str) -> float | str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> None:
-    """Add what :func:`train_as_asked` wants to know, and the options of a plug-in that is named."""
+    """Add the arguments of :func:`train_as_asked`, and the options of a named plug-in."""
     add_opening(parser)
     add_sampling(parser)
     parser.add_argument("--feature", default="x", help="feature (default: x)")
@@ -153,7 +153,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
 
 
 def named_strategy(arguments: Sequence[str]) -> str | None:
-    """Return the strategy that a command line names, if it does, before its options are known."""
+    """Find the strategy that a command line names, if any, before its options are known."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--strategy", nargs="?")
     name: str | None = parser.parse_known_args(arguments)[0].strategy
@@ -161,7 +161,7 @@ def named_strategy(arguments: Sequence[str]) -> str | None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, and print what every epoch took."""
+    """Train, and print the costs of every epoch."""
     result = train_as_asked(options.path, options, quiet=options.json)
     print_result(options, result.to_dict(), f"\n{describe_training(result)}")
     return 0
@@ -194,7 +194,7 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _device_cache(options: argparse.Namespace) -> DeviceCache:
-    """Return the tier that is asked for with a policy or a reserve."""
+    """Make the device tier of the options, if a policy or a reserve was given."""
     if options.device_cache is None:
         raise ValueError("--device-policy and --device-reserve go with --device-cache: give its size, or auto")
     if options.device_reserve is not None and options.device_cache != "auto":
@@ -220,7 +220,7 @@ def _stage_threads(text: str) -> dict[str, int]:
 
 
 def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Namespace) -> None:
-    """Have the pack ``path`` trained on; ValueError where an option needs its dataset."""
+    """Set the options to train on the pack ``path``; ValueError if an option needs the dataset."""
     name = os.fspath(path)
     if options.pack is not None:
         raise ValueError(f"--pack goes with a dataset: {name} is itself a pack; leave one out")
@@ -235,10 +235,10 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
 
 
 def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *, quiet: bool = False) -> TrainResult:
-    """Open a dataset, or a pack in its place, and train on it as :func:`add_arguments`'s options say.
+    """Open a dataset, or a pack in its place, and train on it with the options of :func:`add_arguments`.
 
     Prints a line an epoch unless ``quiet``. Makes torch use deterministic algorithms, so that losses are the same, bit for bit,
-    whatever the cache and the strategy, and with the dataset of a pack or without.
+    whatever the cache and the strategy, and with a pack's dataset or without.
     """
     is_alone = is_pack(path)
     if is_alone:
@@ -266,7 +266,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         if isinstance(graph, OutOfCoreGraph):
             _say_unlabelled(graph, options.labels, options.unlabelled)
         if options.device.startswith("cuda"):
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA refuses deterministic products without it
         torch.use_deterministic_algorithms(True)
         return train(
             graph,
@@ -302,7 +302,7 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
     options.fanouts = pack.record["fanouts"] or options.fanouts
     options.batch_size = pack.record["batch_size"] or options.batch_size
     if isinstance(graph, PackedGraph) and "fanouts" not in getattr(options, "given", ()):
-        options.fanouts = options.fanouts[:1] * pack.n_hops  # how many they are is all that a model wants to know
+        options.fanouts = options.fanouts[:1] * pack.n_hops  # a model needs only their number
     if len(pack) and pack.n_hops != (n := n_layers(options)):
         option = {"layer": "layer-sizes", "shadow": "layers"}.get(options.sampler, "fanouts")
         what = f"is {n}" if option == "layers" else f"has {n}: give {pack.n_hops} numbers"
@@ -318,7 +318,7 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
 
 
 def _make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
-    """Make the batches of seeds, and print a line about the macro-batches that were chosen."""
+    """Make the batches of seeds, and print a line about the chosen macro-batches."""
     batches = make_batches(graph, options, seeds)
     if isinstance(batches, PartitionBatches) and options.macro is None:
         print(f"featstore: --macro {batches.macro}: {batches.macro_reason}", file=sys.stderr, flush=True)
@@ -333,7 +333,7 @@ def _say_resumed(checkpoints: Checkpoints, options: argparse.Namespace) -> None:
 
 
 def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
-    """Print a line about node data that looks like a split and has no name of one: nothing is trained or measured on it."""
+    """Print a line about node data that looks like a split but has no split's name, and is not used."""
     unused = unknown_splits(graph.node_data)
     if unused:
         names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
@@ -342,8 +342,8 @@ def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
 
 
 def _say_unlabelled(graph: OutOfCoreGraph, labels: str, what: str) -> None:
-    """Print a line about nodes of splits that have no label: nothing is trained or measured on them. ``"error"``: raise it."""
-    count_classes(graph, labels)  # what is wrong with the labels as such comes first
+    """Print a line about nodes of splits without a label, which are not used. ``"error"``: raise it."""
+    count_classes(graph, labels)  # errors of the labels themselves come first
     left_out = unlabelled(graph, labels)
     if left_out:
         counts = ", ".join(f"{n:,} of {of:,} of {split}" for split, (n, of) in left_out.items())

@@ -71,12 +71,12 @@ class TrainResult:
     memory: MemoryReport = field(default_factory=lambda: MemoryReport({}, 0, 0))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
+        """Convert the record to plain containers, for JSON."""
         return asdict(self)
 
 
 def edge_rows(batch: MiniBatch, names: Sequence[str]) -> list[torch.Tensor] | None:
-    """Return the rows of each block's edges, float32, the columns of all features side by side; None where none are named."""
+    """Collect the rows of each block's edges, float32, the columns of all features side by side; None if none are named."""
     if not names:
         return None
     blocks = zip(*(batch.edge_features[name] for name in names), strict=True)
@@ -86,7 +86,7 @@ def edge_rows(batch: MiniBatch, names: Sequence[str]) -> list[torch.Tensor] | No
 
 
 def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edge_features: Sequence[str] = ()) -> float:
-    """Return the share of a loader's seeds whose class is predicted right, each from its sampled neighbourhood."""
+    """Measure the share of a loader's seeds whose class is predicted right, each from its sampled neighbourhood."""
     was_training = model.training
     model.eval()
     right = total = 0
@@ -102,7 +102,7 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edg
 
 
 def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str, edge_features: Sequence[str] = ()) -> None:
-    """Raise ValueError, which says what there is, unless a graph has these features and labels."""
+    """Raise ValueError, with the existing names, unless a graph has these features and labels."""
     is_pack = isinstance(g, PackedGraph)
     if edge_features and isinstance(g, PackedGraph):
         text = f"edge features: {g.path} is a pack, and rows of edges stay in its dataset"
@@ -147,11 +147,11 @@ def train(
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-        With features (float, one row of numbers a node), class ids as labels, and node data of splits (:data:`SPLITS`), of
-        which ``val`` and ``test`` may be missing. A pack in place of its dataset trains in its own batches, with the labels
-        that it carries; accuracy is not measured, for which nodes would have to be sampled.
+        A graph with features (float, one row of numbers a node), class ids as labels, and node data of splits (:data:`SPLITS`).
+        The splits ``val`` and ``test`` may be missing. A pack in place of its dataset trains in its own batches, with the labels
+        that it carries. Accuracy is then not measured, since that would need sampling.
     sampler : Sampler or None
-        Of ``n_layers`` hops; None with a PackedGraph.
+        Sampler of ``n_layers`` hops; None with a PackedGraph.
     feature, labels : str
         Labels are class ids from 0, one a node; a node whose label is negative or NaN is left out.
     edge_features : sequence of str
@@ -159,12 +159,13 @@ def train(
     hidden, dropout, lr, epochs, batch_size, seed : number
         Adam; one batch of the loader a step; the seed of weights, dropout and the order of the seeds.
     batches : callable, optional
-        Given the training seeds, returns their batches; by default random ones of ``batch_size``, in which accuracy is
-        measured all the same. Not asked with a pack.
+        ``batches(seeds)`` returns the batches of the training seeds; by default random ones of ``batch_size``. Accuracy is
+        always measured in random batches. Not called with a pack.
     max_batches, max_seconds : number, optional
-        Stop an epoch after so many batches; training after so long: the epoch under way is evaluated, and the last one.
+        Stop an epoch after this number of batches; stop training after this number of seconds. The current epoch is then
+        evaluated, and is the last one.
     held_out : sequence of str
-        Splits that accuracy is measured on after every epoch, of ``"val"`` and ``"test"``.
+        Splits on which accuracy is measured after every epoch, of ``"val"`` and ``"test"``.
     progress : bool, optional
         Show bars on stderr; by default on a terminal and in a notebook.
     on_epoch : callable, optional
@@ -174,18 +175,18 @@ def train(
     save : path-like, optional
         Write the trained model to this file, which :func:`~featstore.cli.model.load_model` reads.
     checkpoints : Checkpoints, optional
-        Written to after every whole epoch. Training goes on from one that is there, up to ``epochs`` in all, as if it had not
-        been interrupted: losses, accuracies and weights are the same, bit for bit.
+        A checkpoint is written after every whole epoch. Training goes on from an existing one, up to ``epochs`` in all, as if it
+        had not been interrupted: losses, accuracies and weights are the same, bit for bit.
 
     Raises
     ------
     ValueError
-        No training seeds, labels or features as asked for; labels that are no class ids; a pack's seed without a label; a
-        checkpoint of another training. Errors of loading pass through.
+        Training seeds, labels or features are missing; labels are no class ids; a pack's seed has no label; the checkpoint is of
+        another training. Errors of loading pass through.
 
     Notes
     -----
-    Sets torch's random state. With the same seed the losses are the same, bit for bit, whatever the cache, the reader, the
+    Sets torch's random state. With the same seed the losses are the same, bit for bit, with any cache, reader and number of
     threads.
     """
     show = is_seen() if progress is None else progress
@@ -225,7 +226,7 @@ def train(
         options |= {"sampler": sampler, "seeds": seeds["train"] if batches is None else batches(seeds["train"])}
         has_size = batches is None
     else:
-        has_size = False  # a pack has batches of its own
+        has_size = False  # a pack has its own batches
     of_training = {name: value for name, value in common.items() if has_size or name != "batch_size"}
     with Loader(g, **of_training, **options) as loader:
         parts = {"model": model, "optimizer": optimizer, "loader": loader}
@@ -253,7 +254,7 @@ def train(
             if time.perf_counter() > deadline:
                 break
             if checkpoints is not None:
-                loader.set_epoch(epoch + 1)  # also where max_batches ended this one before its end
+                loader.set_epoch(epoch + 1)  # also if max_batches cut this epoch short
                 checkpoints.save(parts, device, list(map(asdict, result.epochs)), result.losses)
         stats, result.memory = loader.stats(), g.budget.report()
     if save is not None:
@@ -275,7 +276,7 @@ def _train_epoch(
     deadline: float,
     edge_features: Sequence[str],
 ) -> float:
-    """Return the mean loss."""
+    """Train one epoch, and return the mean loss."""
     total, count = 0.0, 0
     n_batches = len(loader) if max_batches is None else min(max_batches, len(loader))
     bar = None if title is None else _bar(loader, title, n_batches)
@@ -309,7 +310,7 @@ def _bar(loader: Loader, title: str, n_batches: int) -> tqdm[MiniBatch]:
 
 
 def describe_epoch(epoch: Epoch) -> str:
-    """Return one line about an epoch."""
+    """Format one line about an epoch."""
     parts = [f"epoch {epoch.epoch}: loss {epoch.loss:.4f}"]
     parts += [
         f"{name} {value:.4f}" for name, value in (("val", epoch.val_accuracy), ("test", epoch.test_accuracy)) if value is not None
@@ -318,7 +319,7 @@ def describe_epoch(epoch: Epoch) -> str:
 
 
 def describe_training(result: TrainResult) -> str:
-    """Return where time, rows and memory of a training went, as text."""
+    """Format a training's seconds, rows and memory as text."""
     estimated = f"\n\n{beside_estimate(result)}" if "auto" in result.stats else ""
     return f"{stage_table(result.stats)}\n\n{result.memory}{estimated}"
 
@@ -341,10 +342,10 @@ def beside_estimate(result: TrainResult) -> str:
 
 
 def stage_table(stats: Mapping[str, Any]) -> str:
-    """Return two tables as text: seconds by stage, and rows, bytes and share by tier.
+    """Format two tables as text: seconds by stage, and rows, bytes and share by tier.
 
     Stages have the names of Ginex (VLDB 2022), figure 14: inspect, switch, data preparation, cache update, transfer, compute.
-    They overlap, so the seconds that the loop lost are those of "loop waited for a batch".
+    Stages overlap; the loop lost only the seconds of "loop waited for a batch".
     """
     seconds = stats["seconds"]
     looks_ahead = "plan" in seconds

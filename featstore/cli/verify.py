@@ -22,11 +22,11 @@ PATH = "directory of the dataset, or of a pack"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # the path is all
+    del parser  # the path is the only argument
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check it, and say what was checked; 1 where it is damaged."""
+    """Check the dataset or pack, and print a report; return 1 if it is damaged."""
     begin = time.perf_counter()
     path = os.path.abspath(options.path)
     result: dict[str, Any] = {"path": path, "ok": True}
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     except (CorruptionError, FormatError, FileNotFoundError) as error:
         if not is_there or isinstance(error, (VersionError, StaleError)):
             raise
-        # It was there, and is no longer what it was.
+        # The dataset or pack exists, but is damaged.
         print(f"featstore: {one_line(error)}{advice_on_damage(error)}", file=sys.stderr)
         return 1
     result["seconds"] = round(time.perf_counter() - begin, 3)
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _describe_verified(result: dict[str, Any]) -> str:
-    """Return as text what of a pack was checked, and what of its directory was not."""
+    """Format the checked parts of a pack as text, and the files of its directory that were not checked."""
     what = f"samples, {result['layouts']} layout{'s' * (result['layouts'] != 1)}"
     what += f", node data {', '.join(result['node_data'])}" if result["node_data"] else ""
     lines = [f"{result['path']}: {result['files']} files, {format_size(result['bytes'])} ({what}), all as they were written"]

@@ -23,7 +23,7 @@ from featstore.creation.topologyfiles import Form, WrittenField, open_topology_f
 from featstore.errors import BudgetError
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.catalog import EDGE, Catalog, FieldRecord, Part, write_catalog
+from featstore.storage.catalog import EDGE, Catalog, FieldPart, FieldRecord, write_catalog
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.stripes import make_stripe
 from featstore.storage.writer import FileRecord, RowFileWriter
@@ -38,9 +38,9 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def file_stem(name: str) -> str:
-    """Make a part of a file's name that tells the field ``name`` from all others, and is plain whatever the field is called."""
+    """Make a file name's part that is unique to the field ``name``, and plain whatever the field's name."""
     stem = urllib.parse.quote(name, safe=" ,;@()+")
-    if len(stem) > 100:  # file names end at 255 bytes, and a letter can take 12
+    if len(stem) > 100:  # file names have at most 255 bytes, and a letter can take 12
         stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
     return stem
 
@@ -53,7 +53,7 @@ class _Builder:
         self.memory = memory
         self.progress = progress
         self.block_bytes = max(64 << 10, min(32 << 20, memory // 16))
-        self.step = max(1024, memory // 128)  # nodes, or edges, that are worked on together
+        self.step = max(1024, memory // 128)  # nodes, or edges, processed at a time
         self.files: dict[str, FileRecord] = {}
         self.fields: dict[str, FieldRecord] = {}
 
@@ -64,9 +64,9 @@ class _Builder:
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
 
     def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
-        """Note a committed file as all of the field ``key``."""
+        """Record a committed file as the only file of the field ``key``."""
         self.files[file.name] = file
-        self.fields[key] = FieldRecord(key, role, file.dtype, shape, file.generation, (Part(file.name, 0, file.n_rows),))
+        self.fields[key] = FieldRecord(key, role, file.dtype, shape, file.generation, (FieldPart(file.name, 0, file.n_rows),))
 
     def add(self, key: str, role: str, name: str, source: Source) -> None:
         """Stream one field of the nodes, or of the edges: ``key`` is ``NODE`` or ``EDGE``."""
@@ -104,7 +104,7 @@ class _TopologyWriter:
         self._builder = builder
         self._n = num_nodes
         self._step = max(1024, builder.memory // 64)
-        # Degrees are counted as the ids go by, for as many nodes as a quarter of the memory holds; the rest is counted later.
+        # Degrees are counted while ids are written, for as many nodes as a quarter of the memory holds; the rest later.
         self._degrees = np.zeros(min(num_nodes, max(1024, builder.memory // 32)), dtype=np.int64)
 
         def open_writer(name: str, layout: RowLayout, dtype: str, stripe: str) -> RowFileWriter:
@@ -122,7 +122,7 @@ class _TopologyWriter:
         self._edge_ids = EdgeIdsWriter(num_edges, open_edge_ids)
 
     def write(self, begins: Int64s, ids: Int64s, edges: Int64s | None) -> None:
-        """Append lists, see :meth:`TopologyFiles.write`; the ids are in range, ``edges`` are their numbers in the input."""
+        """Append lists, see :meth:`TopologyFiles.write`; ids must be in range, ``edges`` has the edges' numbers in the input."""
         self._files.write(begins, ids)
         self._edge_ids.write(edges, len(ids))
         if len(ids):
@@ -130,7 +130,7 @@ class _TopologyWriter:
         self._builder.progress.add(ids.nbytes)
 
     def add_pairs(self, dst: Int64s, src: Int64s, edges: Int64s | None) -> None:
-        """Append edges sorted by destination, which go on where the last call's ended, and their numbers in the input.
+        """Append edges sorted by destination, which continue the last call's, and their numbers in the input.
 
         Without numbers, edges are numbered as they are stored.
         """
@@ -178,7 +178,7 @@ class _TopologyWriter:
 
 
 def _count(ids: Int64s, low: int, counts: Int64s) -> None:
-    """Add to ``counts[i]`` how often ``low + i`` occurs in ``ids``."""
+    """Add the number of times that ``low + i`` occurs in ``ids`` to ``counts[i]``."""
     if low or len(counts) == 0 or int(ids.max(initial=0)) >= len(counts):
         ids = ids[(ids >= low) & (ids < low + len(counts))] - low
     if len(counts) <= 4 * len(ids):
@@ -192,7 +192,7 @@ def _count(ids: Int64s, low: int, counts: Int64s) -> None:
 
 
 def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> None:
-    """Sort each list and write them."""
+    """Sort each neighbour list of the input, and write the lists."""
     cap, ids = builder.step, csc.ids(builder.block_bytes)
     for bounds in csc.offsets(builder.step, builder.block_bytes):
         first, n_lists, degrees = 0, len(bounds) - 1, np.diff(bounds)
@@ -210,7 +210,7 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> N
 
 
 def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | None]:
-    """Sort each of consecutive lists of the given lengths; return them, and where each id was: None if all were in order."""
+    """Sort each of consecutive lists of the given lengths; return them, and each id's old place, None if all were in order."""
     bits, spread = max(1, (n - 1).bit_length()), (len(degrees) - 1).bit_length()
     owner = np.repeat(np.arange(len(degrees), dtype=np.int64), degrees)
     if bits + spread > 63:
@@ -229,7 +229,7 @@ def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | 
 def _write_long_list(
     topology: _TopologyWriter, builder: _Builder, ids: Callable[[int], Int64s], start: int, degree: int, n: int
 ) -> None:
-    """Sort one list that is longer than what is sorted in memory."""
+    """Sort and write one list that is too long to sort in memory."""
     with PairSorter(n, builder.memory, builder.directory, id_bytes_of(start + degree)) as sorter:
         done = 0
         while done < degree:
@@ -243,7 +243,7 @@ def _write_long_list(
 
 
 def _build_memory(memory: int | str | None, form: Form) -> int:
-    """Choose the memory to work in, beside the chunk that is being filled."""
+    """Choose the bytes of memory to work in, without the chunk that is being filled."""
     least = _LEAST_MEMORY + form.chunk_bytes
     n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
     if n_bytes < least:
@@ -308,12 +308,12 @@ def _write_pairs(
     cleaning: Cleaning,
     check: Callable[[int], None] = lambda n_edges: None,
 ) -> int:
-    """Sort edges, cleaned, and write them; return how many they are.
+    """Clean, sort and write edges; return their number.
 
-    ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check`` is told of the number of edges
-    before anything is written.
+    ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check(n_edges)`` is called before anything
+    is written.
     """
-    # Where duplicates go, edges are numbered as they are stored: no number goes with them.
+    # If duplicates are removed, edges are numbered as they are stored, and carry no numbers.
     edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)
     with PairSorter(num_nodes, builder.memory, builder.directory, edge_bytes) as sorter:
         n_edges = 0

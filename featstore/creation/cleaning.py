@@ -18,7 +18,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which edges of the input a dataset has; see :meth:`featstore.OutOfCoreGraph.from_edge_index`."""
+    """Choice of the input's edges that a dataset has; see :meth:`featstore.OutOfCoreGraph.from_edge_index`."""
 
     coalesce: bool
     remove_self_loops: bool
@@ -33,10 +33,10 @@ class Cleaning:
         edge_features: Mapping[str, Any] | None,
         stripes: Sequence[Any],
     ) -> Cleaning:
-        """Check what a user asks for.
+        """Check a user's options.
 
-        ValueError where edges go or come and there are features of them, or where their number is not known ahead and there are
-        stripes.
+        ValueError if edges are removed or added and there are edge features, or if the number of edges is not known ahead and
+        there are stripes.
         """
         options = {"coalesce": coalesce, "remove_self_loops": remove_self_loops, "to_undirected": to_undirected}
         for name, value in options.items():
@@ -60,11 +60,11 @@ class Cleaning:
         return not (self.coalesce or self.remove_self_loops)
 
     def work_bytes(self, n_edges: int, n_bytes: int) -> int:
-        """Count what progress shows of the edges, where it counts ``n_bytes`` of an edge that stays as it is."""
+        """Compute the progress bar's bytes for the edges; an edge counts ``n_bytes`` if no edge is cleaned."""
         return n_edges * (n_bytes if self.is_none else 24 * (1 + self.to_undirected))
 
     def apply(self, blocks: Iterable[tuple[Int64s, Int64s]]) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield sources and destinations without self loops, and their reverse, as far as asked for."""
+        """Yield sources and destinations, without self loops and with their reverse, as the options say."""
         for src, dst in blocks:
             if self.remove_self_loops:
                 stays = src != dst
@@ -74,7 +74,7 @@ class Cleaning:
                 yield dst, src
 
     def distinct(self, blocks: Iterable[tuple[Int64s, Int64s, Int64s | None]]) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
-        """Yield sorted pairs, of equal ones the first, if duplicates are to be removed; a block has one pair at least."""
+        """Yield sorted pairs, without duplicates if ``coalesce``; a block has at least one pair."""
         last: tuple[int, int] | None = None
         for dst, src, edges in blocks:
             if not self.coalesce:

@@ -1,7 +1,7 @@
 """External sort of (destination, source) pairs in bounded memory: spilled to buckets by range, each sorted in memory.
 
-A bucket that is over the bound is split again, over destinations and then, for a single destination, over sources; one pair
-repeated more often than fits is not sorted but counted. A number may go with each pair: which edge of the input it is.
+A bucket over the bound is split again, over destinations and then, for a single destination, over sources. A bucket of one
+repeated pair is not sorted, but only counted. Each pair may carry its number in the input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FAN_OUT = 128
 def sort_pairs(
     dst: Int64s, src: Int64s, dst_low: int, dst_high: int, n: int, edges: Int64s | None = None
 ) -> tuple[Int64s, Int64s, Int64s | None]:
-    """Sort pairs by destination, then source; equal pairs stay in order, with the numbers ``edges`` that go with them.
+    """Sort pairs by destination, then source; equal pairs stay in order; ``edges`` are the pairs' numbers.
 
     ``dst_low <= dst < dst_high`` and ``0 <= src < n``; all arrays are int64 ``[k]``.
     """
@@ -51,7 +51,7 @@ def sort_pairs(
 
 
 def sort_keys(key: Int64s, key_bits: int, with_order: bool) -> tuple[Int64s, Int64s | None]:
-    """Sort keys below ``2**key_bits``, perhaps in place, equal ones in order; return them, and from where each came."""
+    """Sort keys below ``2**key_bits`` stably, perhaps in place; return them, and each key's old position if ``with_order``."""
     if not with_order:
         key.sort()
         return key, None
@@ -90,9 +90,9 @@ class PairSorter:
     memory : int
         Bytes that may be held, the caller's blocks of up to :attr:`block_pairs` pairs included.
     directory : path-like
-        Where spill files go: up to twice the pairs' bytes (8 a pair where ``n < 2³¹``, else 16; and ``edge_bytes``).
+        Directory of spill files: up to twice the pairs' bytes (8 a pair if ``n < 2³¹``, otherwise 16; and ``edge_bytes``).
     edge_bytes : {0, 4, 8}
-        Of a number that goes with each pair; 0: none does.
+        Bytes of the number that each pair carries; 0: pairs carry none.
     """
 
     def __init__(self, n: int, memory: int, directory: str | os.PathLike[str], edge_bytes: int = 0) -> None:
@@ -112,7 +112,7 @@ class PairSorter:
         self.bytes_spilled = 0
 
     def add(self, dst: Int64s, src: Int64s, first_edge: int = 0) -> None:
-        """Add pairs that are in range; the arrays are copied. The numbers that go with them count from ``first_edge``."""
+        """Add pairs that are in range; the arrays are copied. The pairs' numbers count from ``first_edge``."""
         for first in range(0, len(dst), self.block_pairs):
             block = np.empty(min(self.block_pairs, len(dst) - first), dtype=self._dtype)
             block["dst"] = dst[first : first + self.block_pairs]
@@ -167,7 +167,7 @@ class PairSorter:
                 start = end
 
     def _append(self, bucket: _Bucket, pairs: npt.NDArray[Any]) -> None:
-        # Opened anew each time: hundreds of descriptors held would meet the limit of open files.
+        # Opened for each write: hundreds of open descriptors would exceed the limit of open files.
         self._paths.add(bucket.path)
         fd = os.open(bucket.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

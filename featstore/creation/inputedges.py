@@ -1,7 +1,7 @@
-"""Edges that a dataset is made with, as offsets and ids or as pairs: checked before anything is written, or as they are read.
+"""Edges that a dataset is made of, as offsets and ids or as pairs: checked before anything is written, or as they are read.
 
-Errors name the argument, the first position that is wrong, and its value. An id that is no node is an IndexError, as it is
-wherever ids are given; offsets that do not ascend are a ValueError; what is no integer is a TypeError.
+Errors name the argument, the first wrong position, and its value. An id that is no node raises IndexError, as everywhere.
+Offsets that do not ascend raise ValueError. Values that are no integers raise TypeError.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Cursor:
         self._rest: npt.NDArray[Any] = np.empty(0, dtype=np.int64)
 
     def read(self, n: int) -> Int64s:
-        """Return the next ``n`` values, fewer at the end; the caller's to change."""
+        """Read the next ``n`` values, fewer at the end, into an array that the caller may change."""
         out = np.empty(n, dtype=np.int64)
         done = 0
         while done < n:
@@ -63,9 +63,9 @@ class _Cursor:
 
 
 class CscInput:
-    """Neighbour lists as compressed columns: those of node ``v`` are ``indices[indptr[v]:indptr[v + 1]]``.
+    """Neighbour lists as compressed columns: the list of node ``v`` is ``indices[indptr[v]:indptr[v + 1]]``.
 
-    TypeError or ValueError where one of the two holds no integers or has more dimensions than one, or ``indptr`` is empty.
+    TypeError or ValueError if one of the two holds no integers or has several dimensions, or ``indptr`` is empty.
     """
 
     def __init__(self, indptr: ArrayLike, indices: ArrayLike) -> None:
@@ -75,13 +75,13 @@ class CscInput:
         self.num_nodes, self.num_edges = self._indptr.n_rows - 1, self._indices.n_rows
 
     def check_offsets(self) -> None:
-        """Raise what :meth:`offsets` would raise, by reading them; nothing where they can be read but once."""
+        """Read the offsets, and raise the errors of :meth:`offsets`; skipped if they can be read only once."""
         if not self._indptr.is_read_once:
             for _ in self.offsets(_CHECK_BYTES // 8, _CHECK_BYTES):
                 pass
 
     def offsets(self, step: int, block_bytes: int) -> Iterator[Int64s]:
-        """Yield where the next ``step`` lists begin, and where the last of them ends: int64 ``[k + 1]``.
+        """Yield the begins of the next ``step`` lists, and the end of the last of them: int64 ``[k + 1]``.
 
         ValueError unless they ascend from 0 to the number of ids.
         """
@@ -116,7 +116,7 @@ class CscInput:
             node += len(nodes)
 
     def ids(self, block_bytes: int) -> Callable[[int], Int64s]:
-        """Return ``read(n)``, which reads the next ``n`` ids, as many as there are; IndexError where one is no node."""
+        """Make ``read(n)``, which reads the next ``n`` ids, fewer at the end; it raises IndexError for an id that is no node."""
         cursor, done = _Cursor(self._indices, block_bytes), 0
 
         def read(n: int) -> Int64s:
@@ -152,7 +152,8 @@ _FORMS = "an array [2, E], a tensor, lists, the path of a .npy file, or an itera
 class PairInput:
     """Edges as pairs: ``edge_index``, int ``[2, num_edges]``, sources and destinations, or blocks of such shape.
 
-    ``num_edges`` is None for an iterable, which does not say before it ends. TypeError or ValueError for anything else.
+    ``num_edges`` is None for an iterable, whose number of edges is known only at its end. TypeError or ValueError for any other
+    input.
     """
 
     def __init__(self, edge_index: Any, num_nodes: int) -> None:

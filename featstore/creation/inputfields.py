@@ -1,4 +1,4 @@
-"""Fields that a dataset is made with: features and data of nodes, features of edges, checked before anything is written."""
+"""Fields that a dataset is made of: features and data of nodes, features of edges, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featstore.topology.edgeids import EDGE_IDS
 
 __all__ = ["Field", "check_edge_rows", "check_field_name", "open_fields", "total_bytes"]
 
-Field = tuple[str, str, str, Source]  # key of what it belongs to, role, name, rows
+Field = tuple[str, str, str, Source]  # key (NODE or EDGE), role, name, rows
 
 # Fields of the adjacency, whose keys and files are those of edge features.
 _TAKEN = ("chunk_directory", "chunks", EDGE_IDS, "indices", "indptr", "out_degree")
@@ -30,9 +30,10 @@ def open_fields(
     num_nodes: int,
     nodes: str = "nodes",
 ) -> list[Field]:
-    """Open all fields; check their names, and that those of nodes have a row for each.
+    """Open all fields; check their names, and that fields of nodes have a row for each node.
 
-    ``nodes`` is what a message says after their number: how it is known. Raises as :meth:`featstore.OutOfCoreGraph.create`.
+    ``nodes`` is the text after the number of nodes in messages, with its origin. Raises as
+    :meth:`featstore.OutOfCoreGraph.create`.
     """
     for argument, given in (("features", features), ("node_data", node_data), ("edge_features", edge_features)):
         if given is not None and not isinstance(given, Mapping):

@@ -27,11 +27,11 @@ __all__ = ["ArrayLike", "NpySource", "Source", "dtype_name", "numpy_dtype", "ope
 
 UInt8s = npt.NDArray[np.uint8]
 
-# What create takes: an array, memmap, tensor or list; a path to a .npy file; or (shape, dtype, iterable of row blocks).
+# Inputs of create: an array, memmap, tensor or list; a path to a .npy file; or (shape, dtype, iterable of row blocks).
 ArrayLike: TypeAlias = "npt.ArrayLike | torch.Tensor | str | os.PathLike[str] | tuple[Any, Any, Iterable[Any]]"
 
 _MAX_NPY_HEADER = 1 << 16
-# Integers that inputs of the topology may have besides those of DTYPES; the topology is stored as int32 or int64.
+# Further integer dtypes of inputs of the topology, which is stored as int32 or int64.
 _WIDER = {"uint16": 2, "uint32": 4, "uint64": 8}
 
 
@@ -42,14 +42,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the little-endian NumPy dtype of a name of ``DTYPES``; bfloat16, which NumPy lacks, is its bits, uint16."""
+    """Get the little-endian NumPy dtype of a name of ``DTYPES``; uint16 for bfloat16, which NumPy lacks."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
 def dtype_name(dtype: object, *, wider: bool = False, of: str = "") -> str:
-    """Name a torch or NumPy dtype as the format does; TypeError where it has no such dtype.
+    """Name a torch or NumPy dtype as the format does; TypeError if the format has no such dtype.
 
-    ``wider`` admits all unsigned integers; ``of`` is what the error calls the array that has the dtype.
+    ``wider`` admits all unsigned integers; ``of`` names the array in the error.
     """
     if isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")
@@ -63,7 +63,7 @@ def dtype_name(dtype: object, *, wider: bool = False, of: str = "") -> str:
 
 
 class Source(ABC):
-    """Rows to be stored; their ``dtype`` is a name of ``DTYPES``. A source that ``is_read_once`` yields its blocks but once."""
+    """Rows to be stored; ``dtype`` is a name of ``DTYPES``. A source with ``is_read_once`` yields its blocks only once."""
 
     is_read_once = False
 
@@ -88,7 +88,7 @@ class Source(ABC):
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         """Yield all rows in order: uint8 ``[k, row_bytes]``, little-endian, ``k`` at least 1 and about ``max_bytes`` at most.
 
-        A block may share memory with the input or with the next block; it must be used before the next is asked for.
+        A block may share memory with the input or with the next block; use it before the next one is requested.
         """
 
     def values(self, max_bytes: int) -> Iterator[npt.NDArray[Any]]:
@@ -101,19 +101,19 @@ class Source(ABC):
 
 
 def _will_need(array: npt.NDArray[Any]) -> None:
-    """Have the kernel read a part of a memory map that is needed soon."""
+    """Advise the kernel to read a part of a memory map that is needed soon."""
     file: Any = array
     while isinstance(file, np.ndarray):
         file = file.base
     if isinstance(file, mmap.mmap) and array.nbytes and array.flags.c_contiguous:
         start = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
         page = start - start % mmap.PAGESIZE
-        with contextlib.suppress(OSError):  # advice that is not taken costs time alone
+        with contextlib.suppress(OSError):  # without the advice, reading is only slower
             file.madvise(mmap.MADV_WILLNEED, page, start + array.nbytes - page)
 
 
 def _array_bytes(array: npt.NDArray[Any]) -> UInt8s:
-    """View rows as little-endian bytes; a copy only where they are not."""
+    """View rows as little-endian bytes; copy them only if needed."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     n = len(little)
     return little.reshape(n, -1).view(np.uint8) if little.size else np.empty((n, 0), np.uint8)
@@ -266,11 +266,11 @@ def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[
 
 
 def open_source(name: str, value: ArrayLike, *, wider: bool = False) -> Source:
-    """Put any accepted input behind :class:`Source`; ``wider`` admits uint16, uint32 and uint64, too.
+    """Make a :class:`Source` of any accepted input; ``wider`` admits uint16, uint32 and uint64, too.
 
     A path names a ``.npy`` file. A tuple ``(shape, dtype, iterable)`` announces rows that come block by block, each an array or
-    tensor ``[k, *shape[1:]]`` of that dtype. Raises TypeError for a dtype that the format does not hold, ValueError for rows of
-    no bytes, FormatError, CorruptionError and OSError of a file.
+    tensor ``[k, *shape[1:]]`` of that dtype. Raises TypeError for a dtype that the format lacks, ValueError for rows of no bytes,
+    and FormatError, CorruptionError or OSError for a file.
     """
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_quantized:

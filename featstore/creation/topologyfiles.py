@@ -15,7 +15,7 @@ import numpy.typing as npt
 from featstore.cache.rowmap import huge_array
 from featstore.config import user_path
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
-from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldRecord, Part
+from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldPart, FieldRecord
 from featstore.storage.format import HEADER_BYTES as FILE_HEADER_BYTES
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
@@ -31,7 +31,7 @@ OpenWriter = Callable[[str, RowLayout, str, str], RowFileWriter]
 
 @dataclass(frozen=True)
 class Form:
-    """How the adjacency is stored: ``"csc"``, or ``"chunked"`` in chunks of so many bytes, some of them in ``stripes``."""
+    """Form of the stored adjacency: ``"csc"``, or ``"chunked"`` in chunks of ``chunk_bytes``, some of them in ``stripes``."""
 
     topology: str
     chunk_bytes: int
@@ -45,7 +45,7 @@ class Form:
         stripes: Sequence[str | os.PathLike[str]],
         path: str | os.PathLike[str],
     ) -> Form:
-        """Check what a user asks for; ValueError or TypeError for no such form, OSError for a stripe that is no directory."""
+        """Check a user's options; ValueError or TypeError if there is no such form, OSError if a stripe is no directory."""
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology must be one of {', '.join(map(repr, TOPOLOGIES))}, not {topology!r}")
         for name, value in (("chunk_bytes", chunk_bytes), ("stripes", stripes or None)):
@@ -66,12 +66,12 @@ class Form:
 
 
 def _stripes(directories: Sequence[str | os.PathLike[str]], root: str) -> tuple[str, ...]:
-    """Make the directories absolute paths, checked; none lies within the dataset ``root``."""
+    """Check directories of stripes, none of which may lie within the dataset ``root``; return absolute paths."""
     if isinstance(directories, (str, os.PathLike)):
         raise TypeError(f"stripes is a list of directories, not {directories!r}")
     found = tuple(os.path.abspath(user_path(each)) for each in directories)
     for each in found:
-        with os.scandir(each):  # or its error
+        with os.scandir(each):  # raises its error
             pass
         if os.path.commonpath([os.path.realpath(each), root]) == root:
             raise ValueError(f"the stripe {each} lies within the dataset {root}")
@@ -80,7 +80,7 @@ def _stripes(directories: Sequence[str | os.PathLike[str]], root: str) -> tuple[
 
 @dataclass(frozen=True)
 class WrittenField:
-    """A field of the topology, and the files that hold it, which are durable."""
+    """A field of the topology, and its durable files."""
 
     name: str
     files: tuple[FileRecord, ...]
@@ -89,13 +89,13 @@ class WrittenField:
     def record(self, generation: int) -> FieldRecord:
         parts, row = [], 0
         for file in self.files:
-            parts.append(Part(file.name, row, file.n_rows))
+            parts.append(FieldPart(file.name, row, file.n_rows))
             row += file.n_rows
         return FieldRecord(f"{EDGE}/{self.name}", "topology", self.files[0].dtype, self.shape, generation, tuple(parts))
 
 
 class TopologyFiles(ABC):
-    """The files of one form of the adjacency, being written; a context manager, which removes what was not finished.
+    """The files of one form of the adjacency, being written; a context manager, which removes unfinished files.
 
     ``open_writer(name, layout, dtype, stripe)`` makes the writer of a file.
     """
@@ -121,21 +121,21 @@ class TopologyFiles(ABC):
         Parameters
         ----------
         begins : int64 array, shape (k,)
-            Ascending: with which edge the list of each further node begins, of those that are appended now or of the next one.
+            Ascending: the first edge of each further node's list, among the edges appended now, or the edge after them.
         ids : integer array, shape (n,)
             The neighbour ids of the next edges, in range.
         """
 
     @abstractmethod
     def finish(self) -> list[WrittenField]:
-        """Complete the files: lists that have not begun are empty. They are durable when this returns."""
+        """Complete the files, durably; lists that have not begun are empty."""
 
     @abstractmethod
     def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
         """Yield all ids of finished files that lie in ``directory``, about ``step`` at a time, in order."""
 
     def _rest(self) -> Iterator[Int64s]:
-        """Yield the begins of the nodes that have none."""
+        """Yield the begins, piece by piece, of the nodes whose lists have not begun."""
         while self.n_begun < self.num_nodes:
             yield np.full(min(self.num_nodes - self.n_begun, 1 << 16), self.n_edges, np.int64)
 
@@ -193,10 +193,11 @@ class CscFiles(TopologyFiles):
 
 
 class ChunkedFiles(TopologyFiles):
-    """``chunks`` and ``chunk_directory``. Holds one chunk, filled with a word for each list that begins and a word for each id.
+    """The files ``chunks`` and ``chunk_directory``.
 
-    Each file, in the dataset or in one of ``stripes``, takes the same number of consecutive chunks, but for rounding.
-    ``num_edges`` says where one file ends and the next one begins, and is used for nothing else.
+    One chunk is held in memory, and filled with a word for each list that begins and a word for each id. Each file, in the
+    dataset or in one of ``stripes``, takes the same number of consecutive chunks, except for rounding. ``num_edges`` is used only
+    to divide the chunks among the files.
     """
 
     kind = "chunked"
@@ -242,7 +243,7 @@ class ChunkedFiles(TopologyFiles):
             n_ids = min(room - n_nodes, len(ids))
             is_full = n_nodes + n_ids == room
             if is_full and n_nodes and int(begins[n_nodes - 1]) == self.n_edges + n_ids:
-                n_nodes -= 1  # or its list would begin in this chunk without any of its ids
+                n_nodes -= 1  # otherwise the list would begin in this chunk without any of its ids
             self._fill(begins[:n_nodes], ids[:n_ids])
             begins, ids = begins[n_nodes:], ids[n_ids:]
             if is_full:
@@ -263,13 +264,13 @@ class ChunkedFiles(TopologyFiles):
         self.n_edges += len(ids)
 
     def _begin(self, edge: int) -> None:
-        """Write the directory's rows of the chunks that waited for a list to begin."""
+        """Write the directory's rows of the chunks that waited for the begin of a list."""
         rows = np.array([(node, first, edge) for node, first in self._waiting], "<i8").reshape(-1, 3)
         self._directory.write(rows.view(np.uint8))
         self._waiting.clear()
 
     def _flush(self) -> None:
-        """Write the chunk, whole; the last one up to its last page."""
+        """Write the whole chunk, or the last chunk up to its last used page."""
         width = self.id_bytes
         while len(self._full) < len(self._ends) and self._n_chunks >= self._ends[len(self._full)]:
             self._next_file()
@@ -287,7 +288,7 @@ class ChunkedFiles(TopologyFiles):
         self._n_nodes = self._n_ids = 0
 
     def _next_file(self) -> None:
-        """Complete the file of chunks, and begin that of the next stripe."""
+        """Complete the file of chunks, and begin the file of the next stripe."""
         self._full.append(self._chunks.commit())
         self._chunks = self._open("chunks", choose_layout(self.id_bytes), self.id_type, self._stripes[len(self._full) - 1])
 

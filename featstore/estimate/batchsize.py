@@ -1,4 +1,4 @@
-"""The size of batches: one is sampled, and measured."""
+"""The size of batches: one or a few are sampled and measured."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from featstore.sampling.scratch import SCRATCH
 
 __all__ = ["REUSE", "ROW_BYTES", "BatchSize", "is_tight", "larger", "measure", "most_of", "pooled_bytes"]
 
-ROW_BYTES = 64  # of a row of a batch, beside its features: ids, edges and what sampling takes
-EDGES = 8  # of a row of a pack's batch, where none can be read: a generous guess
+ROW_BYTES = 64  # per row of a batch, besides its features: ids, edges and memory of sampling
+EDGES = 8  # per row of a pack's batch, if no batch can be read: a generous guess
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
-MARGIN = 16  # batches differ in size by a few percent: the largest is taken to be larger by one part of so many
-N_OTHERS = 8  # batches that are measured beside the first
-LOAN_COST = 5  # a batch that was sampled to be measured is given back right after idle buffers: it can be sampled again
+MARGIN = 16  # batches differ in size by a few percent: the largest is assumed to be larger by this fraction
+N_OTHERS = 8  # batches that are measured besides the first
+LOAN_COST = 5  # the measured first batch is given back right after idle buffers, since it can be sampled again
 
 
 def larger(n_rows: int) -> int:
-    """Return the rows that the largest batch is taken to have, where one of ``n_rows`` is known."""
+    """Estimate the rows of the largest batch from a batch of ``n_rows``."""
     return n_rows + n_rows // MARGIN
 
 
 def pooled_bytes(n_bytes: int) -> int:
-    """Bytes of an array from the pool; small ones are ordinary memory."""
+    """Count the bytes of an array from the pool; 0 for a small one, which is ordinary memory."""
     return block_bytes(n_bytes) if n_bytes >= SMALL_BYTES else 0
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """What one batch comes to.
+    """Size of one batch: rows, edges and memory.
 
     Parameters
     ----------
     n_rows : int
         Distinct nodes.
     n_stored : int
-        Sources, counts and arrays of its blocks, as they lie in a file, in words of 4 bytes.
+        Words of 4 bytes that its blocks' sources, counts and arrays take in a file.
     sample_bytes : int
-        Of memory that its sample holds.
+        Bytes of memory that its sample holds.
     sampling_bytes : int
-        That are held while it is sampled, the sample included; the sampler's scratch apart.
+        Bytes of memory held while it is sampled, with the sample, without the sampler's scratch.
     n_edges : int
-        Of all blocks together.
+        Edges of all blocks together.
     scratch_bytes : int
-        Of memory that the sampler keeps for each thread.
+        Bytes of memory that the sampler keeps for each thread.
     """
 
     n_rows: int
@@ -60,11 +60,11 @@ class BatchSize:
 
     @property
     def larger(self) -> int:
-        """Rows that the largest batch is taken to have: batches differ in size by a few percent."""
+        """Estimated rows of the largest batch: batches differ in size by a few percent."""
         return larger(self.n_rows)
 
     def of(self, n_rows: int) -> BatchSize:
-        """Return a batch of ``n_rows`` that is otherwise alike."""
+        """Scale this size to a batch of ``n_rows``."""
         if n_rows == self.n_rows:
             return self
         n, by = max(1, self.n_rows), n_rows
@@ -73,15 +73,15 @@ class BatchSize:
 
 
 def measure(graph: Graph, batches: SampledBatches) -> BatchSize:
-    """Sample the first batch, which epoch 0 need not sample again, and return what it comes to.
+    """Sample the first batch, which epoch 0 need not sample again, and return the size that stands for all batches.
 
-    Where the rows of the largest batch are known, it is the largest. Where batches differ, because their seeds are neighbours,
-    others of the epoch are sampled, too. The largest of them, and as much more as it is larger than their mean, stands for all.
+    If the rows of the largest batch are known, the size is scaled to them. If batches differ, because their seeds are neighbours,
+    other batches of the epoch are sampled, too. The size returned then exceeds the largest one by its excess over their mean.
 
     Raises
     ------
     BudgetError
-        There is no memory for it.
+        There is no memory for the batch.
     """
     if not len(batches):
         return BatchSize(0)
@@ -89,12 +89,12 @@ def measure(graph: Graph, batches: SampledBatches) -> BatchSize:
     if batches.most_rows is not None:
         return size.of(batches.most_rows)
     batches.remember(_First(sampled, size.sample_bytes, graph))
-    del sampled  # or it could not be given back where there is no memory for others
-    return size if batches.together == 1 else _upper(graph, batches, size)
+    del sampled  # so that it can be given back if there is no memory for others
+    return size if batches.run_length == 1 else _upper(graph, batches, size)
 
 
 def _upper(graph: Graph, batches: SampledBatches, first: BatchSize) -> BatchSize:
-    """Measure the largest batch of an epoch, from some of them."""
+    """Estimate the size of an epoch's largest batch from the first one and some others."""
     others = _others(graph, batches)
     most = max([first, *others], key=lambda each: each.n_rows)
     mean = (first.n_rows + sum(each.n_rows for each in others)) // (1 + len(others))
@@ -115,12 +115,12 @@ def _sample(graph: Graph, batches: SampledBatches, position: int) -> tuple[Batch
     stored = sum(len(block.src) + block.n_dst for block in sampled.blocks) + extra // 4
     pool.trim()
     n_edges = sum(len(block.src) for block in sampled.blocks)
-    scratch = after.get(SCRATCH, 0) - before.get(SCRATCH, 0) or after.get(SCRATCH, 0)  # a sampler that was used has its own
+    scratch = after.get(SCRATCH, 0) - before.get(SCRATCH, 0) or after.get(SCRATCH, 0)  # a used sampler has its scratch
     return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges, scratch), sampled
 
 
 class _First(Memo):
-    """The first batch: epoch 0 gets it once, unless the memory is needed before."""
+    """Memo of the first batch: epoch 0 gets it once, unless its memory is needed before."""
 
     def __init__(self, sampled: SampledBatch, n_bytes: int, graph: Graph) -> None:
         self._held, self._pool, self._n_bytes = [sampled], graph.pool, n_bytes
@@ -149,7 +149,7 @@ class _First(Memo):
 
 
 def most_rows(graph: Graph, batches: SampledBatches) -> int:
-    """Return the nodes of a batch at the most, by its seeds and fan-outs alone."""
+    """Bound the nodes of a batch, by its seeds and fan-outs alone."""
     n, rows = int(graph.num_nodes), batches.batch_size
     if batches.most_rows is not None:
         return batches.most_rows
@@ -159,7 +159,7 @@ def most_rows(graph: Graph, batches: SampledBatches) -> int:
 
 
 def most_of(graph: Graph, batches: SampledBatches) -> BatchSize:
-    """Bound a batch: a generous guess, for errors where there is no memory to sample one."""
+    """Bound the size of a batch: a generous guess, for the error if there is no memory to sample one."""
     rows, edges = most_rows(graph, batches), 0
     if batches.most_rows is not None:
         edges = EDGES * rows
@@ -170,7 +170,7 @@ def most_of(graph: Graph, batches: SampledBatches) -> BatchSize:
 
 
 def _others(graph: Graph, batches: SampledBatches) -> list[BatchSize]:
-    """Sample some batches of epoch 0 but for its first, spread over it, as far as there is memory."""
+    """Measure some batches of epoch 0 besides its first, spread over the epoch, while there is memory."""
     found: list[BatchSize] = []
     for position in sorted({k * (len(batches) - 1) // N_OTHERS for k in range(1, N_OTHERS + 1)} - {0}):
         try:
@@ -181,6 +181,6 @@ def _others(graph: Graph, batches: SampledBatches) -> list[BatchSize]:
 
 
 def is_tight(graph: Graph, batches: SampledBatches, row_bytes: int) -> bool:
-    """Whether two batches may need more than half of what is left: then one is measured before anything begins."""
+    """Tell whether two batches may need more than half of the free memory; a batch is then measured before anything begins."""
     rows = most_rows(graph, batches)
     return bool(2 * rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)

@@ -1,4 +1,4 @@
-"""Choosing a strategy: what a recorded trace says of an epoch, what the machine was measured to do, estimates from both."""
+"""Choice of a strategy: an epoch described by a recorded trace, the machine's measured rates, and estimates from both."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ __all__ = ["Choice", "chosen_mask", "expected_hits", "extrapolated", "observe", 
 
 Int64s = npt.NDArray[np.int64]
 
-TALLY_BYTES = 32  # an access of a batch, while it is counted
-ONLINE_BYTES = 64  # an access of a batch, while an online policy is simulated
-TIMED = 3  # batches
-REPLAYED = 1 << 18  # accesses that tell of an epoch what more of them would: hits within 1 %
-MISS_MARGIN = 1.25  # superbatches differ
-CURVE = (1 / 8, 1 / 4, 1 / 2, 1)  # of the cache: sizes at which misses are counted
-REPEATS = 0.05  # of the rows loaded late: fewer are chance
+TALLY_BYTES = 32  # per access of a batch, while it is counted
+ONLINE_BYTES = 64  # per access of a batch, while an online policy is simulated
+TIMED = 3  # batches on which planning is timed
+REPLAYED = 1 << 18  # accesses that suffice to predict an epoch's hits within 1 %
+MISS_MARGIN = 1.25  # factor on misses, since superbatches differ
+CURVE = (1 / 8, 1 / 4, 1 / 2, 1)  # sizes, as fractions of the cache, at which misses are counted
+REPEATS = 0.05  # share of repeated rows in the rows loaded late; a smaller share is chance
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The estimates, the one that was taken, and why."""
+    """The estimates, the taken one, and the reason."""
 
     workload: Workload
     machine: Machine
     estimates: list[Estimate]
     taken: Estimate
     reason: str
-    note: str = ""  # what was not known yet
+    note: str = ""  # facts that were not known yet
     passes: int | None = None  # over the features, of an epoch in superbatches of the workload's length
-    advice: str | None = None  # what would make them fewer
+    advice: str | None = None  # for fewer passes
 
     def table(self) -> str:
-        """Return the estimates as text, the one that was taken marked by a star."""
+        """Format the estimates as text, with a star at the taken one."""
         drive = self.machine.drive
         head = (
             f"{self.workload.capacity:,} rows in memory ({self.workload.capacity / max(1, self.workload.n_rows):.3g} of all); "
@@ -83,7 +83,7 @@ class Choice:
 
 
 def chosen_mask(scores: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.bool_]:
-    """Mark the ``n_rows`` rows of the highest scores, bool [n]; holds 8 bytes for each of them meanwhile."""
+    """Mark the ``n_rows`` rows of the highest scores, bool [n]; takes 8 bytes for each of these meanwhile."""
     mask = np.zeros(len(scores), bool)
     mask[top_rows(scores, n_rows)] = True
     return mask
@@ -114,18 +114,18 @@ def observe(
 ) -> Workload:
     """Describe an epoch for the cost model by a trace of some or all of its batches.
 
-    ``row_bytes`` is of all features together, ``capacity`` rows of the host cache. ``n_batches`` of the epoch: where the trace
-    has fewer, counts are scaled. Sampling the traced batches took ``sample_s``; of those, passes over neighbour lists
-    ``passes_s``, however many the batches are. ``online`` names an online policy to simulate as well. The device holds the rows
-    of ``on_device``, or the ``device_rows`` that most batches need. By ``out_degree`` is told what a cache by degree would hit.
-    The others go to :class:`~featstore.estimate.cost.Workload`.
+    ``row_bytes`` is the sum over all features; ``capacity`` is the rows of the host cache. ``n_batches`` is the number of batches
+    of the epoch; if the trace has fewer, counts are scaled. Sampling the traced batches took ``sample_s`` seconds. Of these,
+    passes over neighbour lists took ``passes_s``, which does not grow with the batches. ``online`` names an online policy to
+    simulate as well. The device holds the rows of ``on_device``, or the ``device_rows`` that most batches need. ``out_degree`` is
+    used to count the hits of a cache by degree. The other arguments go to :class:`~featstore.estimate.cost.Workload`.
 
-    Holds memory for accesses and for slots of the cache, and a byte for each row of the field. BudgetError: too little to
+    Takes memory for accesses and for slots of the cache, and a byte for each row of the field. BudgetError: too little memory to
     simulate Belady's policy.
     """
     recorded = len(trace)
     total = recorded if n_batches is None else n_batches
-    # The rest of an epoch is told from a part anyway: a part of the rows tells as much.
+    # If the trace is only a part of the epoch, the rest is extrapolated anyway, and a part of the rows serves as well.
     halvings = 0 if recorded == total else max(0, math.ceil(math.log2(max(1, trace.n_accesses) / REPLAYED)))
     if halvings:
         n_bytes = (8 * trace.n >> halvings) + (NUMBERED_BYTES + 16) * 2 * REPLAYED + TALLY_BYTES * trace.longest
@@ -139,12 +139,12 @@ def observe(
             seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, held, by_degree, online, budget)
             seen.grow(trace.n_accesses / max(1, part.n_accesses))
             del part, numbers, by_degree, held
-        # A part's arrays lie in the processor's caches: what planning takes is timed on all rows of a few batches.
+        # A part's arrays lie in the processor's caches, so planning is timed on all rows of a few batches.
         few = trace.head(TIMED)
         slots = min(capacity, trace.n)
         with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest, capacity=slots)):
             _, seen.plan_s = _planned(few, slots, total)
-    elif trace.n > trace.n_accesses:  # most rows are never asked for
+    elif trace.n > trace.n_accesses:  # most rows are never requested
         with budget.reserve(
             "cost model", trace.n + (NUMBERED_BYTES + len(CURVE)) * trace.n_accesses + 8 * min(capacity, trace.n)
         ):
@@ -159,7 +159,7 @@ def observe(
             seen = _look(trace, trace.n, capacity, device_rows, total, on_device, by_degree, online, budget)
             del by_degree
     scale = total / max(1, recorded)
-    # Counts are subtracted before they are rounded: rounded apart, all hits could be more than all accesses.
+    # Counts are subtracted before they are rounded; rounded separately, the hits could exceed the accesses.
     accesses = trace.n_accesses * scale
     n_accesses, n_others = round(accesses), round(accesses - seen.n_device)
 
@@ -196,19 +196,19 @@ def observe(
 
 
 def _by_degree(degrees: npt.NDArray[Any], capacity: int, rows: Int64s | None = None) -> list[npt.NDArray[np.bool_]]:
-    """Mark the rows of the most out-edges, at the sizes of :data:`CURVE`, of all or of ``rows``."""
+    """Mark the rows of the most out-edges at each size of :data:`CURVE`, for all rows or for ``rows``."""
     masks = (chosen_mask(degrees, round(share * capacity)) for share in CURVE)
     return [mask if rows is None else mask[rows] for mask in masks]
 
 
 def _curve(capacity: int, shares: tuple[float, ...]) -> Misses:
-    """Return the curve of the misses that were counted at the last sizes of :data:`CURVE`."""
+    """Make the curve of misses counted at the last sizes of :data:`CURVE`."""
     return Misses(tuple(round(share * capacity) for share in CURVE[len(CURVE) - len(shares) :]), shares)
 
 
 @dataclass
 class _Seen:
-    """What batches say of an epoch of which they are a part: accesses that are hit, rows that are loaded, seconds."""
+    """Estimates of an epoch from some of its batches: accesses that hit, rows loaded, seconds."""
 
     n_device: float
     n_static: float
@@ -222,7 +222,7 @@ class _Seen:
     degree_misses: tuple[float, ...]
 
     def grow(self, factor: float) -> None:
-        """Make it that of so many times the rows."""
+        """Scale the estimates from a part of the rows to all, by ``factor``; shares stay."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and each.name not in ("planned_misses", "degree_misses"):
@@ -240,7 +240,7 @@ def _look(
     online: str | None,
     budget: Budget,
 ) -> _Seen:
-    """Count and simulate a trace that numbers all of ``n`` rows, or those that it asks for."""
+    """Count and simulate a trace over all of ``n`` rows, or over numbers of the requested rows alone."""
     recorded = len(trace)
     scale = total / max(1, recorded)
     capacity, device_rows = min(capacity, n), min(device_rows, n)
@@ -260,7 +260,7 @@ def _look(
             del counts
             counts, rows_of, fresh = tally(rest)
             rows_of[0] -= trace.n - n
-            if is_given:  # whoever chose them looked at no batches
+            if is_given:  # these rows were chosen without looking at the batches
                 n_device = scale * (trace.n_accesses - rest.n_accesses)
                 n_static = static_hits(rows_of, capacity, recorded, total)
         n_top = float(top_sum(rows_of, capacity))
@@ -269,7 +269,7 @@ def _look(
         slots = min(capacity, trace.n)
         with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest, capacity=slots)):
             loaded, plan_s = _planned(rest, capacity, total)
-            # Of a whole epoch, which may be long, its own cache tells enough.
+            # A whole epoch may be long, so only the given cache size is simulated.
             curve = CURVE if total != recorded else CURVE[-1:]
             smaller = [simulate(rest, int(share * capacity), "belady") for share in curve[:-1]]
         online_loaded = None if online is None or not slots else _online(rest, slots, online, budget)
@@ -277,17 +277,17 @@ def _look(
     n_accesses, distinct = scale * trace.n_accesses, float(distinct_rows(rows_of, recorded, max(recorded, total)))
     loads = float(loaded.sum())
     if total != recorded:
-        # Rows chosen on a few batches serve those too well; those that a whole epoch of frozen samples chooses do no worse than
-        # degrees, and serve all where there is room for all.
+        # Rows chosen on a few batches serve these batches too well. Rows chosen on a whole epoch of frozen samples do no worse
+        # than rows by degree, and serve all accesses if there is room for all rows.
         n_top = n_accesses - n_device if distinct <= capacity else max(n_static, n_degree or 0.0)
         # The device's rows were chosen on these batches, too.
         unseen = (n_accesses - n_device) / max(1.0, scale * rest.n_accesses)
-        # No policy loads more than a static one, its fill counted, where the future is known.
+        # A policy that knows the future loads no more than a static one, its fill included.
         most = n_accesses - n_device - n_static + capacity
         loads = unseen * extrapolated(loaded, fresh, total, distinct, capacity, most)
     else:
         n_device = float(trace.n_accesses - rest.n_accesses)
-        n_static = min(n_static, n_accesses - n_device)  # of another epoch, of which the device's rows serve less
+        n_static = min(n_static, n_accesses - n_device)  # n_static is for another epoch, of which the device's rows serve less
     late = slice(recorded - max(1, recorded // 4), recorded)
     asked = max(1, int(rest.lengths[late].sum()))
     misses = tuple(min(1.0, MISS_MARGIN * float(each[late].sum()) / asked) for each in (*smaller, loaded))
@@ -312,9 +312,9 @@ def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:
 
 
 def _planned(trace: Trace, capacity: int, n_batches: int) -> tuple[Int64s, float]:
-    """Return the rows that Belady's policy loads, and the seconds in which so many batches are planned.
+    """Simulate Belady's policy: return the rows loaded a batch, and the seconds of planning ``n_batches``.
 
-    What planning takes whatever the batches, of a part of them, is not scaled.
+    If the trace has fewer batches, only the seconds per batch are scaled, not the fixed ones.
     """
     few, few_s = max(1, len(trace) // 4), 0.0
     if n_batches > len(trace) > 1:
@@ -330,14 +330,14 @@ def _planned(trace: Trace, capacity: int, n_batches: int) -> tuple[Int64s, float
 
 
 def _online(trace: Trace, capacity: int, policy: str, budget: Budget) -> Int64s:
-    """Return the rows that an online policy loads from an empty cache."""
+    """Simulate an online policy from an empty cache; return the rows loaded a batch."""
     n_bytes = FeatureCache.least_bytes(capacity, 1, trace.n, get_policy(policy)) + ONLINE_BYTES * trace.longest
     with budget.reserve("simulation", n_bytes):
         return simulate(trace, capacity, policy)
 
 
 def _again(loaded: Int64s, fresh: Int64s, n_batches: int, unseen: float) -> float:
-    """Return how many rows an online policy loads in a later epoch: at the rate of a full cache, or those it never saw."""
+    """Estimate the rows that an online policy loads in a later epoch: at a full cache's rate, or ``unseen`` if none repeat."""
     half = len(loaded) // 2
     late, again = float(loaded[half:].sum()), float((loaded[half:] - fresh[half:]).sum())
     if again > REPEATS * late:
@@ -346,12 +346,12 @@ def _again(loaded: Int64s, fresh: Int64s, n_batches: int, unseen: float) -> floa
 
 
 def extrapolated(loaded: Int64s, fresh: Int64s, n_batches: int, distinct: float, capacity: int, most: float = math.inf) -> float:
-    """Return how many rows a policy loads in an epoch of ``n_batches``, which asks for ``distinct`` rows.
+    """Estimate the rows that a policy loads in an epoch of ``n_batches``, which requests ``distinct`` rows.
 
-    ``loaded`` in each of the first batches, of which ``fresh`` were in no batch before; ``most`` is surely not exceeded. Where
-    rows are loaded again, the cache is full, and goes on at the rate of the last half. Where none are and the cache has room
-    for all, it loads the distinct rows. Where it is yet to become full, it loads more than these, and less than at that rate,
-    as ever fewer rows are new: taken is what differs from both by the same factor.
+    ``loaded`` has the rows loaded in each of the first batches, ``fresh`` the rows in no batch before; ``most`` bounds the
+    result. If rows are loaded again, the cache is full, and goes on at the rate of the last half. If none are, and the cache has
+    room for all, it loads the distinct rows. A cache that is not full yet loads more than the distinct rows, but less than at
+    that rate, since fewer and fewer rows are new. The estimate is then the geometric mean of both bounds.
     """
     n, total = len(loaded), float(loaded.sum())
     if n >= n_batches or not total:
@@ -366,11 +366,11 @@ def extrapolated(loaded: Int64s, fresh: Int64s, n_batches: int, distinct: float,
 
 
 def static_hits(rows_of: Int64s, capacity: int, seen: int, n_batches: int) -> float:
-    """Return how many accesses of an epoch the ``capacity`` rows of the highest counts of another epoch would serve.
+    """Estimate the accesses of an epoch that the ``capacity`` rows of the highest counts of another epoch would serve.
 
-    ``rows_of`` has the rows of each count, of the ``seen`` batches; both epochs have ``n_batches``. A cache with room for more
-    rows than were seen learns from further batches until it is full: then it misses what these had not, and has rows by chance
-    where there is still room.
+    ``rows_of`` has the number of rows with each count, over the ``seen`` batches; both epochs have ``n_batches``. A cache with
+    room for more rows than were seen takes rows of further batches until it is full, and then other rows at random. It misses
+    the rows that it does not hold.
     """
     n, n_accesses = int(rows_of.sum()), float((np.arange(len(rows_of)) * rows_of).sum())
     hits = expected_hits(rows_of, capacity, seen) / max(1, seen)
@@ -384,23 +384,23 @@ def static_hits(rows_of: Int64s, capacity: int, seen: int, n_batches: int) -> fl
 
 
 def top_sum(rows_of: Int64s, capacity: int) -> int:
-    """Return the sum of the ``capacity`` highest counts, where ``rows_of[k]`` rows have the count ``k``."""
+    """Sum the ``capacity`` highest counts, given that ``rows_of[k]`` rows have the count ``k``."""
     taken = np.diff(np.minimum(np.cumsum(rows_of[::-1]), capacity), prepend=0)
     return int((taken * np.arange(len(rows_of) - 1, -1, -1)).sum())
 
 
 def expected_hits(rows_of: Int64s, capacity: int, n_batches: int) -> float:
-    """Return how many accesses of as many other batches the ``capacity`` rows of the highest counts would serve.
+    """Estimate the accesses of ``n_batches`` other batches that the ``capacity`` rows of the highest counts would serve.
 
-    Counted on the batches that chose them, those rows would serve too many: each access helped to choose its row. So each is
-    judged by the counts of all batches but its own, brought to the same number of batches.
+    Counts on the same batches would overestimate the hits: each access helped to choose its row. So each access is judged by the
+    counts of all batches but its own, scaled to the same number of batches.
     """
     n, k = int(rows_of.sum()), np.arange(len(rows_of))
     if not capacity or not n:
         return 0.0
-    if capacity >= n or n_batches < 2:  # one batch says nothing of another
+    if capacity >= n or n_batches < 2:  # one batch does not predict another
         return float((k * rows_of).sum()) * min(1.0, capacity / n)
-    above = np.cumsum(rows_of[::-1])[::-1] - rows_of  # rows of a higher one, which are kept first
+    above = np.cumsum(rows_of[::-1])[::-1] - rows_of  # rows of a higher count, which are kept first
     kept = np.clip((capacity - above) / np.maximum(1, rows_of), 0.0, 1.0)
     chance = np.interp((k[1:] - 1) * n_batches / (n_batches - 1), k, kept)
     return float((k[1:] * rows_of[1:] * chance).sum())

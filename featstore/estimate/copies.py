@@ -1,4 +1,4 @@
-"""Rates at which rows are copied within memory: timed with the executor's own copy, and kept in a dataset's catalog for a day."""
+"""Rates of copying rows within memory: timed with the executor's own copy, and kept in a dataset's catalog for a day."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from featstore.storage.keptrates import kept_or_measured
 __all__ = ["KEY", "CopySpeed", "copy_speed"]
 
 KEY = "copy/speed"
-METHOD = 2  # of measuring; what another one found is measured again
+METHOD = 2  # version of the measurement; rates of another version are measured again
 COPY_BYTES, SLICE_BYTES, SLICE_ROWS = 64 << 20, 4 << 20, 1 << 16
-STREAM_DIVISOR = 8  # the part of the array that is copied in sequence beside a batch, again and again
+STREAM_DIVISOR = 8  # this fraction of the array is copied in sequence, again and again, beside a batch
 
 Uint8s = npt.NDArray[np.uint8]
 
@@ -32,8 +32,9 @@ Uint8s = npt.NDArray[np.uint8]
 class CopySpeed:
     """Measured rates of copying rows within memory, in bytes of rows a second.
 
-    ``copy_bandwidth``: scattered rows into a sequence, nothing beside it. ``batch_bandwidth``: to scattered places, as a batch
-    plan says, beside a thread that copies in sequence. ``fresh_bandwidth``: into a sequence of memory that was never touched.
+    ``copy_bandwidth``: scattered rows into a sequence, without other work. ``batch_bandwidth``: scattered rows to scattered
+    places, as in a batch plan, beside a thread that copies in sequence. ``fresh_bandwidth``: scattered rows into a sequence of
+    memory that was never touched.
     """
 
     copy_bandwidth: float
@@ -42,11 +43,11 @@ class CopySpeed:
 
 
 def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, again: bool = False) -> CopySpeed:
-    """Return the rates of copies of rows of a width by ``n_threads``: the catalog's, or measured now and kept there.
+    """Get the rates of copying rows of ``row_bytes`` by ``n_threads``: from the catalog, or measured now and kept there.
 
     ``again``: measure in any case. Each rate is the median of slices, copied until it is stable or its share of the time is
-    over (:func:`featstore.storage.drive.share_end`). Rates that are older than a day, of another machine, width or method, are
-    not used. A dataset that may not be written, or that somebody is writing, keeps nothing.
+    over (:func:`featstore.storage.drive.share_end`). Rates that are older than a day, or of another machine, width, number of
+    threads or method, are not used. A dataset that may not be written, or is being written, keeps nothing.
     """
     where = {"machine": platform.node(), "row_bytes": row_bytes, "threads": n_threads, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, CopySpeed, lambda: _measure(row_bytes, n_threads, budget), again)
@@ -58,7 +59,7 @@ def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
     n_out, n_stream = max(4, n // 4), max(1, n // STREAM_DIVISOR)
     n_slice = max(1, min(n_out // 4, SLICE_BYTES // row_bytes))
     with budget.reserve("measuring copies", (n + 2 * n_out + n_stream) * row_bytes + 24 * n_slice):
-        # Huge pages, as caches and pools have; written before, because pages that never were are all one page.
+        # Huge pages, as caches and pools have; written first, because all untouched pages map to one zero page.
         array = _touched(n, row_bytes)
         out = _touched(n_out, row_bytes)
         rng = np.random.default_rng(0)
@@ -67,7 +68,7 @@ def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
         third = (share_end("copy") - begin) / 3
 
         def some(pages: Uint8s, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64] | None = None) -> float:
-            """Copy other rows each time, to another place: those just copied lie in the processor's cache."""
+            """Copy other rows each time, to another place: the rows just copied lie in the processor's cache."""
             nonlocal number
             first = number % (len(pages) // len(rows)) * len(rows)
             number += 1
@@ -99,7 +100,7 @@ def _time_copy(
 
 @contextmanager
 def _streaming(source: Uint8s, out: Uint8s) -> Iterator[None]:
-    """Copy rows in sequence in a thread meanwhile, as reading and checking moves bytes beside a batch's copy."""
+    """Copy rows in sequence in a thread meanwhile, as reading and checking move bytes beside a batch's copy."""
     runs, stop = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 

@@ -1,7 +1,7 @@
 """The cost model: formulas for seconds of an epoch's data preparation, from its accesses and the rates of drive and memory.
 
-Strategies estimate themselves with them (``Strategy.estimate``), for ``strategy="auto"`` and ``featstore plan --explain``. They
-count what the executor would do: reads after neighbouring pages were merged, bytes in sequence, bytes copied.
+Strategies estimate their own seconds with these formulas (``Strategy.estimate``), for ``strategy="auto"`` and ``featstore plan
+--explain``. The formulas count the executor's work: reads after close pages were merged, bytes read in sequence, bytes copied.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
     "table",
 ]
 
-BUFFERS = 4  # batches at once: the loop's, one that is put together, two made ahead
+BUFFERS = 4  # batches at once: the loop's, one being assembled, two made ahead
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
-SAMPLE_BYTES = 4 + STORED_PER_ACCESS  # on disk, a sampled node: its id, its edges, its plan
-TIE = 0.05  # estimates that differ by less are taken to be equal
+SAMPLE_BYTES = 4 + STORED_PER_ACCESS  # on disk, per sampled node: its id, its edges, its plan
+TIE = 0.05  # estimates with a smaller relative difference count as equal
 STATIC, DEGREE, PLANNED, ONLINE = "frequency", "degree", "belady", "sieve"
 ROW_TABLE_BYTES, LOAD_TABLE_BYTES, ADMIT_TABLE_BYTES = 4, 4, 12  # on disk, of a plan
 
@@ -62,13 +62,13 @@ class Machine:
     drive : DriveSpeed
         Random reads a second; bytes a second read and written in sequence.
     copy_bandwidth : float
-        Bytes of rows a second that are copied from memory to memory.
+        Bytes of rows a second copied from memory to memory.
     batch_bandwidth, fresh_bandwidth : float
-        Where a batch's plan says from where and to where, beside threads that read and check; into memory that was never
-        touched. 0, not measured: the same.
+        The same rate for a batch's plan, from and to scattered places, beside threads that read and check; and into memory that
+        was never touched. 0: not measured, ``copy_bandwidth`` is used.
     static_table_s, planned_table_s, missed_table_s : float
-        Seconds of making a pack's tables, writing apart: a row of a batch where rows in memory stay, counting included; where a
-        plan changes them, beyond ``Workload.plan_s``; and what a row that is missed adds; 0, not measured: none.
+        Seconds of making a pack's tables, without writing. For a row of a batch if rows in memory stay, counting included; for a
+        row if a plan changes them, beyond ``Workload.plan_s``; and in addition for a missed row. 0: not measured.
     """
 
     drive: DriveSpeed
@@ -82,11 +82,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Bytes and rows of a pack's layout, counted exactly where the disk is small, and an epoch's reads of shared rows.
+    """Bytes and rows of a pack's layout, counted exactly if the disk is small, and an epoch's reads of shared rows.
 
-    The whole layout takes ``disk_bytes`` and has ``rows``: in extents, of which an epoch has ``packed``, and shared by
-    ``length`` batches of a segment (1: none). Shared rows cost an epoch ``reads`` of ``n_bytes``, close pages merged.
-    ``fails``: why it cannot be made.
+    The whole layout takes ``disk_bytes`` and has ``rows``: rows in extents, of which an epoch has ``packed``, and rows shared by
+    the ``length`` batches of a segment (1: no shared rows). Shared rows cost an epoch ``reads`` of ``n_bytes`` in all, close
+    pages merged. ``fails``: the reason that the layout cannot be made.
     """
 
     disk_bytes: int
@@ -100,21 +100,21 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class Workload:
-    """What an epoch asks for, and with what it is served.
+    """Requests of an epoch, and the memory and disk that serve them.
 
     Parameters
     ----------
     n_rows, row_bytes : int
         Rows of the features and their bytes, all features together.
     n_batches, n_accesses : int
-        Of an epoch.
+        Batches of an epoch, and rows that they request.
     capacity : int
         Rows of the host cache.
     n_top : int
         Accesses that the ``capacity`` most used rows of this very epoch serve: a static policy's hits on frozen samples.
     n_static, n_degree : int, optional
-        Accesses that the ``capacity`` most used rows of another epoch serve, where samples are fresh, ``n_top`` by default; and
-        those of the most out-edges, None: not known.
+        Accesses that the ``capacity`` most used rows of another epoch serve, for fresh samples; by default ``n_top``. And
+        accesses that the ``capacity`` rows of the most out-edges serve; None: not known.
     loads : int
         Rows that the planned policy loads in an epoch.
     sample_s, plan_s : float
@@ -122,31 +122,31 @@ class Workload:
     superbatch, packings : int
         Batches that are planned together; passes over the features in which their misses are packed.
     epochs : int
-        That one-off work is spread over.
+        Epochs that one-off work is spread over.
     disk_bytes : int, optional
         Most bytes of extents at once.
     has_pack : bool
-        Offline samples are given, which every strategy would run; without them nothing can be packed for good.
+        Offline samples are given, which every strategy would run; only with them can a layout be made.
     pack_epochs : int
-        Epochs of those samples; each has extents of its own.
+        Epochs of the offline samples; each epoch has its own extents.
     layouts, on_disk : mapping of str to int, and to OnDisk
-        By policy, bytes of the layouts that are there already; those that were counted to the byte, because the disk is small or
-        because they are there.
+        By policy: bytes of the layouts that exist already; and layouts that were counted to the byte, because the disk is small
+        or because they exist.
     n_device, device_rows : int
-        Accesses that rows on the device serve (``n_top``, ``n_static``, ``n_degree`` and ``loads`` are of the others), and how
-        many these rows are; with a pack those of its layout, for packed strategies alone.
+        Accesses that rows on the device serve, and the number of these rows. ``n_top``, ``n_static``, ``n_degree`` and ``loads``
+        do not include these accesses. With a pack they are the rows of its layout, for packed strategies alone.
     device_on_host : bool
-        The device is the host itself, which then copies for it.
+        The device is the host itself, which then copies for the device.
     online_loads, online_again : int
-        Rows that an online policy loads in its first epoch, None: not known; in each epoch after it.
+        Rows that an online policy loads in its first epoch, None: not known; and in each later epoch.
     ahead_bytes : int
-        Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
+        Memory that misses of several batches are read into at once, if the cache is planned; 0: each batch's misses alone.
     sample_read_s : float
-        Seconds of an epoch for which sampling alone would have the drive busy with random reads.
+        Seconds of an epoch for which sampling alone would keep the drive busy with random reads.
     misses : MissCurves
-        Of a batch's rows, by the size of the cache.
+        Share of a batch's rows that miss, by the size of the cache.
     policy : str
-        Whose superbatches those are: the planned one, or by degree.
+        Policy of the superbatches: the planned one, or by degree.
     """
 
     n_rows: int
@@ -191,7 +191,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one strategy would take.
+    """Estimated cost of one strategy.
 
     Attributes
     ----------
@@ -199,17 +199,17 @@ class Estimate:
     epoch_s, once_s : float
         Seconds of each epoch; seconds before the first.
     rows_loaded : int
-        Rows from storage, an epoch.
+        Rows read from storage in an epoch.
     disk_bytes : int
-        Run files or packed extents at once.
+        Bytes of run files or packed extents at once.
     moved_bytes : int
-        Of features, read and written in an epoch.
+        Bytes of features read and written in an epoch.
     parts : dict of str to float
-        Seconds of an epoch by what is done; they overlap.
+        Seconds of an epoch by kind of work; they overlap.
     impossible : str
-        Why it cannot be taken; empty where it can.
+        Reason that the strategy cannot be taken; empty if it can.
     is_of_layout : bool
-        It runs a pack's layout, which has the rows of the device; other strategies then have none there.
+        The strategy runs a pack's layout, which has the device's rows; other strategies then have none there.
     hides_first_touch : bool
         The first epoch's buffers, which are new memory, are written while the drive is busy: they add nothing to ``once_s``.
     """
@@ -227,11 +227,11 @@ class Estimate:
     hides_first_touch: bool = False
 
     def total_s(self, epochs: int) -> float:
-        """Seconds of so many epochs, one-off work included."""
+        """Compute the seconds of ``epochs`` epochs, one-off work included."""
         return self.once_s + epochs * self.epoch_s
 
     def to_dict(self, epochs: int) -> dict[str, Any]:
-        """Return plain containers, for JSON."""
+        """Convert the estimate to plain containers, for JSON."""
         return {
             "strategy": self.strategy,
             "policy": self.policy,
@@ -247,60 +247,60 @@ class Estimate:
 
 
 def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, drive: DriveSpeed) -> tuple[float, float]:
-    """Return the read operations, and their bytes, of rows scattered evenly over a file, in so many gathers.
+    """Estimate the read operations, and their bytes, of rows scattered evenly over a file, in ``n_gathers`` gathers.
 
-    Each gather merges reads of one page, and of pages no further apart than is cheaper than another read, as the reader does.
+    Each gather merges, as the reader does, reads of one page, and of pages whose gap costs less than another read.
     """
     if not n_loads or not n_gathers:
         return 0.0, 0.0
-    unit = max(1, -(-row_bytes // PAGE_BYTES)) * PAGE_BYTES  # what one row's read moves
+    unit = max(1, -(-row_bytes // PAGE_BYTES)) * PAGE_BYTES  # bytes moved by one row's read
     units = max(1.0, n_rows * row_bytes / unit)
     wanted = units * -math.expm1(-n_loads / n_gathers / units)
     density = wanted / units
     gap = drive.gap_bytes // unit
-    bridged = sum(j * density * (1 - density) ** j for j in range(1, gap + 1))  # units read over, for each that is wanted
+    bridged = sum(j * density * (1 - density) ** j for j in range(1, gap + 1))  # unwanted units read, for each wanted one
     reads = max(1.0, wanted * (1 - density) ** (gap + 1))
     return n_gathers * reads, n_gathers * min(wanted * (1 + bridged), units) * unit
 
 
 def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, drive: DriveSpeed) -> float:
-    """Return the seconds of :func:`random_reads`; where nearly all pages are wanted it is a scan."""
+    """Estimate the seconds of :func:`random_reads`; if nearly all pages are wanted, the reads form a scan."""
     reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, drive)
     return reads_s(reads, n_bytes, drive)
 
 
 def reads_s(reads: float, n_bytes: float, drive: DriveSpeed) -> float:
-    """Seconds of so many read operations, which move ``n_bytes`` in all: one page each, and more at the rate of gathers."""
+    """Compute the seconds of ``reads`` operations of one page each; bytes beyond one page count at the rate of gathers."""
     return reads / drive.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / (drive.gather_bandwidth or drive.bandwidth)
 
 
 def copied_s(n_rows: float, w: Workload, m: Machine) -> float:
-    """Seconds of copying rows from memory to memory."""
+    """Compute the seconds of copying rows from memory to memory."""
     return n_rows * w.row_bytes / m.copy_bandwidth
 
 
 def gathered_s(n_rows: int, w: Workload, m: Machine) -> float:
-    """Seconds of copying rows from where a batch's plan says to where it says."""
+    """Compute the seconds of copying rows by a batch's plan, from and to scattered places."""
     return n_rows * w.row_bytes / (m.batch_bandwidth or m.copy_bandwidth)
 
 
 def admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
-    """Seconds of copying rows into the cache that were gathered just before: R22 at a tenth takes 0.1 s, the gathers 1.4 s."""
+    """Compute the seconds of copying just gathered rows into the cache: R22 at a tenth takes 0.1 s, the gathers 1.4 s."""
     return copied_s(n_rows, w, m)
 
 
 def fresh_s(n_rows: float, w: Workload, m: Machine) -> float:
-    """Seconds by which rows are copied more slowly into memory that is new."""
+    """Compute the extra seconds of copying rows into new memory."""
     return max(0.0, n_rows * w.row_bytes / (m.fresh_bandwidth or m.copy_bandwidth) - copied_s(n_rows, w, m))
 
 
 def pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
-    """Seconds of two stages beside each other, over ``n`` equal items: the first and the last wait for one another."""
+    """Compute the seconds of two overlapping stages over ``n`` equal items; the first and the last item do not overlap."""
     return producer_s / n + (n - 1) / n * max(producer_s, consumer_s) + consumer_s / n
 
 
 def scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
-    """Seconds of passes over the pieces of the base file that hold a wanted row."""
+    """Estimate the seconds of ``n_scans`` passes over the pieces of the base file that hold a wanted row."""
     pieces = max(1.0, w.base_bytes / PIECE_BYTES)
     each = n_loads / max(1, n_scans)
     wanted = pieces * -math.expm1(-each / pieces)
@@ -308,19 +308,20 @@ def scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
 
 
 def put_together(w: Workload) -> int:
-    """Return the rows that the host copies for a device that it is itself: the device's twice, the others once more."""
+    """Count the rows copied to assemble batches on a device that is the host: the device's rows twice, the others once more."""
     return w.n_accesses + w.n_device if w.device_rows and w.device_on_host else 0
 
 
 def first_touch_s(w: Workload, m: Machine) -> float:
-    """Seconds by which the first epoch's buffers are written more slowly, because they are new memory."""
+    """Compute the extra seconds of writing the first epoch's buffers, which are new memory."""
     return fresh_s(BUFFERS * w.n_accesses / max(1, w.n_batches), w, m)
 
 
 def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]:
-    """Return the possible estimate that takes least for so many epochs, and why; ValueError where none is possible.
+    """Choose the possible estimate with the fewest seconds for ``epochs``, and the reason; ValueError if none is possible.
 
-    Of estimates nearer to each other than they are exact, the one whose epochs take least: what is made once may be used again.
+    Of estimates that differ by less than their accuracy, the one with the fastest epochs is taken, since one-off work may be used
+    again.
     """
     possible = sorted((each for each in estimates if not each.impossible), key=lambda each: each.total_s(epochs))
     if not possible:
@@ -339,7 +340,7 @@ def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]
 
 
 def table(estimates: Sequence[Estimate], epochs: int, taken: Estimate | None = None) -> str:
-    """Return estimates as text, a line a strategy."""
+    """Format estimates as text, a line a strategy."""
     lines = [
         f"{'strategy':<24}{'s/epoch':>10}{'s once':>10}{f's for {epochs}':>12}{'rows loaded':>14}{'disk':>12}  parts of an epoch"
     ]

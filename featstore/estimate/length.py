@@ -1,4 +1,4 @@
-"""The length of a superbatch: as many batches as the disk and the planner's memory allow, and advice where more would help."""
+"""The length of a superbatch: as many batches as disk and planner's memory allow, and advice if more of either would help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featstore.plan.planmemory import PLANNER_DIVISOR, planning_bytes
 __all__ = [
     "SEVERAL",
     "Length",
-    "Passes",
+    "PackingPasses",
     "Planning",
     "at_least",
     "choose_size",
@@ -31,16 +31,16 @@ __all__ = [
 ]
 
 MOST_AUTO_BATCHES = 200
-ENOUGH_BATCHES = 50  # more of them are no reason to plan with next positions on disk
-SEVERAL = 2  # times slower than it could be: worth a warning
-FREE = 2  # of the disk that is free, one part of so many is used where the user says nothing
-LEAST = 2  # superbatches of an epoch without look-ahead: one is made beside the other
-CHEAP, MOST_CHEAP = 4, 8  # passes that read one part of so many of what is moved besides, and no more than so many, are cheap
+ENOUGH_BATCHES = 50  # longer superbatches are no reason to plan with next positions on disk
+SEVERAL = 2  # an epoch that moves more than this many times the minimum is worth a warning
+FREE = 2  # this fraction of the free disk is used if the user sets no limit
+LEAST = 2  # superbatches of an epoch without look-ahead: one is made while the other runs
+CHEAP, MOST_CHEAP = 4, 8  # passes are cheap if they read at most 1/CHEAP of the other bytes moved, and are at most MOST_CHEAP
 
 
 @dataclass(frozen=True)
 class Planning:
-    """What a strategy that looks ahead goes by, its options resolved for a loader.
+    """Inputs for choosing superbatches: a strategy's options, resolved for a loader.
 
     Parameters
     ----------
@@ -51,17 +51,17 @@ class Planning:
     disk : int or None
         Most bytes of run files at once.
     run_dir : str
-        Where run directories are made.
+        Directory in which run directories are made.
     overlap : bool
         Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
     misses : Misses
-        Of a batch's rows, those that the cache will lack, as far as is known: how much is packed of each.
+        Share of a batch's rows that the cache will lack, as far as is known; these rows are packed.
     capacity : int, optional
-        Rows of the cache, where its size was given.
+        Rows of the cache, if its size was given.
     edge_policy : PlannedPolicy, optional
-        Plans the caches of edge features, if there are any.
+        Policy of the caches of edge features, if there are any.
     edge_capacity : int
-        Rows of each of those.
+        Rows of each cache of edge features.
     """
 
     policy: Policy
@@ -76,22 +76,22 @@ class Planning:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether what is planned for a batch depends on later ones."""
+        """Whether the plan of a batch depends on later batches."""
         return not isinstance(self.policy, PlannedPolicy) or self.policy.looks_ahead
 
 
 @dataclass(frozen=True)
-class Passes:
-    """What a pass over the features for every superbatch costs.
+class PackingPasses:
+    """Cost of one pass over the features for every superbatch.
 
     Parameters
     ----------
     n_bytes : int
-        Read by one of them.
+        Bytes read by one pass.
     n_others : int
-        Moved in an epoch besides: rows that are missed, to where they are packed and from there.
+        Other bytes moved in an epoch: missed rows, written to extents and read from them.
     n_gathered : int
-        Put together in an epoch: every row of every batch, which is sampled besides.
+        Bytes gathered in an epoch: every row of every batch.
     """
 
     n_bytes: int
@@ -100,34 +100,34 @@ class Passes:
 
     @property
     def cheap(self) -> int:
-        """How many are worth their cost: a superbatch is made while the one before it is gathered and trained on."""
+        """Number of passes that cost little, since a superbatch is made while the previous one is gathered and trained on."""
         return max(1, min(MOST_CHEAP, (self.n_others + self.n_gathered) // (CHEAP * max(1, self.n_bytes))))
 
     def are_few(self, n: int) -> bool:
-        """Whether so many passes read no more than all else moves."""
+        """Tell whether ``n`` passes read no more than all other bytes moved; one pass always counts as few."""
         return n * self.n_bytes <= max(self.n_bytes, self.n_others)
 
     def moved(self, n: int) -> int:
-        """Return the bytes of an epoch of so many passes."""
+        """Compute the bytes that an epoch with ``n`` passes moves."""
         return n * self.n_bytes + self.n_others
 
 
 @dataclass(frozen=True)
 class Length:
-    """How long superbatches are.
+    """Length of superbatches.
 
     Parameters
     ----------
     n_batches : int
-        Of one.
+        Batches of a superbatch.
     passes : int
-        Over the features, an epoch, where superbatches are packed: one each at the least; their number where they are not.
+        Number of superbatches of an epoch: if they are packed, the passes over the features, one for each at the least.
     advice : str or None
-        What to give more of, where an epoch moves several times what it could.
+        Advice to give more memory or disk, if an epoch moves over twice the minimum.
     impossible : str
-        Why there can be no run; empty where there can.
+        Reason that there can be no run; empty if there can.
     rows : int, optional
-        That the caches of features would have beside; None: all for which batches leave memory.
+        Rows that the caches of features would have besides; None: as many as the memory left by batches can hold.
     """
 
     n_batches: int
@@ -143,7 +143,7 @@ def judge_length(
     n_batches: int,
     n_accesses: int,
     stored: int,
-    passes: Passes | None,
+    passes: PackingPasses | None,
     size: int,
 ) -> Length:
     """Judge superbatches of ``size`` batches: their cost, and advice.
@@ -152,15 +152,15 @@ def judge_length(
     ----------
     planning : Planning
     graph : OutOfCoreGraph
-        Its budget and nodes are looked at.
+        Source of the budget and the number of nodes.
     n_batches : int
-        An epoch.
+        Batches of an epoch.
     n_accesses, stored : int
-        Of one batch: rows, and bytes on disk.
-    passes : Passes, optional
-        What packing costs; None where nothing is packed.
+        Rows of one batch, and its bytes on disk.
+    passes : PackingPasses, optional
+        Cost of packing; None if nothing is packed.
     size : int
-        Batches of a superbatch, once the memory was divided.
+        Batches of a superbatch, after the memory was divided.
     """
     advice = None
     if planning.superbatch == "auto":
@@ -168,14 +168,14 @@ def judge_length(
     return Length(size, -(-n_batches // max(1, size)), advice)
 
 
-def passes_over(n_bytes: int, row_bytes: int, n_batches: int, n_accesses: int, miss_share: float) -> Passes:
-    """Compute the cost of passes over features of ``n_bytes``, by the rows of a batch and the share that its cache lacks."""
+def passes_over(n_bytes: int, row_bytes: int, n_batches: int, n_accesses: int, miss_share: float) -> PackingPasses:
+    """Compute the cost of passes over features of ``n_bytes``, from a batch's rows and the share that the cache lacks."""
     gathered = n_accesses * row_bytes
-    return Passes(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
+    return PackingPasses(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
 
 
 def least_size(planning: Planning, n_batches: int) -> int:
-    """Return the batches of the smallest superbatch that the user allows."""
+    """Compute the batches of the smallest superbatch that the user allows."""
     size = planning.superbatch
     return 1 if isinstance(size, str) else min(size, max(1, n_batches))
 
@@ -185,12 +185,12 @@ def planner_bytes(
 ) -> int:
     """Count the bytes that planning superbatches of ``size`` batches holds, for a cache of ``capacity`` rows.
 
-    ``n``, ``n_accesses``: nodes of the graph, and of one batch; or edges of both.
+    ``n`` and ``n_accesses`` are the nodes of the graph and of one batch, or the edges of both.
     """
     # Batches differ in size by a few percent, and a window is two superbatches.
     longest = n_accesses * 9 // 8
     in_sight = min(2 * size, max(size, n_batches)) if planning.overlap else size
-    is_checked = isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked  # that takes memory
+    is_checked = isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked  # checks take memory
     return planning_bytes(
         n,
         in_sight * longest,
@@ -204,13 +204,13 @@ def planner_bytes(
 
 
 def choose_size(
-    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: Passes | None = None
+    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: PackingPasses | None = None
 ) -> int:
-    """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch.
+    """Choose as many batches as disk and the planner's share of memory allow, by rows and stored bytes of one sampled batch.
 
-    Where every superbatch costs a pass over the features, and these passes read more than all else moves, the planner's share
-    doubles, and doubles again: a pass less saves more than the rows that the cache loses. Where passes are cheap, the epoch has
-    several superbatches although it fits one: nothing is packed beside the loop otherwise.
+    If every superbatch costs a pass over the features, and the passes read more than all other bytes moved, the planner's share
+    doubles, up to twice: saving a pass outweighs the cache's loss of rows. If passes are cheap, the epoch has several
+    superbatches even if one would hold it, so that packing overlaps with the loop.
     """
     if not isinstance(planning.superbatch, str):
         return min(planning.superbatch, max(1, n_batches))
@@ -233,17 +233,17 @@ def choose_size(
     return size if passes is None else min(size, _longest(planning, n_batches, passes))
 
 
-def _longest(planning: Planning, n_batches: int, passes: Passes) -> int:
-    """Return the most batches with which there are as many superbatches as is worth their passes."""
+def _longest(planning: Planning, n_batches: int, passes: PackingPasses) -> int:
+    """Compute the most batches of a superbatch that still give the epoch as many superbatches as passes are cheap."""
     return -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else LEAST))
 
 
 def what_would_help(
-    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: Passes | None, size: int
+    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: PackingPasses | None, size: int
 ) -> str | None:
-    """Advise more memory or disk where an epoch in superbatches of ``size`` moves several times the minimum; else None.
+    """Advise more memory or disk if an epoch in superbatches of ``size`` moves over twice the minimum; otherwise None.
 
-    Without ``passes``, that is where the cache is planned for one batch at a time.
+    Without ``passes``, advise if the cache is planned for one batch at a time.
     """
     best = longest_auto(planning, n_batches)
     if passes is None:
@@ -275,24 +275,24 @@ def what_would_help(
 
 
 def at_least(n_bytes: int) -> str:
-    """Return a size as an option takes it, not less than ``n_bytes``."""
+    """Format a size of at least ``n_bytes`` as the text of an option."""
     unit, name = (1 << 20, "MiB") if n_bytes >= 16 << 20 else (1 << 10, "KiB")
     return f"{-(-n_bytes // unit)}{name}"
 
 
 def longest_auto(planning: Planning, n_batches: int) -> int:
-    """Return the most batches that the length "auto" takes."""
-    # Rolling, the look-ahead makes more batches worth little; serial, the cache begins anew with each superbatch.
+    """Compute the most batches of a superbatch with ``superbatch="auto"``."""
+    # With look-ahead longer superbatches gain little; in the serial schedule the cache begins anew with each superbatch.
     is_rolling = planning.overlap and planning.looks_ahead
     return max(1, min(MOST_AUTO_BATCHES, n_batches) if is_rolling else n_batches)
 
 
-def _by_disk(planning: Planning, stored: int, n_batches: int, passes: Passes | None) -> int:
+def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPasses | None) -> int:
     disk = planning.disk
     if disk is None:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // FREE
     packed = 0 if passes is None else passes.n_others // 2
-    if planning.overlap and n_batches * stored + packed // 2 < disk:  # a half of them is among what is stored
+    if planning.overlap and n_batches * stored + packed // 2 < disk:  # `stored` includes a half of them
         return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
     return max(1, disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (2 * stored + 1))

@@ -33,7 +33,7 @@ Degrees = Callable[[], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Step:
-    """How far a miss curve is: ``done`` of ``total`` simulations, the one that begins now, and the seconds left where known."""
+    """Progress of a miss curve: ``done`` of ``total`` simulations, the one that begins now, and the seconds left if known."""
 
     done: int
     total: int
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass
 class Curve:
-    """One policy's rows loaded over the whole trace, a size at a time, and the seconds that finding out took."""
+    """Rows that one policy loads over the whole trace, for each size, and the seconds of the simulations."""
 
     policy: str
     kind: str
@@ -56,9 +56,9 @@ class Curve:
 class MissCurve:
     """Rows loaded against cache size.
 
-    ``n`` rows of the field, of which the trace's batches ask for ``n_accesses``; ``n_distinct`` different ones are the fewest
-    that can be loaded. ``sizes`` of the cache ascend; ``curves`` are best first, by the largest size, then the next smaller.
-    ``skipped``: policies that cannot be simulated here, and why.
+    The field has ``n`` rows. The trace's batches request ``n_accesses`` rows, ``n_distinct`` different ones, which is the fewest
+    that can be loaded. ``sizes`` of the cache ascend. ``curves`` are ordered best first, by the largest size, then by the next
+    smaller ones. ``skipped``: policies that cannot be simulated here, and the reason.
     """
 
     n: int
@@ -70,8 +70,8 @@ class MissCurve:
     skipped: dict[str, str]
 
     def cache_bytes(self, row_bytes: int) -> list[int]:
-        """Return the memory that a cache of each size takes, its tables included, whichever of the policies it has."""
-        policies = [None, *(get_policy(curve.policy) for curve in self.curves)]  # None: as for a planner
+        """Count the bytes of memory that a cache of each size takes, tables included: the most of all policies."""
+        policies = [None, *(get_policy(curve.policy) for curve in self.curves)]  # None: a cache that follows a planner
         return [max(FeatureCache.least_bytes(rows, row_bytes, self.n, policy) for policy in policies) for rows in self.sizes]
 
     def to_dict(self, row_bytes: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class MissCurve:
         }
 
     def table(self, row_bytes: int) -> str:
-        """Return the curves as text: a column a size, a row a policy, best first, with the share of the rows asked for."""
+        """Format the curves as text: a column a size, a row a policy, best first, with the share of the rows requested."""
         asked = max(1, self.n_accesses)
         heads = [
             [f"{100 * rows / self.n:.3g} %" for rows in self.sizes],
@@ -123,7 +123,7 @@ class MissCurve:
 
 
 def parse_sizes(text: str, n: int, row_bytes: int) -> list[int]:
-    """Return cache sizes in rows, ascending, from a list such as ``"1%,0.05,20000,1GiB"``; ValueError says what is wrong.
+    """Parse a list of cache sizes such as ``"1%,0.05,20000,1GiB"`` into rows, ascending; ValueError names the wrong part.
 
     Parts are shares of the rows (``5%`` or ``0.05``), rows (a whole number), or the memory that the cache may take (with a
     unit).
@@ -167,9 +167,9 @@ def miss_curve(
     sizes : iterable of int
         Rows of the cache, each from 1 to ``trace.n``.
     policies : sequence of str, optional
-        Registered names; by default all, but for those that go by parts.
+        Registered names; by default all, except policies that need parts.
     in_degree, out_degree, seed
-        Degrees, where policies score by them, as callables; seed of randomised policies.
+        Degrees, for policies that score by them, as callables; seed of randomised policies.
     budget : Budget, optional
         Pays for the tables of each simulation.
     on_step : callable, optional
@@ -178,14 +178,13 @@ def miss_curve(
     Raises
     ------
     ValueError
-        The trace has no rows, or a size or a policy does not exist. A policy that was named and cannot be simulated raises its
-        own error; one that was not named is listed in ``skipped``.
+        The trace has no rows, or a size or a policy does not exist. A policy in ``policies`` that cannot be simulated raises its
+        own error; one of the default policies is listed in ``skipped``.
 
     Notes
     -----
-    Each number is ``simulate(trace, size, policy).sum()``. What is known without replaying is not replayed: one count of the
-    trace answers all sizes of a static policy; an online policy that never evicts loads each row once. Memory: 16 bytes a row,
-    and what one simulation holds.
+    Each number is ``simulate(trace, size, policy).sum()``, but some need no replay: one count of the trace gives all sizes of a
+    static policy, and an online policy that never evicts loads each row once. Memory: 16 bytes a row, and that of one simulation.
 
     Examples
     --------
@@ -207,7 +206,7 @@ def miss_curve(
         try:
             policy = get_policy(name)
             if policies is None and isinstance(policy, StaticPolicy) and policy.needs_parts:
-                continue  # of lists, by parts: a trace has neither
+                continue  # scores neighbour lists by parts; a trace has neither
             curves.append((Curve(name, _kind(policy)), policy))
         except PluginError as error:
             if policies is not None:
@@ -215,7 +214,7 @@ def miss_curve(
             skipped[name] = str(error)
     with _reserved(budget, 16 * trace.n):
         counts = row_counts(trace)
-        saved = np.maximum(counts - 1, 0)  # loads that a row spares if it is kept from its first use on
+        saved = np.maximum(counts - 1, 0)  # loads saved by a row that is kept from its first use on
         n_distinct = int(np.count_nonzero(counts))
         context = PolicyContext(trace.n, 1, in_degree, out_degree, lambda: counts, seed=seed)
 
@@ -229,7 +228,7 @@ def miss_curve(
             ]
 
         tasks = [_Task(curve, policy, capacities) for curve, policy in curves if isinstance(policy, StaticPolicy)]
-        # Sizes outside, policies inside: after the first size it is known how long each policy takes.
+        # Sizes outside, policies inside: after the first size the seconds of each policy are known.
         for rows in capacities:
             for curve, policy in curves:
                 if isinstance(policy, OnlinePolicy) and rows >= n_distinct:
@@ -248,7 +247,7 @@ def miss_curve(
                 with _reserved(budget, task.held_bytes(trace)):
                     task.curve.rows_loaded += run(task)
             except (PluginError, ValueError) as error:
-                # What is no fault of the policy's, a damaged file or a closed dataset, ends it all.
+                # Errors that are not the policy's, such as a damaged file or a closed dataset, end the whole curve.
                 if policies is not None or (isinstance(error, FeatstoreError) and not isinstance(error, PluginError)):
                     raise
                 skipped[name] = str(error)
@@ -288,7 +287,7 @@ class _Task:
 
 
 def _left_s(tasks: list[_Task], last_s: Mapping[str, float]) -> float | None:
-    """Return about how many seconds the tasks will take, by what their policies took last, others by the mean; None: no idea."""
+    """Estimate the seconds of the tasks: a policy's last seconds, or the mean of the known ones; None if none is known."""
     replayed = [task.curve.policy for task in tasks if not isinstance(task.policy, StaticPolicy)]
     known = [last_s[name] for name in dict.fromkeys(replayed) if name in last_s]
     if not known:

@@ -11,21 +11,21 @@ __all__ = ["ALL_MISSED", "UNKNOWN", "MissCurves", "Misses"]
 
 @dataclass(frozen=True)
 class Misses:
-    """What a planned cache loads of a batch once it is full, counted at some sizes; between them it is less than the chord.
+    """Share of a batch's rows that a full planned cache loads, counted at some sizes; between them the chord is an upper bound.
 
     Parameters
     ----------
     capacities : tuple of int
-        Rows, ascending.
+        Rows of the cache, ascending.
     shares : tuple of float
-        Of a batch's rows, with a margin, as batches differ.
+        Shares of a batch's rows, with a margin, since batches differ.
     """
 
     capacities: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
 
     def share(self, capacity: int) -> float:
-        """Return the share that a cache of so many rows lacks."""
+        """Interpolate the share that a cache of ``capacity`` rows lacks."""
         return float(np.interp(capacity, (0, *self.capacities), (1.0, *self.shares)))
 
 
@@ -34,16 +34,16 @@ ALL_MISSED = Misses()
 
 @dataclass(frozen=True)
 class MissCurves:
-    """What is known of an epoch's misses: where plans look ahead, and where the rows of most out-edges stay.
+    """Misses of an epoch: of a cache whose plans look ahead, and of a cache that keeps the rows of the most out-edges.
 
-    Any static policy's are taken to be as many as those by degree.
+    The misses by degree stand for any static policy.
     """
 
     planned: Misses = ALL_MISSED
     by_degree: Misses = ALL_MISSED
 
     def of(self, looks_ahead: bool) -> Misses:
-        """Return one of both."""
+        """Select the misses of plans that look ahead, or by degree."""
         return self.planned if looks_ahead else self.by_degree
 
 

@@ -1,4 +1,4 @@
-"""Estimates of running a pack's frozen layout, and of making it where there is none: what ``Packed`` estimates of itself."""
+"""Estimates of running a pack's frozen layout, and of making one if there is none, for the strategy ``Packed``."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def by_plan(w: Workload, m: Machine) -> Estimate:
 
 
 def _estimated(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill: int, tables_s: float) -> Estimate:
-    """Frozen extents; ``fill`` are the rows that the host tier starts with, which have extents too, as the device's have.
+    """Estimate a layout with frozen extents; ``fill`` rows fill the host tier at first, from extents, as the device's rows do.
 
-    ``tables_s`` are seconds of making an epoch's tables, but for ordering what is missed and writing.
+    ``tables_s`` are the seconds of making an epoch's tables, without ordering missed rows and without writing.
     """
     at_start = fill + w.device_rows
     counted = w.on_disk.get(policy)

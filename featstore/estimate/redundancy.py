@@ -1,4 +1,4 @@
-"""Redundancy: the rows that batches request a seed, for several ways of making batches and of sampling them."""
+"""Redundancy: the rows requested per seed, for several ways of making batches and of sampling them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ RANGES_A_BATCH = 2  # contiguous ranges that hold a batch of seeds
 
 @dataclass(frozen=True)
 class Requested:
-    """Seeds and rows of the counted batches of one way of making (``batches``) and sampling them.
+    """Seeds and rows of the counted batches, for one way of making batches (``batches``) and one ``sampler``.
 
-    ``batches`` is ``"random"``, ``"ranges"`` or ``"partition"``; with the last, ``parts`` names the kept parts. ``macro``:
-    parts of a macro-batch, None with ``"random"``. Each batch's distinct rows are added up.
+    ``batches`` is ``"random"``, ``"ranges"`` or ``"partition"``; with the last, ``parts`` names the kept parts. ``macro`` is the
+    number of parts of a macro-batch, None with ``"random"``. ``n_rows`` is the sum of each batch's distinct rows.
     """
 
     batches: str
@@ -44,7 +44,7 @@ class Requested:
 
     @property
     def label(self) -> str:
-        """How batches are made, with the name of the parts."""
+        """The way of making batches, with the name of the parts."""
         return self.batches if self.parts is None else f"parts {self.parts}"
 
     @property
@@ -55,10 +55,10 @@ class Requested:
 
 @dataclass(frozen=True)
 class Redundancy:
-    """Rows requested a seed, a way of making and sampling batches at a time.
+    """Rows requested per seed, for each way of making and sampling batches.
 
-    ``n_counted`` of an epoch's ``n_batches`` were counted. Of ``ways``, random batches come first; others are compared with the
-    first. ``skipped``: kept parts that cannot be used, and why.
+    ``n_counted`` of an epoch's ``n_batches`` were counted. The first of ``ways`` is of random batches, and the others are
+    compared with it. ``skipped``: kept parts that cannot be used, and the reason.
     """
 
     n: int
@@ -70,11 +70,11 @@ class Redundancy:
     skipped: dict[str, str]
 
     def against(self, way: Requested) -> float:
-        """Return the rows that a way requests a seed, as a share of those of the first way."""
+        """Divide the rows per seed of a way by those of the first way."""
         return way.ratio / self.ways[0].ratio
 
     def epoch_rows(self, way: Requested) -> int:
-        """Return the rows that a way requests in an epoch: counted, or at the rate of the batches that were counted."""
+        """Compute the rows that a way requests in an epoch, at the rate of the counted batches."""
         return round(way.ratio * self.n_seeds)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Redundancy:
         }
 
     def table(self) -> str:
-        """Return the ways as text: a line a way, with its rows a seed beside those of the first."""
+        """Format the ways as text: a line a way, with its rows per seed compared with the first way."""
         whole = self.n_counted == self.n_batches
         which = "all" if whole else f"{self.n_counted:,} of {self.n_batches:,}"
         spread = "" if whole else ", spread over an epoch"
@@ -146,10 +146,10 @@ def redundancy(
     n_batches: int | None = N_BATCHES,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> Redundancy:
-    """Count the rows that batches request a seed, for several ways of making and sampling them.
+    """Count the rows requested per seed, for several ways of making batches and of sampling them.
 
-    Batches are made at random, from contiguous ranges of ids, and from each of the parts that the dataset keeps. Each of these
-    is sampled with each sampler, in the caller's thread. No feature is read.
+    Batches are made at random, from contiguous ranges of ids, and from each partition that the dataset keeps. Each way is
+    sampled with each sampler, in the caller's thread. No feature is read.
 
     Parameters
     ----------
@@ -159,24 +159,24 @@ def redundancy(
     batch_size : int
         Seeds a batch; at least 1.
     samplers : mapping of str to Sampler
-        By name, at least one. Others are compared with what the first requests from random batches.
+        Samplers by name, at least one. All results are compared with the first sampler's on random batches.
     parts : sequence of str, optional
-        Names of kept parts; by default all of the dataset's adjacency, and others are listed in ``skipped``.
+        Names of kept parts. By default all that were made for the dataset's present adjacency; others are in ``skipped``.
     macro : int, optional
         Parts of a macro-batch, for all :class:`~featstore.PartitionBatches`.
     seed : int
-        Of the order of the batches.
+        Seed of the order of the batches.
     n_batches : int, optional
-        Batches that are counted of each way, evenly spread over the first epoch. None: all of them.
+        Batches counted for each way, evenly spread over the first epoch. None: all batches.
     on_batch : callable (done, total), optional
-        Called after every batch, with the batches of all ways that are done and that there are.
+        Called after every batch, with the numbers of batches done and of all batches, over all ways.
 
     Notes
     -----
-    A short last batch has few seeds and many rows for each; the ratio is that of the sums over batches, as in the paper, so
-    such a batch weighs by its seeds. Contiguous ranges are parts with half a batch of seeds each, on average. The result is a
-    function of the graph and the arguments. ``batch_dependency`` of :class:`~featstore.LaborSampler` changes how many rows the
-    batches before requested, too: simulate a cache to see that (:func:`~featstore.estimate.misscurve.miss_curve`).
+    A short last batch has few seeds and many rows for each. The ratio is that of the sums over batches, as in the paper, so such
+    a batch weighs by its seeds. Contiguous ranges are parts with half a batch of seeds each, on average. The result is a function
+    of the graph and the arguments. ``batch_dependency`` of :class:`~featstore.LaborSampler` also makes batches share rows with
+    earlier ones: simulate a cache to see that (:func:`~featstore.estimate.misscurve.miss_curve`).
 
     References
     ----------
@@ -212,7 +212,7 @@ def redundancy(
                     sampled = sampler.sample(order.seeds(index), epoch=0, index=index)
                     n_seeds += sampled.n_seeds
                     n_rows += len(sampled.input_ids)
-                    del sampled  # or the next would have to fit beside it
+                    del sampled  # so that the next batch can take its memory
                     done += 1
                     if on_batch is not None:
                         on_batch(done, total)
@@ -222,7 +222,7 @@ def redundancy(
 
 
 def _kept(g: OutOfCoreGraph, names: Sequence[str] | None) -> tuple[list[KeptParts], dict[str, str]]:
-    """Return the kept parts that are counted, and those that are not, with the reason."""
+    """Select the kept parts to count; return them, and the reason for each skipped one."""
     if names is not None:
         return [g.partitions.find(name) for name in names], {}
     there, stale = g.parts(), "made for another adjacency than the dataset has now; partition it again"
@@ -234,7 +234,7 @@ def _kept(g: OutOfCoreGraph, names: Sequence[str] | None) -> tuple[list[KeptPart
 def _batches(
     g: OutOfCoreGraph, kind: str, kept: KeptParts | None, ids: torch.Tensor, batch_size: int, macro: int | None, seed: int
 ) -> Iterator[Batches]:
-    """Make batches, whose memory is counted while they are used."""
+    """Make batches, and reserve their memory inside the ``with`` block."""
     batches: Batches
     if kind == "random":
         batches = RandomBatches(ids, batch_size, seed=seed)
@@ -250,5 +250,5 @@ def _batches(
 
 
 def _spread(n: int, n_chosen: int) -> list[int]:
-    """Return ``n_chosen`` positions of ``n``, each in the middle of an equal share of them."""
+    """Choose ``n_chosen`` of ``n`` positions, each in the middle of an equal share."""
     return [(2 * k + 1) * n // (2 * n_chosen) for k in range(n_chosen)]

@@ -1,4 +1,4 @@
-"""The rows that a trace asks for, numbered; or a part of them, which predicts the hits of a cache as all do, in less time."""
+"""Numbers for the rows that a trace requests, and a sample of rows, which predicts a cache's hits in less time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Int64s = npt.NDArray[np.int64]
 
 SPREAD = 0x9E3779B1  # odd, so that multiplying permutes; its multiples are spread evenly
 PIECE_ROWS = 1 << 16
-NUMBERED_BYTES = 12  # an access: its place, and its id
+NUMBERED_BYTES = 12  # per access: its place and its id
 
 
 class RowSample:
-    """One row of ``2 ** halvings``, in whatever order rows are numbered. Those that are taken get numbers of their own.
+    """A sample of one row in ``2 ** halvings``, spread evenly over the rows. Sampled rows get new numbers.
 
-    A cache of as small a part of its rows serves as large a part of a trace's accesses (Waldspurger et al., SHARDS, FAST 2015).
-    ``n`` numbers are taken; some are no row's, where the rows are no power of two. With 0 halvings all rows are, and their
-    numbers change all the same.
+    A cache reduced to the same fraction serves the same share of the sample's accesses (Waldspurger et al., SHARDS, FAST 2015).
+    The sample has ``n`` numbers; some belong to no row, unless the rows are a power of two. With 0 halvings all rows are taken,
+    with new numbers, too.
     """
 
     def __init__(self, n: int, halvings: int) -> None:
@@ -31,7 +31,7 @@ class RowSample:
         self._n, self._modulus, self.n = n, 1 << bits, 1 << (bits - halvings)
 
     def trace(self, trace: Trace) -> Trace:
-        """Return a trace's requests for the rows that are taken, in memory: 4 bytes an access (8 from 2³¹ rows on)."""
+        """Make the trace of the requests for sampled rows, in memory: 4 bytes an access (8 from 2³¹ rows on)."""
         batches = []
         for ids in trace:
             spread = ids.astype(np.uint64) * np.uint64(SPREAD) & np.uint64(self._modulus - 1)
@@ -39,13 +39,13 @@ class RowSample:
         return Trace.reading(batches.__getitem__, np.array([len(ids) for ids in batches], np.int64), self.n)
 
     def rows(self, numbers: Int64s) -> Int64s:
-        """Return the rows that have these numbers."""
+        """Find the rows of these numbers."""
         back = np.uint64(pow(SPREAD, -1, self._modulus))
         found: Int64s = (numbers.astype(np.uint64) * back & np.uint64(self._modulus - 1)).astype(np.int64)
         return found
 
     def values(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the numbers that ``array`` has of the rows that are taken, in its type; 0 for what is no row."""
+        """Take the values of ``array`` for the sampled rows, in its dtype; 0 for a number without a row."""
         found = np.zeros(self.n, array.dtype)
         for first in range(0, self.n, PIECE_ROWS):
             rows = self.rows(np.arange(first, min(first + PIECE_ROWS, self.n)))
@@ -55,10 +55,10 @@ class RowSample:
 
 
 def numbered(trace: Trace) -> tuple[Int64s, Trace]:
-    """Return the ids that a trace has, ascending, and the trace with their places among these in their stead.
+    """Number the rows that a trace requests; return the rows, ascending, and the trace with each row's number in its place.
 
-    What is counted of it then takes memory for accesses, however many rows there are. Both are held in memory,
-    ``NUMBERED_BYTES`` an access at the most; a byte for each row of the field meanwhile.
+    Counting the new trace takes memory for its accesses, not for all rows of the field. Both results are in memory,
+    ``NUMBERED_BYTES`` an access at the most. Takes a byte for each row of the field meanwhile.
     """
     is_asked = np.zeros(trace.n, bool)
     for ids in trace:

@@ -1,4 +1,4 @@
-"""Saved I/O: the reads that a row or an embedding in memory would save, and the split of memory that saves most (OUTRE)."""
+"""Saved I/O: the reads that a row or an embedding in memory would save, and the split of memory that saves the most (OUTRE)."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ NEVER = -1
 
 
 class SavedIO:
-    """Accesses of an epoch by node, and the cost of expanding a node of the seeds' own hop where a kept embedding would do.
+    """Accesses of an epoch by node, and the cost that a kept embedding saves by not expanding a node of the seeds' own hop.
 
     Attributes
     ----------
     accesses : int64 array, shape (n,)
-        Batches that have the node: what its row in memory saves.
+        Batches that have the node: the reads that its row in memory saves.
     edges : int64 array, shape (n,)
         Edges drawn below the node, from lists that are not in memory.
     rows : int64 array, shape (n,)
-        Rows that the node was the first to bring into its batch, its own among them.
+        Rows that the node was the first to bring into its batch, its own row included.
     drawn : int64 array, shape (n,)
-        Edges that the node drew itself from a list that is not in memory, in all hops: what its list in memory saves.
+        Edges that the node drew itself, in all hops, from a list that is not in memory: the draws that its list in memory saves.
     n_batches, n_edges, n_rows : int
         Batches so far, the edges that they drew, and their rows.
 
     Notes
     -----
     A node that joins in a later hop is credited to the node that drew it first, and so on up to a node of the seeds' own hop.
-    So each row and each edge is credited once. (The paper counts edges that several nodes lead to once for each.) A kept node
-    is credited in those batches alone in which it would be pulled: not where it is a seed, and not where it was never pushed,
-    or longer ago than ``staleness`` steps. As nodes are decided on one by one, no other node's embedding matters.
+    So each row and each edge is credited once. (The paper counts an edge once for each node that leads to it.) A kept node is
+    credited only in batches in which it would be pulled: it is no seed, and was pushed at most ``staleness`` steps ago. Each node
+    is judged alone, as if no other node's embedding were kept.
 
     ``BYTES`` bytes a node; linear in the edges of a batch. Sheng et al.: OUTRE, VLDB 2024, sections 4.4 and 5.3.
     """
@@ -59,19 +59,19 @@ class SavedIO:
         self.n_batches = self.n_edges = self.n_rows = 0
 
     def add(self, sampled: SampledBatch, is_outside: Callable[[Int64s], npt.NDArray[np.bool_]]) -> None:
-        """Count the next batch, one that was sampled whole by nodes that draw anew in every hop.
+        """Count the next batch, sampled without pruning, by a sampler whose nodes draw anew in every hop.
 
-        ``is_outside(nodes)`` says whose lists are not in memory.
+        ``is_outside(nodes)`` marks the nodes whose lists are not in memory.
         """
         ids = sampled.input_ids.numpy()
         last, *later = reversed(sampled.blocks)
         step, outside = self.n_batches, is_outside(ids)
-        top = np.arange(len(ids))  # the node of the seeds' own hop that has brought each
+        top = np.arange(len(ids))  # for each node, the node of the seeds' own hop that brought it in
         edges = np.zeros(last.n_src, np.int64)
         drawn = np.bincount(last.dst.numpy(), minlength=len(ids))
         for block in later:
             src, dst = block.src.numpy(), block.dst.numpy()
-            # Assigned backwards, the first edge to a source stays.
+            # Assigned backwards, so that the first edge to a source is kept.
             first = np.empty(block.n_src, np.int64)
             first[src[::-1]] = dst[::-1]
             top[block.n_dst : block.n_src] = top[first[block.n_dst :]]
@@ -93,7 +93,7 @@ class SavedIO:
         self.n_rows += len(ids)
 
     def embeddings(self, beta: float) -> Floats:
-        """Return the reads of a row that each node's embedding saves (equation 4); an edge costs ``beta``."""
+        """Compute the reads that each node's embedding saves, in rows (equation 4); an edge costs ``beta``."""
         saved: Floats = np.float64(beta) * self.edges.astype(np.float64) + self.rows
         return saved
 
@@ -115,18 +115,18 @@ def edges_drawn(sampler: Sampler, batches: Batches, n: int, epoch: int = 0) -> I
 
 
 def prefix_sums(values: npt.NDArray[Any], order: npt.NDArray[Any] | None = None) -> Floats:
-    """Return the sums of the first 0, 1 … n values, float64 [n + 1]: the largest first, or as ``order`` says."""
+    """Compute the sums of the first 0, 1 … n values, float64 [n + 1]; the values in ``order``, by default the largest first."""
     ordered = np.sort(values)[::-1] if order is None else values[order]
     return np.concatenate([np.zeros(1), np.cumsum(ordered, dtype=np.float64)])
 
 
 @dataclass(frozen=True)
 class Split:
-    """The memory divided between features and embeddings, for each alpha, the embeddings' share, that was tried.
+    """Divisions of memory between features and embeddings, for each alpha, the embeddings' share, that was tried.
 
-    Of ``n_bytes``: the reads that ``features``, ``embeddings`` and ``lists`` of neighbours save an epoch at each of ``alphas``,
-    in rows (lists only where they share the features' memory), and the embeddings kept (``nodes``). ``alphas[taken]`` saves
-    most; of equals it is the least. ``beta``: what an edge that is sampled costs, in reads of a row.
+    ``n_bytes`` are divided. At each of ``alphas``, ``features``, ``embeddings`` and ``lists`` of neighbours have the reads saved
+    in an epoch, in rows; ``nodes`` has the number of embeddings kept. Lists count only if they share the features' memory.
+    ``alphas[taken]`` saves the most; of equals it is the least. ``beta`` is the cost of a sampled edge, in reads of a row.
     """
 
     n_bytes: int
@@ -140,12 +140,12 @@ class Split:
 
     @property
     def alpha(self) -> float:
-        """The share that was taken."""
+        """The taken share of embeddings."""
         return self.alphas[self.taken]
 
     @property
     def benefits(self) -> list[float]:
-        """Reads that are saved in all at each alpha (equation 5)."""
+        """Total reads saved at each alpha (equation 5)."""
         return [sum(each) for each in zip(self.features, self.embeddings, self.lists, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,14 +166,14 @@ class Split:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Split:
-        """Return the split that :meth:`to_dict` wrote."""
+        """Restore the split from the result of :meth:`to_dict`."""
         curve = found["curve"]
         features, embeddings, lists = (curve[name] for name in ("features", "embeddings", "lists"))
         taken = curve["alpha"].index(found["alpha"])
         return cls(found["bytes"], curve["alpha"], features, embeddings, lists, curve["nodes"], taken, found["beta"])
 
     def table(self) -> str:
-        """Return the curve as text, a line for every tenth, and for the alpha that was taken."""
+        """Format the curve as text, a line for every tenth, and one for the taken alpha."""
         lines = [f"{'alpha':>7}{'nodes':>12}{'embeddings':>14}{'features':>14}{'lists':>14}{'saved':>14}"]
         benefits = self.benefits
         for k, alpha in enumerate(self.alphas):
@@ -192,11 +192,11 @@ def best_split(
     lists: Callable[[int], float] = lambda n_bytes: 0.0,
     beta: float = 1.0,
 ) -> Split:
-    """Divide ``n_bytes`` so that most I/O is saved (equation 5): alpha = 0, 0.01 … 1 of them for embeddings.
+    """Divide ``n_bytes`` so that the most I/O is saved (equation 5); alpha = 0, 0.01 … 1 is the embeddings' share.
 
-    ``embeddings`` has what each node's saves; those of no use are never kept, the others take ``embedding_bytes``, tables
-    included. ``features(n)`` and ``lists(n)`` return the reads that a cache of so many bytes saves. ``beta`` is kept for the
-    record.
+    ``embeddings`` has the reads that each node's embedding saves. Embeddings that save none are never kept; the others take
+    ``embedding_bytes`` each, tables included. ``features(n)`` and ``lists(n)`` return the reads that a cache of ``n`` bytes
+    saves. ``beta`` is only stored in the result.
     """
     sums = prefix_sums(embeddings[embeddings > 0])
     steps = range(STEPS + 1)

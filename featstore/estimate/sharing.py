@@ -25,7 +25,7 @@ LOOKED_AT = 8  # batches, in whole segments, whose reads are counted
 
 
 def merged_reads(places: npt.NDArray[np.integer], row_bytes: int, gap_bytes: int) -> tuple[int, int]:
-    """Return the reads, and their bytes, of rows at ascending ``places``; pages no further apart than a gap share a read."""
+    """Count the reads, and their bytes, of rows at ascending ``places``; pages at most ``gap_bytes`` apart share a read."""
     if not len(places):
         return 0, 0
     begin = places.astype(np.int64) * row_bytes
@@ -36,7 +36,7 @@ def merged_reads(places: npt.NDArray[np.integer], row_bytes: int, gap_bytes: int
 
 
 class _Counted:
-    """Reads of some batches, brought to an epoch."""
+    """Reads of some batches, scaled to an epoch."""
 
     def __init__(self, widths: Sequence[int], gap_bytes: int) -> None:
         self._widths, self._gap_bytes = widths, gap_bytes
@@ -65,11 +65,11 @@ def count_static(
     budget: Budget,
     disk: int,
 ) -> OnDisk:
-    """Count what a static policy's layout would take of a disk, and an epoch read of it, before it is made.
+    """Count the disk space of a static policy's layout, and an epoch's reads of shared rows, before the layout is made.
 
-    ``sizes`` are those that the layout would be made with, ``widths`` the bytes of a row of each feature. The length of the
-    segments is the one that would be made; reads are those of the first segments, of eight batches at least. OSError (ENOSPC):
-    not even one segment of all batches fits.
+    ``sizes`` are the sizes of the layout, ``widths`` the bytes of a row of each feature. The length of the segments is that of
+    the layout; reads are counted on the first segments, of eight batches at least. OSError (ENOSPC): not even one segment of all
+    batches fits.
     """
     n = pack.num_nodes
     with budget.reserve("cost model", 16 * n):
@@ -81,7 +81,7 @@ def count_static(
             for number in range(min(LOOKED_AT, len(pack))):
                 counted.add(np.empty(0, np.int64), len(batches[number]))
         else:
-            place_of_row, before = np.full(n, -1, np.int64), 0  # of a page's rows two segments may have some
+            place_of_row, before = np.full(n, -1, np.int64), 0  # places in the whole file: two segments' rows may share a page
             for segment in segments(batches, n, found.length, sizes.row_bytes, budget=budget):
                 place_of_row[segment.rows] = before + np.arange(len(segment.rows))
                 for number in range(segment.first, segment.stop):
@@ -96,7 +96,7 @@ def count_static(
 
 
 def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
-    """Count what a layout by Belady's policy would take of a disk, all windows of all epochs planned."""
+    """Count the disk space of a layout by Belady's policy; all superbatches of all epochs are planned."""
     n, rows = pack.num_nodes, []
     with budget.reserve("cost model", 12 * n if sizes.device_rows else 0):
         tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
@@ -112,7 +112,7 @@ def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
 
 
 def shared_there(folder: str, pack: OfflineSamples, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:
-    """Read the rows that a layout's batches share from its tables; None where they share none."""
+    """Count an existing layout's reads of shared rows, from its tables; None if its batches share no rows."""
     tables = TierTables(folder, pack, len(widths))
     try:
         if tables.shared is None:

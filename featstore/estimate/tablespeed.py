@@ -25,22 +25,22 @@ from featstore.storage.keptrates import kept_or_measured
 __all__ = ["KEY", "TableSpeed", "table_speed"]
 
 KEY = "tables/speed"
-METHOD = 1  # of measuring; what another one found is measured again
-LEAST_NODES, MOST_BITS = 1 << 6, 22  # larger tables are no further from the processor
+METHOD = 1  # version of the measurement; rates of another version are measured again
+LEAST_NODES, MOST_BITS = 1 << 6, 22  # larger tables are no slower to access
 SPREAD = 2654435761
-MOST_ROWS, BATCH_DIVISOR = 1 << 16, 8  # of a batch: so many at most, and one of so many nodes
+MOST_ROWS, BATCH_DIVISOR = 1 << 16, 8  # rows of a batch: at most so many, and at most this fraction of the nodes
 N_BATCHES = 3  # of each kind
 LEAST_S = 1e-12  # a rate is more than 0
-NODE_BYTES, BATCH_BYTES = 16, 128  # its tiers, its count; the rows that are drawn, and what a table holds while it is made
+NODE_BYTES, BATCH_BYTES = 16, 128  # per node: its tiers, its count; per row of a batch: drawn rows, and making a table
 
 
 @dataclass(frozen=True)
 class TableSpeed:
-    """Measured seconds of making a pack's tables, a row of a batch; writing them to the drive is not in it.
+    """Measured seconds per row of a batch of making a pack's tables, without writing them to the drive.
 
-    ``static_table_s``, where rows in memory stay: counting rows, and looking each up. ``planned_table_s``, where Belady's
-    policy changes them: finding slots, once it is known which rows are missed. ``missed_table_s``: more for a row that is
-    missed, which is put in the order of extents.
+    ``static_table_s``: if rows in memory stay, to count rows and look each one up. ``planned_table_s``: if Belady's policy
+    changes them, to find slots after the misses are known. ``missed_table_s``: in addition for a missed row, which is sorted into
+    the order of extents.
     """
 
     static_table_s: float
@@ -49,18 +49,18 @@ class TableSpeed:
 
 
 def table_speed(dataset: str, n_nodes: int, budget: Budget, *, again: bool = False) -> TableSpeed:
-    """Return the seconds of making tables: from the dataset's catalog, or measured now and kept there.
+    """Get the seconds of making tables: from the dataset's catalog, or measured now and kept there.
 
-    ``again``: measure in any case. Seconds are those of the processor: others may use it meanwhile. Those that are older than a
-    day, of another machine, number of nodes or method, are not used. A dataset that may not be written, or that somebody is
-    writing, keeps nothing.
+    ``again``: measure in any case. Seconds are processor time, so other processes do not disturb them. Seconds that are older
+    than a day, or of another machine, number of nodes or method, are not used. A dataset that may not be written, or is being
+    written, keeps nothing.
     """
     where = {"machine": platform.node(), "nodes": n_nodes, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, TableSpeed, lambda: _measure(n_nodes, budget), again)
 
 
 def _nowhere(array: npt.NDArray[Any]) -> None:
-    """Keep nothing: writing is the drive's, which is measured elsewhere."""
+    """Write nothing: writes to the drive are measured elsewhere."""
 
 
 def _rows(n: int) -> int:
@@ -87,7 +87,7 @@ def _measure(n_nodes: int, budget: Budget) -> TableSpeed:
 
 
 def _time_static(ids: npt.NDArray[np.int32], tier_of_row: npt.NDArray[np.int32]) -> float:
-    """Return the seconds of a row."""
+    """Measure the seconds per row of writing static tables."""
     counts, each = np.zeros(len(tier_of_row), np.int64), list[float]()
     for _ in range(N_BATCHES):
         begin = time.thread_time()
@@ -98,12 +98,15 @@ def _time_static(ids: npt.NDArray[np.int32], tier_of_row: npt.NDArray[np.int32])
 
 
 def _time_planned(batches: npt.NDArray[np.int32], n: int) -> float:
-    """Return the seconds of a row of batches in turns, with room for all, once all misses are known: with the first plan."""
+    """Measure the seconds per row of writing planned tables, for two alternating batches in a cache with room for both.
+
+    All misses are known with the first plan, so only the time after it counts.
+    """
     lengths = np.full(N_BATCHES * len(batches), batches.shape[1])
     trace = Trace.reading(lambda number: batches[number % len(batches)], lengths, n)
     policy, each = CheckedPolicy(Belady()), list[float]()
     policy.start(batches.size, PolicyContext(n, 1))
-    with closing(policy.plan(trace.window())) as plans:
+    with closing(policy.plan(trace.horizon())) as plans:
         for _ in batches:
             next(plans)  # these miss all
         begin = time.thread_time()

@@ -1,4 +1,4 @@
-"""Estimates of the rows that an epoch has not asked for yet, from the counts of its first batches."""
+"""Estimates of the rows that an epoch has not requested yet, from the counts of its first batches."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Int64s = npt.NDArray[np.int64]
 
 
 def tally_bytes(trace: Trace) -> int:
-    """Return the bytes of a count of batches: of each row, :func:`tally` holds one."""
+    """Return the bytes per row of the counts that :func:`tally` holds."""
     return np.min_scalar_type(len(trace)).itemsize
 
 
 def tally(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, Int64s]:
-    """Count how many batches ask for each row, in one pass over the batches alone.
+    """Count the batches that request each row, in one pass over the batches.
 
-    Returns the counts, in :func:`tally_bytes` a row; the rows of each count, int64 [n_batches + 1]; and the rows of each batch
-    that none before it asked for.
+    Returns the counts, :func:`tally_bytes` a row; the number of rows with each count, int64 [n_batches + 1]; and for each batch
+    the number of rows that no earlier batch requested.
     """
     counts: npt.NDArray[np.unsignedinteger[Any]] = np.zeros(trace.n, np.min_scalar_type(len(trace)))
     fresh = np.zeros(len(trace), np.int64)
-    above = np.zeros(len(trace) + 1, np.int64)  # rows of a higher count: each was once found at this one
+    above = np.zeros(len(trace) + 1, np.int64)  # rows of a higher count; each of them once had this count
     for number, ids in enumerate(trace):
         found = counts.take(ids)
         counts.put(ids, found + found.dtype.type(1))
@@ -38,13 +38,13 @@ def tally(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, I
 
 
 def distinct_rows(rows_of: Int64s, seen: int, n_batches: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return how many distinct rows ``n_batches`` batches ask for, ``seen`` of them at least, told from the rows of each count.
+    """Estimate the distinct rows that ``n_batches`` (at least ``seen``) batches request, from the number of rows of each count.
 
-    Good and Toulmin's series (Biometrika 1956) of the rows asked for by one batch, two, three and four, as a continued fraction
-    (Daley and Smith, Nature Methods 2013): the series diverges beyond twice as many batches, the fraction does not. Where
-    chance gave that one a pole, a shorter one is taken, which tells of fewer rows.
+    The estimate is Good and Toulmin's series (Biometrika 1956) of the rows requested by one, two, three and four batches, as a
+    continued fraction (Daley and Smith, Nature Methods 2013). The series diverges beyond twice as many batches, the fraction does
+    not. If chance gives the fraction a pole, a shorter one is used, which predicts fewer rows.
     """
-    first = rows_of[1 : 1 + (4 if seen > 3 else 2 if seen > 1 else 1)].astype(np.float64)  # of even length: it does not run away
+    first = rows_of[1 : 1 + (4 if seen > 3 else 2 if seen > 1 else 1)].astype(np.float64)  # an even length keeps it bounded
     known = float(rows_of[1:].sum())
     more = np.asarray(n_batches, np.float64) / max(1, seen) - 1
     if not len(first) or not first[0]:
@@ -57,7 +57,10 @@ def distinct_rows(rows_of: Int64s, seen: int, n_batches: npt.ArrayLike) -> npt.N
 
 
 def _fraction(first: npt.NDArray[np.float64]) -> list[float]:
-    """Return c1, c2, c3 of ``a1 t / (1 + c1 t / (1 + c2 t / (1 + c3 t)))``, which begins as ``a1 t - a2 t² + a3 t³ - a4 t⁴``."""
+    """Compute c1, c2, c3 of ``a1 t / (1 + c1 t / (1 + c2 t / (1 + c3 t)))``, the series of which begins with ``first``.
+
+    The series is ``a1 t - a2 t² + a3 t³ - a4 t⁴ + …``.
+    """
     series = [value * (-1) ** k / first[0] for k, value in enumerate(first)]
     coefficients: list[float] = []
     while len(series) > 1:

@@ -1,4 +1,4 @@
-"""Arrays that users and plug-ins give, as NumPy arrays; the one place where a mask could be lost."""
+"""Conversion of the arrays of users and plug-ins to NumPy, without losing a mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["as_array", "id_array"]
 
 
 def as_array(what: str, given: Any) -> npt.NDArray[Any]:
-    """Return a tensor, an array or a sequence as an array; ``what`` is its name for messages.
+    """Convert a tensor, an array or a sequence to an array; ``what`` is its name in messages.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def as_array(what: str, given: Any) -> npt.NDArray[Any]:
 
 
 def id_array(what: str, given: Any) -> npt.NDArray[Any]:
-    """Return ids or a mask as :func:`as_array` does; TypeError for a tensor of uint8, of which torch makes a mask, NumPy ids."""
+    """Convert ids or a mask as :func:`as_array` does; TypeError for a tensor of uint8, a mask in torch but ids in NumPy."""
     if isinstance(given, torch.Tensor) and given.dtype == torch.uint8:
         raise TypeError(f"{what}: a tensor of torch.uint8 may be a mask or ids; give a mask as .bool(), ids as .long()")
     return as_array(what, given)

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.buffers import Block, Lease, populate
+from featstore._core.buffers import Arena, Borrowed, populate
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.pinned import PinnedBlock
+from featstore.gather.pinned import PinnedArena
 
 __all__ = [
     "HOLDER",
@@ -37,19 +37,20 @@ __all__ = [
 
 HOLDER = "batch buffers"
 SMALL_BYTES = 64 << 10  # below this malloc is as good
-# What malloc keeps of freed arrays, an arena a thread, is in no budget: where little of it is left, it goes back to the system.
-HEAP_PART, HEAP_S = 16, 0.25  # of the budget, one part of so many; seconds between two times, each of which takes milliseconds
+# malloc keeps freed arrays, in an arena per thread, and no budget counts them. If little of the budget is left, the pool trims
+# the heap: below this fraction of the budget, and after this many seconds at least, since each trim takes milliseconds.
+HEAP_PART, HEAP_S = 16, 0.25
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others keep little
-LEAST_TAKEN = 64 << 20  # less is filled before a thread has begun
-POPULATE_BYTES = 8 << 20  # at once: the kernel holds a lock of the whole address space meanwhile
+LEAST_TAKEN = 64 << 20  # less memory is filled before a thread has begun
+POPULATE_BYTES = 8 << 20  # per call: the kernel locks the whole address space meanwhile
 
 
 def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda: True) -> bool:
     """Take the pages of ``memory``, shape (n,), from the system now, the last ones first, until ``go_on()`` is false.
 
-    What is in them stays. Fresh pages can cost far more than filling them, most of all in a virtual machine, whose host may have
-    to find them first. Returns False where it stopped early, or where the kernel cannot (before Linux 5.14): pages then come as
-    they are touched.
+    The pages' content stays. Fresh pages can cost far more than filling them, most of all in a virtual machine, whose host may
+    have to find them first. Returns False if ``go_on()`` stopped it, or if the kernel cannot (before Linux 5.14): pages are then
+    taken as they are touched.
     """
     pieces = reversed(range(0, len(memory), POPULATE_BYTES))
     return all(go_on() and populate(memory[first : first + POPULATE_BYTES]) for first in pieces)
@@ -57,7 +58,7 @@ def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda
 
 @contextmanager
 def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
-    """Take the pages of ``memory`` by a thread, beside whoever fills it from its beginning on; see :func:`take_pages`."""
+    """Take the pages of ``memory`` in a thread while the ``with`` block fills it from the beginning; see :func:`take_pages`."""
     if len(memory) < LEAST_TAKEN:
         yield
         return
@@ -73,7 +74,7 @@ def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
 
 
 def block_bytes(n_bytes: int) -> int:
-    """Round up to the bytes of a block: up to an eighth of a power of two, whole pages, so that similar ones share."""
+    """Round up to a block size: a multiple of an eighth of a power of two, in whole pages, so that similar sizes share blocks."""
     step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
     return -(-n_bytes // step) * step
 
@@ -88,7 +89,7 @@ def as_bytes(rows: torch.Tensor, row_bytes: int) -> npt.NDArray[np.uint8]:
 
 @cache
 def _kind(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
-    """Find the NumPy dtype of which torch makes ``dtype``; for one that NumPy lacks, integers as wide, and True."""
+    """Find the NumPy dtype for ``dtype`` and False; if NumPy has none, integers of the same width and True."""
     none = torch.empty(0, dtype=dtype, device="cpu")
     try:
         return none.numpy().dtype, False
@@ -97,7 +98,7 @@ def _kind(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
 
 
 def _tensor_of(array: npt.NDArray[Any], dtype: torch.dtype, is_other: bool) -> torch.Tensor:
-    if not array.size:  # whose strides in NumPy are no tensor's
+    if not array.size:  # NumPy's strides of an empty array do not suit a tensor
         return torch.empty(array.shape, dtype=dtype, device="cpu")
     tensor = torch.from_numpy(array)
     return tensor.view(dtype) if is_other else tensor
@@ -106,7 +107,7 @@ def _tensor_of(array: npt.NDArray[Any], dtype: torch.dtype, is_other: bool) -> t
 def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Allocate an uninitialised contiguous CPU tensor in ordinary memory.
 
-    MemoryError where there is none; of torch's own allocator it would be a RuntimeError.
+    MemoryError if there is no memory; torch's own allocator would raise RuntimeError.
     """
     kind, is_other = _kind(dtype)
     return _tensor_of(np.empty(shape, kind), dtype, is_other)
@@ -114,7 +115,7 @@ def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise MemoryError where torch's operations have no memory for a CPU tensor, for which torch raises RuntimeError."""
+    """Raise MemoryError in place of torch's RuntimeError for a CPU tensor without memory."""
     try:
         yield
     except RuntimeError as error:
@@ -124,7 +125,7 @@ def memory_errors() -> Iterator[None]:
 
 
 def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.NDArray[Any]]:
-    """Make ``array(n, dtype)``, which cuts arrays off ``memory``, each at a multiple of 8 bytes; ValueError where it ends."""
+    """Make ``array(n, dtype)``, which cuts arrays off ``memory``, at multiples of 8 bytes; it raises ValueError at the end."""
     left = memory
 
     def array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -142,9 +143,9 @@ class BufferPool:
     """Memory for the tensors that the library hands out. Thread-safe.
 
     A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled
-    blocks count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not. Pooled blocks
-    that nobody uses are on loan: whatever else reserves gets their memory. ``reclaim`` is called where the budget is short, to
-    give back what others hold and do not use; ``owner`` is what ClosedError says is closed.
+    blocks count in the budget, under the name ``HOLDER``. Tensors under 64 KiB are ordinary memory and do not count. Idle blocks
+    are on loan: other reservations get their memory. The pool calls ``reclaim`` if the budget is short, so that other holders
+    give back unused memory. ``owner`` names the closed object in ClosedError.
     """
 
     def __init__(self, budget: Budget, reclaim: Callable[[], None] | None = None, owner: str = "the dataset") -> None:
@@ -158,11 +159,11 @@ class BufferPool:
 
     @contextmanager
     def copied_to(self, device: torch.device) -> Iterator[None]:
-        """Lock the pages of what this thread takes meanwhile where it is to be copied to a CUDA ``device``, one with a number.
+        """Give this thread page-locked memory inside the ``with`` block if ``device`` is a CUDA device, given with its number.
 
-        Copies from such memory run beside computing, and may still read it when the call that began them has returned: whoever
-        takes it keeps it until they are complete, since its block may then be another tensor's. All other memory is ordinary. A
-        block is locked once, and stays so while it is pooled; bytes are counted in the budget as those of any block.
+        Copies from page-locked memory run beside computing, and may still read the memory after the call that began them. The
+        borrower therefore keeps the memory until they are complete: afterwards its block may serve another tensor. A block is
+        locked once, stays locked while it is pooled, and counts in the budget as any block. All other memory is ordinary.
         """
         before = getattr(self._copied, "to", None)
         self._copied.to = device if device.type == "cuda" else None
@@ -174,27 +175,27 @@ class BufferPool:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._idle: list[Block] = []
+        self._idle: list[Arena] = []
         self._held: dict[int, Reservation] = {}
         # Blocks come back from destructors, which may run inside any of our own calls: only this queue is safe there.
-        self._returned: queue.SimpleQueue[Block] = queue.SimpleQueue()
+        self._returned: queue.SimpleQueue[Arena] = queue.SimpleQueue()
         self._trimmed = 0.0
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():
-            # Idle blocks are dropped; tensors of the parent's are pages that the child shares until it writes to them.
+            # Idle blocks are dropped; the child shares the pages of the parent's tensors until it writes to them.
             held = list(self._held.values())
             self._start()
             for reservation in held:
                 reservation.release()
 
-    def lease(self, n_bytes: int) -> Lease:
+    def borrow(self, n_bytes: int) -> Borrowed:
         """Borrow ``n_bytes`` of writable memory, contents undefined, at least 4 KiB-aligned.
 
         Raises
         ------
         BudgetError
-            Neither the pool nor the budget has them.
+            Neither the pool nor the budget has ``n_bytes``.
         """
         self._leave_parent()
         size, device = block_bytes(n_bytes), getattr(self._copied, "to", None)
@@ -202,10 +203,10 @@ class BufferPool:
         if block is None:
             block = self._new_block(size, device)
         self._trim_heap()
-        return Lease(block, n_bytes, self._returned.put)
+        return Borrowed(block, n_bytes, self._returned.put)
 
     def _trim_heap(self) -> None:
-        """Have malloc give back what it keeps, now and then, while the budget has little left."""
+        """Let malloc give freed memory back to the system, at most every ``HEAP_S``, if little of the budget is left."""
         now = time.monotonic()
         if now - self._trimmed < HEAP_S or _malloc_trim is None:
             return
@@ -213,31 +214,31 @@ class BufferPool:
         if self.budget.available < self.budget.total // HEAP_PART:
             _malloc_trim(0)
 
-    def _idle_block(self, size: int, pinned: bool) -> Block | None:
-        """Take an idle block of ``size`` bytes, or a little more, of those that are pinned or of the others."""
+    def _idle_block(self, size: int, pinned: bool) -> Arena | None:
+        """Take the smallest idle block of ``size`` to 1.25 ``size`` bytes, page-locked if ``pinned``, ordinary otherwise."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._owner} is closed")
             self._collect()
             fitting = [block for block in self._idle if size <= block.nbytes <= size + size // 4]
-            alike = [block for block in fitting if isinstance(block, PinnedBlock) == pinned]
+            alike = [block for block in fitting if isinstance(block, PinnedArena) == pinned]
             if not alike:
                 return None
             block = min(alike, key=lambda candidate: candidate.nbytes)
             self._idle.remove(block)
             return block
 
-    def _new_block(self, size: int, device: torch.device | None) -> Block:
+    def _new_block(self, size: int, device: torch.device | None) -> Arena:
         reservation = self.budget.try_reserve(HOLDER, size)
         while reservation is None and self._drop_one():
             reservation = self.budget.try_reserve(HOLDER, size)
         if reservation is None:
             if self._reclaim is not None:
                 self._reclaim()
-            # Not under the lock: loans may be taken back, which waits for gathers. It raises, naming who holds what.
+            # Not under the lock: taking loans back waits for gathers. If it fails, the error names the holders.
             reservation = self.budget.reserve(HOLDER, size)
         with reservation.kept():
-            block = Block(size) if device is None else PinnedBlock(size, device)
+            block = Arena(size) if device is None else PinnedArena(size, device)
             with self._lock:
                 if self._closed:
                     raise ClosedError(f"{self._owner} is closed")
@@ -245,7 +246,7 @@ class BufferPool:
         return block
 
     def _drop_one(self) -> int:
-        """Give an idle block back; return its bytes, 0 where there was none."""
+        """Give an idle block back; return its bytes, 0 if there was none."""
         with self._lock:
             self._collect()
             if not self._idle:
@@ -254,11 +255,11 @@ class BufferPool:
             self._drop(block)
             return int(block.nbytes)
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, block: Arena) -> None:
         self._held.pop(id(block)).release()
 
     def _collect(self) -> None:
-        """Make blocks that came back idle ones. Adds to the list alone, so it needs no lock."""
+        """Move returned blocks to the idle list. It only appends to the list, so it needs no lock."""
         while True:
             try:
                 block = self._returned.get_nowait()
@@ -280,9 +281,9 @@ class BufferPool:
         return freed
 
     def prepare(self, n_bytes: int, n_blocks: int, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Have ``n_blocks`` idle blocks of ``n_bytes``, their pages taken, as far as half of what the budget has left suffices.
+        """Prepare ``n_blocks`` idle blocks of ``n_bytes``, their pages taken, within half of the memory left in the budget.
 
-        Stops where ``go_on()`` is false.
+        Stops if ``go_on()`` is false.
         """
         held = []
         most = self.budget.available // 2
@@ -290,14 +291,14 @@ class BufferPool:
             for k in range(n_blocks):
                 if (k + 1) * block_bytes(n_bytes) > most or not go_on():
                     break
-                held.append(self.lease(n_bytes))
+                held.append(self.borrow(n_bytes))
                 if not take_pages(np.frombuffer(held[-1], np.uint8), go_on):
                     break
-        except (BudgetError, ClosedError):  # others were quicker, and their batches come first; or nobody wants them any more
+        except (BudgetError, ClosedError):  # batches took the memory, and come first; or the pool was closed
             return
 
     def trim(self) -> None:
-        """Give idle blocks back to the system and to the budget, and to the system what malloc keeps."""
+        """Give idle blocks back to the system and the budget, and let malloc give back its freed memory."""
         self._leave_parent()
         with self._lock:
             self._collect()
@@ -311,7 +312,7 @@ class BufferPool:
         n_bytes = (shape if isinstance(shape, int) else math.prod(shape)) * np.dtype(dtype).itemsize
         if n_bytes < SMALL_BYTES:
             return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, self.lease(n_bytes))
+        return np.ndarray(shape, dtype, self.borrow(n_bytes))
 
     def tensor(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> torch.Tensor:
         """Make an uninitialised contiguous CPU tensor in pooled memory; after a BudgetError nothing is held."""
@@ -324,7 +325,7 @@ class BufferPool:
         """Make a tensor of ``shape`` as :meth:`tensor` does; return it and its bytes, shape (n, row_bytes)."""
         kind, is_other = _kind(dtype)
         n_bytes = n * row_bytes
-        memory = np.ndarray((n, row_bytes), np.uint8, self.lease(n_bytes) if n_bytes >= SMALL_BYTES else None)
+        memory = np.ndarray((n, row_bytes), np.uint8, self.borrow(n_bytes) if n_bytes >= SMALL_BYTES else None)
         return _tensor_of(np.ndarray(shape, kind, memory), dtype, is_other), memory
 
     def close(self) -> None:
@@ -336,4 +337,4 @@ class BufferPool:
             for reservation in self._held.values():
                 reservation.release()
             self._held.clear()
-            self._returned = queue.SimpleQueue()  # the old one, and what comes back to it, goes with the last block in use
+            self._returned = queue.SimpleQueue()  # the old queue, and blocks returned to it, die with the last block in use

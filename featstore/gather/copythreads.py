@@ -1,20 +1,20 @@
-"""The number of threads that copy rows beside a stream that needs cores, too, measured as batches run."""
+"""Number of threads that copy rows while a stream needs cores, too; it is measured as batches run."""
 
 from __future__ import annotations
 
 __all__ = ["CopyThreads"]
 
-BLOCK = 4  # batches timed together: one batch's copy delays what the next one waits for
-EVERY = 16  # blocks: then the slower number is timed again, as other work comes and goes
-WEIGHT = 0.5  # of a block's rate in what is remembered
+BLOCK = 4  # batches timed together: one batch's copy delays the extent that the next batch waits for
+EVERY = 16  # blocks; then the slower number is timed again, as other work comes and goes
+WEIGHT = 0.5  # of a new block's rate in the mean rate
 
 
 class CopyThreads:
     """Choose between all ``n_threads`` and two fewer, by the rate of whole batches under each. One thread at a time.
 
     On some processors one thread copies as fast as two, and the second only delays the stream. On others two are nearly twice
-    as fast. Which it is, and how busy the cores are, shows in the batches' seconds. Both are tried for :data:`BLOCK` batches;
-    then the quicker runs, and the other is tried again once in :data:`EVERY` blocks.
+    as fast. The batches' seconds show this, and how busy the cores are. Both numbers are tried for :data:`BLOCK` batches. Then
+    the quicker one is used, and the other is tried again once in :data:`EVERY` blocks.
     """
 
     def __init__(self, n_threads: int) -> None:
@@ -31,7 +31,7 @@ class CopyThreads:
         return self._choices[self._at]
 
     def ran(self, n_bytes: int, seconds: float) -> None:
-        """Note what a batch that was copied by :attr:`now` threads took: all of its gather, waits included."""
+        """Record the bytes and seconds of a batch copied by :attr:`now` threads: the whole gather, waits included."""
         self._n_bytes += n_bytes
         self._seconds += seconds
         self._n_batches += 1

@@ -1,4 +1,4 @@
-"""Counters that strategies and the loader share: seconds of each stage, what was read, what was delivered."""
+"""Counters that strategies and the loader share: seconds of each stage, reads, and rows delivered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stopwatch:
 
 
 class Overlap:
-    """Seconds of the clock in which some stage of a loader was at work, and those of them that the loop waited. Thread-safe."""
+    """Wall-clock seconds in which any stage of a loader worked, and seconds in which the loop waited. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Overlap:
         self._since = self._loading_s = self._waited_s = 0.0
 
     def __enter__(self) -> None:
-        """Begin to work, in any thread; nothing is counted twice where several do."""
+        """Begin to work, in any thread; seconds in which several threads work count once."""
         with self._lock:
             if not self._n_working:
                 self._since = time.perf_counter()
@@ -77,14 +77,14 @@ class Overlap:
 
 
 class ReadCounts:
-    """What was read so far, added up from any thread."""
+    """Reads so far, added up from any thread."""
 
     def __init__(self) -> None:
         self._total = ReadStats()
         self._lock = threading.RLock()  # an epoch that a finalizer ends, within a call of this thread, counts here too
 
     def add(self, cost: ReadStats) -> None:
-        """Add what a read cost."""
+        """Add the cost of a read."""
         with self._lock:
             self._total.add(cost)
 
@@ -101,7 +101,7 @@ class ReadCounts:
 
 
 class BatchCounts:
-    """Batches that were assembled, and their rows by the tier that had them, added up from any thread."""
+    """Assembled batches, and their rows by tier, added up from any thread."""
 
     def __init__(self) -> None:
         self._n_batches = self._n_rows = self._hits_lost = self._n_beside = 0
@@ -109,7 +109,7 @@ class BatchCounts:
         self._lock = threading.Lock()
 
     def add(self, n_rows: int, hits: Mapping[Tier, int], hits_lost: int = 0) -> None:
-        """Add a batch of ``n_rows`` rows, of all features together; ``hits_lost`` of them were planned as hits, and read."""
+        """Add a batch of ``n_rows`` rows, over all features; ``hits_lost`` of them were planned as hits, but had to be read."""
         with self._lock:
             self._n_batches += 1
             self._n_rows += n_rows
@@ -118,7 +118,7 @@ class BatchCounts:
                 self._hits[tier] = self._hits.get(tier, 0) + n
 
     def add_beside(self) -> None:
-        """Add an epoch that reads on demand, as another one has the features' caches."""
+        """Add an epoch that reads on demand because another epoch has the features' caches."""
         with self._lock:
             self._n_beside += 1
 

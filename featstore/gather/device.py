@@ -1,4 +1,4 @@
-"""The tier ``DEVICE``: rows of a feature as one tensor on the training device, and batches put together there."""
+"""The tier ``DEVICE``: rows of a feature as one tensor on the training device, where batches are assembled."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """Return a device that batches can be delivered to.
+    """Check that batches can be delivered to a device; return it as a ``torch.device``.
 
-    ValueError where the text names no device; RuntimeError, which says what to do, where it is not available in this process.
+    ValueError if the text names no device. RuntimeError, with advice, if the device is not available in this process.
     """
     try:
         found = torch.device(device)
@@ -50,7 +50,7 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def spare_bytes(device: torch.device) -> int | None:
-    """Ask how many bytes torch could allocate on a CUDA device now; None: of other devices the budget knows all there is."""
+    """Count the bytes that torch could allocate on a CUDA device now; None for other devices, which the budget covers."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -58,24 +58,23 @@ def spare_bytes(device: torch.device) -> int | None:
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the current stream of a CUDA device has done what it was given: other streams use it next."""
+    """Wait until the current stream of a CUDA device has finished its work, before other streams use the results."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def record_here(*tensors: torch.Tensor | None) -> None:
-    """Keep the memory of tensors on a CUDA device, once they are dropped, until the current stream is done with them."""
+    """Keep the memory of dropped tensors on a CUDA device until the current stream is done with them."""
     for tensor in tensors:
         if tensor is not None and tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 class DeviceArray:
-    """Rows of one feature on the training device. They do not change once they are filled; batches are put together there.
+    """Rows of one feature on the training device, where batches are assembled. Filled rows do not change.
 
-    ``device`` is any that torch has; ``cpu`` stands in for one in tests. ``pool`` has the memory in which batches are put
-    together on the host; its budget pays for what lies there: nothing, where the device has memory of its own. ``n_threads``
-    copy, where that is done by the host.
+    ``device`` is any device of torch; ``cpu`` stands in for one in tests. ``pool`` has the host memory in which batches are
+    assembled. Its budget pays for the rows if the device is the CPU. ``n_threads`` threads copy if the device is the CPU.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class DeviceArray:
         self._n_threads = n_threads
         self._row_bytes = dtype.itemsize * math.prod(row_shape)
         n_bytes = n_rows * self._row_bytes
-        # Owned: where Ctrl-C comes before anybody has this object, its bytes go back with it.
+        # Owned: if Ctrl-C comes before the caller has this object, its bytes go back with it.
         self._held = pool.budget.reserve("device cache", n_bytes if device.type == "cpu" else 0, owner=self)
         try:
             self.rows = torch.empty((n_rows, *row_shape), dtype=dtype, device=device)
@@ -104,10 +103,10 @@ class DeviceArray:
         return self.rows.nbytes
 
     def fill(self, rows: Int64s, step: int, read: Read, go_on: Callable[[], bool] = lambda: True) -> bool:
-        """Load row ``rows[i]`` into slot ``i``; return whether all are there. The device ``meta`` has no values to read.
+        """Load row ``rows[i]`` into slot ``i``; return whether all were loaded. On the device ``meta`` nothing is read.
 
-        ``step`` rows are read at once, by ``read(rows, out)`` into uint8 ``[k, row_bytes]``. ``go_on()`` is asked before each
-        read; False ends the loading.
+        ``read(rows, out)`` reads ``step`` rows at once into uint8 ``[k, row_bytes]``. ``go_on()`` is called before each read;
+        False ends the loading.
         """
         for first in range(0, 0 if self._device.type == "meta" else len(rows), step):
             if not go_on():
@@ -119,14 +118,14 @@ class DeviceArray:
             held = self._pool.tensor((len(chunk), *self._shape), self._dtype)
             read(chunk, self._bytes(held))
             self.rows[first : first + len(chunk)] = held.to(self._device)
-        settle(self._device)  # batches are put together in another stream
+        settle(self._device)  # batches are assembled in another stream
         return True
 
     def _bytes(self, rows: torch.Tensor) -> npt.NDArray[np.uint8]:
         return as_bytes(rows, self._row_bytes)
 
     def memory_for(self, part: DeviceRows) -> torch.Tensor | None:
-        """Take memory of the host's to put a batch together in; None where the device takes its own when it needs it."""
+        """Take host memory to assemble a batch in if the device is the CPU; None for a device with its own memory."""
         if self._device.type != "cpu":
             return None
         return self._pool.tensor(self._batch_shape(part), self._dtype)
@@ -135,11 +134,11 @@ class DeviceArray:
         return (len(part.positions) + len(part.others), *self._shape)
 
     def assemble(self, part: DeviceRows, others: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """Put a batch together on the device: the tier's rows, and ``others``, those that the host assembled, copied over.
+        """Assemble a batch on the device: the tier's rows, and ``others``, the rows that the host assembled.
 
-        ``out`` is from :meth:`memory_for`; where it is the host's, rows are copied to it without a step between. Copies may
-        still run in the device's current stream; ``part`` and ``others`` are needed until it has come so far. Beside gathers
-        into the same pool or cache: nothing is read but the tier, which does not change, and what is given.
+        ``out`` is from :meth:`memory_for`; on the CPU rows are copied straight to it. On other devices copies may still run in
+        the current stream after the call. Keep ``part`` and ``others`` until that stream has passed them. May run beside
+        gathers into the same pool or cache: it reads only its arguments and the tier, which does not change.
         """
         if self._device.type == "cpu":
             assert out is not None
@@ -167,7 +166,7 @@ class DeviceArray:
 
 @dataclass(frozen=True)
 class Apart:
-    """A batch's rows of one feature while those of the device are still there alone; see :meth:`DeviceArray.assemble`."""
+    """A batch's rows of one feature before the device's rows are added; see :meth:`DeviceArray.assemble`."""
 
     tier: DeviceArray
     part: DeviceRows
@@ -175,5 +174,5 @@ class Apart:
     out: torch.Tensor | None
 
     def together(self) -> torch.Tensor:
-        """Put the whole batch together on the device."""
+        """Assemble the whole batch on the device."""
         return self.tier.assemble(self.part, self.others, self.out)

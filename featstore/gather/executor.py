@@ -1,4 +1,4 @@
-"""The executor: runs any batch plan. It looks nothing up and decides nothing."""
+"""The executor, which runs any batch plan. It looks nothing up and decides nothing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Tally", "execute"]
 
 @dataclass
 class Tally:
-    """What some gathers came to; whoever asks for them owns it, one thread at a time.
+    """Counts of one or more gathers; owned by the caller of the gathers, one thread at a time.
 
     Parameters
     ----------
     rows : dict of Tier to int
         Rows delivered from each tier.
     read : ReadStats
-        What was read for them, also by gathers that failed afterwards.
+        Cost of the reads, also of gathers that failed afterwards.
     update_s : float
-        Seconds of choosing what the host cache admits and of copying it there.
+        Seconds of choosing the rows that the host cache admits, and of copying them there.
     hits_lost : int
-        Rows that a plan has in the host cache, and that were read, as the cache has given their memory back.
+        Rows that were planned as hits, but had to be read, since the host cache has given their memory back.
     """
 
     rows: dict[Tier, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Tally:
 
 
 def _order(part: Part) -> int:
-    """What is in memory first; last an extent, which comes once: what fails before for lack of memory may be tried again."""
+    """Rank a part: memory first, an extent last. An extent comes once, so a lack of memory before it allows another try."""
     return len(Tier) if part.tier == Tier.PACKED else part.tier
 
 
@@ -58,17 +58,17 @@ def execute(
     tally: Tally | None = None,
     gap_bytes: int | None = None,
 ) -> int:
-    """Fill ``out`` with the rows that the plan's parts of ``tiers`` name; return how many.
+    """Fill ``out`` with the rows that the plan's parts of ``tiers`` name; return their number.
 
-    ``tally`` gets what was read, ``gap_bytes`` goes to :meth:`RowSource.gather`. Where a source fails, ``out`` is undefined,
-    and the plan's changes must not be applied. ClosedError where a tier of the plan is gone.
+    The cost of the reads is added to ``tally``; ``gap_bytes`` goes to :meth:`RowSource.gather`. If a source fails, ``out`` is
+    undefined, and the plan's changes must not be applied. ClosedError if a tier of the plan is gone.
     """
     filled, parts = 0, plan.parts
     for part in sorted(parts, key=_order) if len(parts) > 1 else parts:
         n = len(part.addresses)
         if part.tier not in tiers or not n:
             continue
-        if part.tier not in sources:  # the plan was made while there was one
+        if part.tier not in sources:  # it was closed after the plan was made
             raise ClosedError(f"the {part.tier.name.lower()} tier was closed")
         cost = sources[part.tier].gather(part.addresses, out, part.positions, gap_bytes)
         if tally is not None:

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from featstore._core.buffers import Block
+from featstore._core.buffers import Arena
 
-__all__ = ["PinnedBlock"]
+__all__ = ["PinnedArena"]
 
 PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
-class PinnedBlock(Block):
-    """A block whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
+class PinnedArena(Arena):
+    """An arena whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
 
-    It is locked by way of ``device``, and unlocked by way of the same one, whichever thread drops it: one that the process uses
-    anyhow, as another would get a context that nobody asked for. Where CUDA refuses, it is ordinary memory, of which a
-    RuntimeWarning tells, once a process. See cudaHostRegister in the CUDA runtime API.
+    The arena is locked through ``device``, and unlocked through the same device, whichever thread drops it. The process uses
+    this device already; on another device the call would create a context. If CUDA refuses, the arena is ordinary memory, and a
+    RuntimeWarning says so once a process. See cudaHostRegister in the CUDA runtime API.
     """
 
     _pid = -1  # of the process that locked it
 
-    def __new__(cls, nbytes: int, device: torch.device) -> PinnedBlock:
-        return Block.__new__(cls, nbytes)
+    def __new__(cls, nbytes: int, device: torch.device) -> PinnedArena:
+        return Arena.__new__(cls, nbytes)
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self._device = device
@@ -52,17 +52,17 @@ class PinnedBlock(Block):
             cuda.check_error(int(code))
 
     def __del__(self) -> None:
-        # Only what was locked, and not in a child, which has no CUDA, nor at the interpreter's exit, when CUDA may be gone: the
-        # lock ends with the process. On another device than its own it could fail, or make a context there.
+        # Only if it was locked; not in a forked child, which has no CUDA; not at the interpreter's exit, when CUDA may be gone:
+        # the lock ends with the process. Through another device the call could fail, or create a context there.
         if self._pid == os.getpid() and not sys.is_finalizing():
             with torch.cuda.device(self._device):
                 self._unregister(self._address)
 
 
 def _forget_error() -> None:
-    """Take an error that was answered for out of CUDA's memory: the next kernel of this thread would raise it as its own.
+    """Clear a handled error from CUDA's state: the next kernel of this thread would otherwise raise it.
 
-    torch does not bind ``cudaGetLastError``; a kernel's launch calls it.
+    torch does not bind ``cudaGetLastError``, but the launch of a kernel calls it.
     """
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device="cuda")

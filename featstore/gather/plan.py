@@ -1,4 +1,4 @@
-"""The batch plan: where each row of a batch is, and what changes in the host cache after the gather."""
+"""The batch plan: the tier and address of each row of a batch, and the changes of the host cache after the gather."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Addresses: TypeAlias = "Int64s | Int32s | range"
 
 
 class Tier(enum.IntEnum):
-    """Where a row is read from; up to ``BASE`` the fastest first."""
+    """Tiers that a row can be read from; up to ``BASE`` the fastest first."""
 
-    __hash__ = int.__hash__  # Enum's own is a call of Python a look-up
+    __hash__ = int.__hash__  # Enum's own hash costs a Python call at each look-up
     DEVICE = 0
     HOST = 1
     DISK_CACHE = 2
@@ -65,7 +65,7 @@ class Changeset:
     out_rows : int64 array
         Rows evicted: cached before, absent afterwards.
     path : str
-        The file that says so, if one does: where the changes do not fit the cache, it is that which is damaged.
+        The file that the changes were read from, if any. If they do not fit the cache, this file is damaged.
     """
 
     in_rows: Int64s
@@ -75,9 +75,9 @@ class Changeset:
     path: str = ""
 
     def within(self, capacity: int, is_cached: npt.NDArray[np.bool_]) -> Changeset:
-        """Leave out what does not fit a cache that has only the first ``capacity`` slots left.
+        """Leave out changes that do not fit a cache with only the first ``capacity`` slots left.
 
-        ``is_cached``: for each of ``out_rows``, whether it is still there.
+        ``is_cached``: for each of ``out_rows``, whether the row is still cached.
         """
         left = self.in_slots < capacity
         out_rows = self.out_rows[is_cached]
@@ -89,10 +89,10 @@ NO_CHANGES = Changeset(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32), _NO_ROWS)
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """The rows of a batch that the training device holds, and where those that the host assembles go beside them.
+    """The rows of a batch that the training device holds, and the positions of the other rows, which the host assembles.
 
-    ``slots`` are those in the tier ``DEVICE``, ``positions`` (int64) the rows of the batch that they fill. ``others``, int64,
-    are the rows of the batch that the host's fill, in order: with ``positions`` a permutation of all.
+    ``slots``, int32, are the slots in the tier ``DEVICE``; ``positions``, int64, are the positions in the batch that they fill.
+    ``others``, int64, are the positions that the host's rows fill, in order. ``positions`` and ``others`` partition the batch.
     """
 
     slots: Int32s
@@ -104,7 +104,7 @@ class DeviceRows:
 class BatchPlan:
     """Tier and address of every row that the host assembles; the parts' positions partition ``range(n_rows)``.
 
-    ``device``: the batch's other rows; without, the host assembles them all. Rows are the feature's own, from 0.
+    ``device`` has the batch's other rows; without it the host assembles all rows. Rows are the feature's own, from 0.
     """
 
     n_rows: int
@@ -116,7 +116,7 @@ class BatchPlan:
         return sum(len(part.addresses) for part in self.parts if part.tier == tier)
 
     def within(self, capacity: int, rows: Callable[[], Int64s]) -> BatchPlan:
-        """Turn hits beyond the first ``capacity`` slots into misses, of a batch of ``rows()``."""
+        """Turn hits beyond the first ``capacity`` slots into misses; ``rows()`` returns the batch's rows."""
         parts: list[Part] = []
         for part in self.parts:
             slots = np.asarray(part.addresses)
@@ -139,10 +139,10 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class EdgePlan:
-    """By which plan the rows of a batch's edges are gathered, each row once.
+    """Plan for the rows of a batch's edges, each row gathered once.
 
-    ``ids``, int64, are distinct numbers of edges, of which ``plan`` is. ``places``, int32, are the index in ``ids`` of each
-    edge of the blocks, one block after the other; empty where ``ids`` are these already.
+    ``ids``, int64, are distinct numbers of edges, whose rows ``plan`` gathers. ``places``, int32, has the index in ``ids`` of
+    each edge of the blocks, one block after the other. It is empty if ``ids`` already has the edges in this order.
     """
 
     ids: Int64s

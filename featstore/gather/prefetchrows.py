@@ -1,7 +1,7 @@
-"""Reading ahead: what coming batches will miss is known from their plans, and does not wait for the cache.
+"""Reading ahead: plans name the misses of coming batches, which can be read before the cache is up to date.
 
 A thread reads the misses of several batches at a time into memory of its own. So the drive's queue stays full while hits are
-copied, the cache is updated and the loop computes; and pages that lie close, but are wanted by different batches, share a read.
+copied, the cache is updated and the loop computes. Close pages that different batches need share a read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.buffers import Block
+from featstore._core.buffers import Arena
 from featstore.errors import BudgetError
 from featstore.storage.rowfile import ReadStats
 
@@ -22,12 +22,12 @@ __all__ = ["ReadAhead"]
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 
-HALVES = 2  # one is read while the other is delivered from
+HALVES = 2  # of the memory: one is filled while the other delivers rows
 
 
 @dataclass
 class _Group:
-    """Consecutive batches read at once: the first, how many, and where the rows of each begin and end."""
+    """Consecutive batches read at once: the first batch, and the bounds of each batch's rows in ``rows``."""
 
     first: int
     bounds: list[int]
@@ -39,24 +39,24 @@ class _Group:
 
 
 class ReadAhead:
-    """Read the misses of batches ``start … stop - 1``, in order, ahead of whoever takes them: one thread.
+    """Read the misses of batches ``start … stop - 1``, in order, in a thread, before the batches take them.
 
-    A batch that does not fit half of the memory is not read ahead. The memory is held only while there is something in it, or
-    being read into it: not while plans are waited for, all that was read having been taken.
+    A batch that does not fit half of the memory is not read ahead. The memory is held only while it has rows, or rows are read
+    into it. If all rows were taken, none is held while the thread waits for plans.
 
     Parameters
     ----------
     misses : callable
-        ``misses(position, wait, most)`` returns the rows that a batch misses, int64, or how many they are where more than
-        ``most``; None where its plan is not there yet and ``wait`` is false, or the epoch is over.
+        ``misses(position, wait, most)`` returns the rows that a batch misses, int64, or their number if there are more than
+        ``most``. It returns None if the epoch is over, or if the plan is not there yet and ``wait`` is false.
     read : mapping of str to callable
         ``read[name](rows, out)`` reads rows of a feature, as bytes.
     row_bytes : mapping of str to int
     start, stop : int
     n_bytes : int
-        Memory to read into, counted by the caller; half of it is read while the other half is delivered from.
+        Memory to read into, counted by the caller; one half is filled while the other half delivers rows.
     count : callable
-        Gets what each read cost.
+        Called with the cost of each read.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ReadAhead:
         self._row_bytes = row_bytes
         self._count = count
         self._stop = stop
-        self._position = start  # batches before this one were read, or passed over
+        self._position = start  # batches before this one were read or skipped
         self._n_passed = start
         self._half_bytes = n_bytes // HALVES // 4096 * 4096
         self._memory: Uint8s | None = None
@@ -90,11 +90,11 @@ class ReadAhead:
         self._thread = threading.Thread(target=self._run, name="featstore-ahead", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread; apart from the constructor, so that what closes the reading can be in place before."""
+        """Start the thread. Not done by the constructor, so that the caller can first arrange for :meth:`close`."""
         self._thread.start()
 
     def take(self, position: int, name: str) -> Uint8s | None:
-        """Return the rows of ``name`` that a batch misses, waiting for them; None where they were not read ahead."""
+        """Wait for the rows of ``name`` that a batch misses, and return them; None if they were not read ahead."""
         with self._lock:
             self._changed.wait_for(lambda: self._position > position or self._error is not None or self._is_over)
             if self._position <= position:
@@ -108,7 +108,7 @@ class ReadAhead:
         return None
 
     def passed(self, position: int) -> None:
-        """Note that the rows of all batches up to ``position`` were taken."""
+        """Record that the rows of all batches up to ``position`` were taken; memory without rows to come is dropped."""
         with self._lock:
             self._n_passed = position + 1
             self._groups = [group for group in self._groups if group.stop > position + 1]
@@ -117,9 +117,9 @@ class ReadAhead:
             self._changed.notify_all()
 
     def give_back(self) -> bool:
-        """Drop what was read, and read nothing more; return whether there was memory, or still would be. Not beside :meth:`take`.
+        """Drop all rows read ahead, and read no more; return whether this freed memory, held now or later.
 
-        Batches whose rows are gone are read as if they had not been read ahead. Waits for a read under way.
+        Must not run beside :meth:`take`. Batches whose rows are gone are read as if never read ahead. Waits for a read under way.
         """
         with self._lock:
             held = self._half_bytes > 0 and not self._is_given_back
@@ -131,7 +131,7 @@ class ReadAhead:
         return held
 
     def close(self) -> None:
-        """Stop the thread and drop what was read; may be called again."""
+        """Stop the thread and drop all rows read ahead; may be called again."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
@@ -154,7 +154,7 @@ class ReadAhead:
                     if rows:
                         group = self._load(rows, n_groups % HALVES)
                         n_groups += 1
-                except BudgetError:  # for now: this batch is read when it is needed
+                except BudgetError:  # this batch is read when it is needed
                     rows = None
                 with self._lock:
                     self._is_loading = False
@@ -172,7 +172,7 @@ class ReadAhead:
                 self._changed.notify_all()
 
     def _collect(self) -> list[Int64s] | None:
-        """Collect the misses of the batches to read next; none where the next one is too large, None at the end."""
+        """Collect the misses of the batches to read next; [] if the next batch is too large, None at the end."""
         room = self._half_bytes // max(1, sum(self._row_bytes.values()))
         rows = self._misses(self._position, True, room)
         if rows is None or isinstance(rows, int):
@@ -194,7 +194,7 @@ class ReadAhead:
 
     def _load(self, rows: list[Int64s], half: int) -> _Group:
         if self._memory is None:
-            self._memory = np.frombuffer(Block(HALVES * self._half_bytes), np.uint8).reshape(HALVES, -1)
+            self._memory = np.frombuffer(Arena(HALVES * self._half_bytes), np.uint8).reshape(HALVES, -1)
         memory = self._memory[half]
         bounds = [0, *np.cumsum([len(some) for some in rows]).tolist()]
         wanted = np.concatenate(rows)

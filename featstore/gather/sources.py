@@ -1,6 +1,6 @@
-"""Row sources: where the rows of a tier come from. Row files (:class:`~featstore.storage.rowfile.RowFile`) are one kind of them.
+"""Row sources, which deliver the rows of a tier. Row files (:class:`~featstore.storage.rowfile.RowFile`) are one kind.
 
-Whatever keeps the contract can be a feature's rows, or a tier of its plans: several files, another machine. Its suite is
+Any object that keeps the contract can hold a feature's rows, or a tier of its plans: several files, another machine. Its suite is
 :class:`featstore.testing.RowSourceContract`.
 """
 
@@ -34,15 +34,16 @@ class RowSource(Protocol):
     ----------
     n_rows, row_bytes : int
     fingerprint : str
-        Tells these rows from all others, those of an earlier generation included; "" where nothing does.
+        Distinguishes these rows from all others, those of an earlier generation included; "" if nothing does.
     path : str
-        What errors name.
+        Name of the source in errors.
     mode : str
         How rows are read, in a word or two.
     stats : ReadStats
-        What was read so far.
+        Reads so far.
     in_order : bool
-        Rows come once: ``n_rows`` are there now, a gather takes them all (addresses 0, 1 …), and the next ones come after them.
+        Whether rows come once, in order: ``n_rows`` are there now, a gather takes all of them (addresses 0, 1 …), then the next
+        rows are there.
     """
 
     @property
@@ -73,32 +74,32 @@ class RowSource(Protocol):
         positions : int64 array, shape (k,), optional
             ``0 … k-1`` if absent.
         gap_bytes : int, optional
-            Unwanted bytes worth reading rather than starting another read; for sources that read so.
+            Gap in bytes up to which two reads are merged; ignored by sources that merge no reads.
 
         Returns
         -------
         ReadStats
-            What was read for this call; nothing, where the rows are in memory.
+            Cost of this call's reads; zero if the rows are in memory.
 
         Raises
         ------
         IndexError, ValueError
-            Rows or positions out of range; in order: not the rows that come next. As for all errors, ``out`` is then undefined.
+            Rows or positions are out of range, or, in order, not the rows that come next. After any error ``out`` is undefined.
         CorruptionError, OSError, BudgetError, ClosedError
         """
         ...
 
     def check_open(self) -> None:
-        """Raise ClosedError where the source was closed."""
+        """Raise ClosedError if the source was closed."""
         ...
 
     def close(self) -> ReadStats | None:
-        """Wait for reads under way and let go of everything; return what was read in vain. May be called again."""
+        """Wait for reads under way and release everything; return the cost of reads in vain. May be called again."""
         ...
 
 
 class MemorySource:
-    """Rows of an array in memory, uint8 ``[n, row_bytes]``, C-contiguous (:class:`RowSource`); ``n_threads`` copy."""
+    """Rows of an array in memory, uint8 ``[n, row_bytes]``, C-contiguous (:class:`RowSource`); ``n_threads`` threads copy."""
 
     path, mode, fingerprint, in_order = "memory", "memory", "", False
 
@@ -132,7 +133,7 @@ class MemorySource:
 
 
 class AbsentRows:
-    """The rows of a feature that is not here: their width is known, they are not (:class:`RowSource`). Errors name ``path``."""
+    """The rows of a feature that is not here: only number and width are known (:class:`RowSource`). Errors name ``path``."""
 
     mode, in_order = "absent", False
 
@@ -158,7 +159,7 @@ class ExtentSource:
     """The tier ``PACKED`` of a run of batches: each gather takes the next non-empty extent of ``order``, whole.
 
     A :class:`RowSource` that is read in order; one thread at a time. Reads run ahead of the gathers, across extents, through a
-    window as of :class:`PageStream`, whose memory ``arenas`` keep for another source.
+    window of :class:`PageStream`. ``arenas`` keep the window's memory for another source.
     """
 
     in_order = True
@@ -176,7 +177,7 @@ class ExtentSource:
         self._begin(window_bytes, arenas or Arenas(0))
 
     def _begin(self, window_bytes: int, arenas: Arenas) -> None:
-        """Begin to read what is left."""
+        """Begin to read the extents that are left."""
         (arena,) = arenas.of(arena_bytes(window_bytes))
         self._first = self._next
         self._pages = np.cumsum(self._runs[self._next :, 1])
@@ -194,13 +195,13 @@ class ExtentSource:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the extent that comes next; 0 after the last."""
+        """Rows of the next extent; 0 after the last."""
         return int(self._n_rows[self._next]) if self._next < len(self._n_rows) else 0
 
     def gather(
         self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
     ) -> ReadStats:
-        """Take the next extent; the cost is that of all reads since the last gather, for coming extents too."""
+        """Take the next extent; the cost covers all reads since the last gather, those for later extents too."""
         n = len(addresses)
         if not n or n != self.n_rows:
             raise ValueError(f"a gather of {n} rows is not the extent that comes next")
@@ -211,13 +212,13 @@ class ExtentSource:
         return self._count(n)
 
     def narrow(self, window_bytes: int) -> ReadStats:
-        """Read on through another window; return what was read in vain. The old one's memory is given back before."""
+        """Read on through a window of ``window_bytes``; return the cost of reads in vain. The old window is freed before."""
         cost = self.close()
         self._begin(window_bytes, Arenas(0))
         return cost
 
     def check_open(self) -> None:
-        """Raise ClosedError where the file was closed; a closed stream says so itself."""
+        """Raise ClosedError if the file was closed; a closed stream raises by itself."""
         self._file.check_open()
 
     def close(self) -> ReadStats:

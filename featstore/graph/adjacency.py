@@ -1,4 +1,4 @@
-"""The adjacency of an open dataset: opened when first asked for, and read back, from its offsets to all edges in blocks."""
+"""The adjacency of an open dataset: opened at its first use, and read back as offsets, degrees, lists or all edges in blocks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from featstore.topology.listblocks import ListBlock
 __all__ = ["SHOWN_AFTER_S", "Adjacency"]
 
 PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
-SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
-_PIECE = 1 << 16  # nodes or edges handled at once where that takes temporary arrays
+SHOWN_AFTER_S = 0.5  # a progress bar of shorter work would only flicker
+_PIECE = 1 << 16  # nodes or edges handled at once if that takes temporary arrays
 _MOST_BLOCK_BYTES = 4 << 20
 
 
 class Adjacency:
-    """The adjacency of a graph's dataset, in either form; what is read of it counts in the graph's budget while it lives."""
+    """The adjacency of a graph's dataset, in either form; arrays read from it count in the graph's budget while they live."""
 
     def __init__(self, graph: StoredGraph, snapshot: Snapshot) -> None:
         self._graph, self._snapshot = graph, snapshot
@@ -47,7 +47,7 @@ class Adjacency:
             return self._topology
 
     def bytes_to_come(self) -> int:
-        """Bound what the adjacency will hold once it is asked for: nothing where it was already."""
+        """Bound the bytes that the adjacency will hold after its first use; 0 if it is open already."""
         with self._graph.locked():
             return 0 if self._topology is not None else held_bytes(self._snapshot, self._graph.budget.total)
 
@@ -58,14 +58,14 @@ class Adjacency:
     # -- offsets and degrees -----------------------------------------------------------------------------------------------------
 
     def out_degrees(self) -> RowFile:
-        """Return the file of out-degrees, int64."""
+        """Get the file of out-degrees, int64."""
         file, width = self._snapshot.topology_file("out_degree", self._graph.num_nodes)
         if width != 8:
             raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
         return file
 
     def short_degrees(self) -> npt.NDArray[np.uint16]:
-        """Read the out-degrees, uint16 [n], in pieces; ``MOST_DEGREE`` stands for all that are higher."""
+        """Read the out-degrees, uint16 [n], in pieces; higher degrees become ``MOST_DEGREE``."""
         n = self._graph.num_nodes
         file, found = self.out_degrees(), np.empty(n, np.uint16)
         for first in range(0, n, PIECE_NODES):
@@ -143,7 +143,7 @@ class Adjacency:
         return index
 
     def _edge_pos(self, topology: Topology, first: int, stop: int) -> torch.Tensor:
-        """Look up which edges of the input the stored edges ``first … stop - 1`` are."""
+        """Look up the positions in the input of the stored edges ``first … stop - 1``."""
         found = self._graph.pool.tensor(stop - first, torch.int64)
         array, numbers = found.numpy(), topology.edge_ids
         for begin in range(first, stop, _PIECE):
@@ -167,7 +167,7 @@ class Adjacency:
             yield edges, self._edge_pos(topology, first, first + edges.shape[1])
 
     def _edge_blocks(self, topology: Topology) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the number of a first stored edge, and the edges from there on."""
+        """Yield blocks of edges: the number of the first stored edge, and the edges, int64 ``[2, k]``."""
         with self._graph.or_closed():
             for block in blocks_in(topology, self._graph.budget, "edges", _MOST_BLOCK_BYTES):
                 edges = self._graph.pool.tensor((2, len(block.ids)), torch.int64)
@@ -176,7 +176,7 @@ class Adjacency:
 
 
 def _write_edges(block: ListBlock, out: npt.NDArray[np.int64]) -> None:
-    """Write sources and destinations of a block's edges."""
+    """Write the sources and destinations of a block's edges."""
     out[0] = block.ids
     for begin in range(0, len(block.offsets) - 1, _PIECE):
         ends = np.clip(block.offsets[begin : begin + _PIECE + 1] - block.first_edge, 0, len(block.ids))

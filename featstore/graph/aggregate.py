@@ -1,4 +1,4 @@
-"""Features that a dataset gets of its others: aggregated over neighbours; a model's outputs are :mod:`featstore.inference`'s."""
+"""Features made by aggregating another feature over neighbours; :mod:`featstore.inference` makes features by a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featstore.errors import BudgetError
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import FILES, Field, Making, adjacency_of, check_new_feature
 from featstore.graph.opendataset import OpenDataset
-from featstore.graph.passes import PassCosts, Passes, Rows, check_op
+from featstore.graph.passes import PassCosts, Passes, StoredRows, check_op
 from featstore.progress import Progress
 from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.writer import RowFileWriter
@@ -27,22 +27,22 @@ __all__ = ["HOLDER", "Room", "aggregate", "default_name", "files_of", "generous"
 
 
 HOLDER: Final = "aggregation"  # in the budget's report
-_MOST_HOPS: Final = 1 << 16  # a file each, one after the other
+_MOST_HOPS: Final = 1 << 16  # each hop makes a file, one after the other
 _LEAST_BUFFER: Final = 64 << 10
-_MOST_BUFFER: Final = 16 << 20  # a piece of rows and the next one
-_MOST_PIECE: Final = 32 << 20  # torch starts and ends a team of threads for each operation on a piece
+_MOST_BUFFER: Final = 16 << 20  # of the writer's two buffers together
+_MOST_PIECE: Final = 32 << 20  # large, as torch starts a team of threads for each operation on a piece
 _WRITER_BYTES: Final = 1 << 19  # of checksums that are not written yet
 _GROUP_BYTES: Final = 1 << 20  # rows that are padded at once
 _PART_BYTES: Final = 1 << 18  # rows whose dtype is changed at once
-_MOST_READER: Final = 24 << 20  # left to the reader, which sorts what it reads
-_SHARE: Final = 1.5  # of memory more than passes want, as parts of it go to the writer and the reader
+_MOST_READER: Final = 24 << 20  # left to the reader for sorting rows
+_SHARE: Final = 1.5  # memory added to a budget for each byte that passes lack, as the writer and the reader get parts of it
 
 
 @dataclass(frozen=True)
 class Room:
-    """Division of the memory for making a field: bytes for passes, the writer's buffer, rows that a layer gets at once.
+    """Division of the memory for making a field: bytes of passes, of the writer's buffer, and of rows that a layer gets at once.
 
-    ``held`` are the bytes of the writer and the pieces together.
+    ``held`` is the sum of the bytes beside the passes: the writer's and the pieces of rows.
     """
 
     passes: int
@@ -52,14 +52,14 @@ class Room:
 
 
 def room_in(budget: Budget, memory: int | str | None, given_bytes: int, written_bytes: int = 0) -> Room:
-    """Divide what a budget has left, or ``memory`` of it.
+    """Divide the available bytes of a budget, or ``memory`` of them, among passes, writer and rows for a layer.
 
-    A row that a layer gets has ``given_bytes``, in all of its forms, or 0 where none does. One that is written has
-    ``written_bytes``, or 0 where that is not known yet.
+    ``given_bytes`` are the bytes of one row for a layer, in all of its forms; 0 without a layer. ``written_bytes`` are the bytes
+    of a written row; 0 if not known yet.
     """
     n_bytes = budget.available
     if memory is not None or n_bytes < budget.total // 4:
-        n_bytes += budget.on_loan  # which a reservation takes back
+        n_bytes += budget.on_loan  # a reservation takes loans back
     n_bytes -= min(_MOST_READER, n_bytes // 8)
     if memory is not None:
         n_bytes = min(n_bytes, parse_memory(memory))
@@ -71,7 +71,10 @@ def room_in(budget: Budget, memory: int | str | None, given_bytes: int, written_
 
 @contextlib.contextmanager
 def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
-    """Have a BudgetError name a budget, or ``memory``, that does: of what is more a part goes to the writer and the reader."""
+    """Raise the need that a BudgetError of the block names to a sufficient budget, or ``memory``.
+
+    The writer and the reader get a part of any additional memory, so passes need more than the missing bytes.
+    """
     try:
         yield
     except BudgetError as error:
@@ -83,13 +86,13 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
 
 
 def files_of(catalog: Catalog, name: str) -> list[str]:
-    """Return the ids of the files that hold the adjacency and a feature."""
+    """List the ids of the files that hold the adjacency and a feature."""
     of_feature = [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
     return [*(each for ids in adjacency_of(catalog).values() for each in ids), *of_feature]
 
 
 def write_rows(rows: torch.Tensor, making: Making, step: int, writer: RowFileWriter, field: Field) -> None:
-    """Append rows to a step's field in its dtype, and record them now and then."""
+    """Append rows to a step's field in the field's dtype, with regular checkpoints."""
     dtype: torch.dtype = getattr(torch, field.dtype)
     most = max(1, _PART_BYTES // field.row_bytes)
     for low in range(0, len(rows), most):
@@ -109,7 +112,7 @@ def aggregate(
     memory: int | str | None,
     progress: bool,
 ) -> list[PassCosts]:
-    """Make a feature, see :meth:`featstore.OutOfCoreGraph.aggregate`; return what the passes of each hop came to."""
+    """Aggregate a feature, see :meth:`featstore.OutOfCoreGraph.aggregate`; return the costs of each hop's passes."""
     check_op(op)
     hops = check_at_least("hops", hops, 1, _MOST_HOPS)
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
@@ -144,7 +147,7 @@ def aggregate(
                 rows = g.rows_of(feature)
                 if hop:
                     file = stack.enter_context(contextlib.closing(making.open(hop - 1, g.reader)))
-                    rows = Rows(file, torch.float64, rows.width)
+                    rows = StoredRows(file, torch.float64, rows.width)
                 label = f"aggregate {name}" + (f" {hop + 1}/{hops}" if hops > 1 else "")
                 costs.append(_hop(g, topology, rows, op, hop, fields[hop], making, memory, progress, label))
         g.adopt_feature(making.commit(hops - 1), name)
@@ -168,7 +171,7 @@ def output_dtype(stored: torch.dtype, asked: torch.dtype | str | None) -> torch.
 def _hop(
     g: OpenDataset,
     topology: Topology,
-    rows: Rows,
+    rows: StoredRows,
     op: str,
     hop: int,
     field: Field,
@@ -177,7 +180,7 @@ def _hop(
     progress: bool,
     label: str,
 ) -> PassCosts:
-    """Make one hop's field, from where an earlier call left it."""
+    """Make one hop's field, behind the rows that an earlier call has made."""
     room = room_in(g.budget, memory, 0, field.row_bytes)
     with g.budget.reserve(HOLDER, room.held):
         writer = making.writer(hop, field, room.buffer_bytes)

@@ -1,4 +1,4 @@
-"""What a dataset, and a pack in its place, are to loaders: features and node data within one budget, opened and closed."""
+"""The part that datasets and packs share: features and node data within one budget, opened and closed together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Self = TypeVar("Self", bound="StoredGraph")
 
 
 class Fields(Mapping[str, Any]):
-    """Fields by name; a missing one is a KeyError that lists what there is."""
+    """Fields by name; the KeyError of a missing name lists the existing names."""
 
     def __init__(
         self, what: str, names: list[str], get: Callable[[str], Any], shape: Callable[[str], tuple[object, Sequence[int]]]
@@ -35,11 +35,11 @@ class Fields(Mapping[str, Any]):
         self._what = what
         self._names = names
         self._get = get
-        self._shape = shape  # dtype and shape, of which nothing is read
+        self._shape = shape  # gives dtype and shape without reading the field
 
     @classmethod
     def of(cls, what: str, stores: dict[str, FeatureStore]) -> Fields:
-        """List the stores that there are now."""
+        """Make a mapping of the current stores."""
         return cls(what, list(stores), stores.__getitem__, lambda name: (stores[name].dtype, stores[name].shape))
 
     def __getitem__(self, name: str) -> Any:
@@ -67,7 +67,7 @@ class Fields(Mapping[str, Any]):
 class StoredGraph(ABC):
     """Stores of features and tensors of node data behind one budget, one reader and one pool; a context manager.
 
-    Subclasses say what node data there is (:meth:`_data_bytes`, :meth:`_read_data`), and close what else they opened
+    Subclasses provide the node data (:meth:`_data_bytes`, :meth:`_read_data`), and close their own files
     (:meth:`_close_files`).
     """
 
@@ -80,7 +80,7 @@ class StoredGraph(ABC):
         self.path = path
         self.options = options
         self.budget = Budget(options.memory)
-        self.shows_progress = False  # of what is read when it is first asked for
+        self.shows_progress = False  # of large reads at the first use
         self._closed = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -104,17 +104,17 @@ class StoredGraph(ABC):
         stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
 
     def __getitem__(self, name: str) -> FeatureStore:
-        """Return a feature: ``g["x"]`` is ``g.features["x"]``, as in PyG.
+        """Get a feature by name: ``g["x"]`` is ``g.features["x"]``, as in PyG.
 
-        Brackets hold the name of a feature, since the nodes are of one type. Of a graph with several types they will name a
-        type, whose features are ``g[type].features``, as those of PyG's ``HeteroData`` do; ``g.features`` means features always.
+        Brackets hold the name of a feature, since the nodes are of one type. In a graph with several types they will name a
+        type, whose features are ``g[type].features``, as in PyG's ``HeteroData``. ``g.features`` always means features.
 
         Raises
         ------
         KeyError
-            No feature has this name; lists those that there are.
+            No feature has this name; the error lists the existing names.
         TypeError
-            Not a name.
+            The index is not a name.
         """
         if not isinstance(name, str):
             raise TypeError(f"a graph is indexed by the name of a feature, not by {name!r}; rows are those of a feature")
@@ -123,24 +123,24 @@ class StoredGraph(ABC):
         found: FeatureStore = self.features[name]
         return found
 
-    __iter__ = None  # with brackets alone Python would count rows up from 0
+    __iter__ = None  # with __getitem__ alone, Python would iterate over g[0], g[1], …
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
-        """Return the id of what holds each field, by key: what was made from a field is stale once it differs."""
+        """Identify the stored data of each field, by key; anything made from a field is stale once the field's id differs."""
 
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _data_bytes(self, name: str) -> int:
-        """Count the bytes that a node datum holds once it is read."""
+        """Count the bytes of a field of node data in memory."""
 
     @abstractmethod
     def _read_data(self, name: str) -> torch.Tensor:
-        """Read a node datum."""
+        """Read a field of node data."""
 
     def data_bytes(self, name: str) -> int:
-        """Count the bytes that a node datum will take: none, where it is in memory."""
+        """Count the bytes that reading a field of node data will take; 0 if the field is in memory already."""
         with self.locked():
             return 0 if name in self._data else self._data_bytes(name)
 
@@ -163,10 +163,10 @@ class StoredGraph(ABC):
         on_loan: bool = False,
         policy: OnlinePolicy | None = None,
     ) -> None:
-        """Give a feature an empty cache that follows batch plans, in place of any earlier; loaders call this.
+        """Give a feature an empty cache that follows batch plans, in place of any earlier one; loaders call this.
 
-        ``budget`` counts the cache, a share of the graph's that the caller holds; by default the graph's own. ``on_loan``: it
-        may take the memory back. ``policy`` decides what is cached, in place of plans.
+        ``budget`` counts the cache: a share of the graph's budget that the caller holds, by default the graph's own. With
+        ``on_loan`` the budget may take the memory back. If ``policy`` is given, it chooses the cached rows instead of plans.
         """
         is_of_edges = self._edge_stores.get(store.name) is store
         holder = f"cache of {'edge feature ' * is_of_edges}{store.name!r}"
@@ -180,7 +180,7 @@ class StoredGraph(ABC):
 
     @staticmethod
     def drop_cache(store: FeatureStore) -> None:
-        """Take a feature's cache away; BusyError while a loader's epoch uses it."""
+        """Remove a feature's cache and free its memory; BusyError while a loader's epoch uses the cache."""
         old = store.cache
         if old is not None and old.in_use:
             raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
@@ -191,14 +191,14 @@ class StoredGraph(ABC):
     # -- life --------------------------------------------------------------------------------------------------------------------
 
     def memory_report(self) -> MemoryReport:
-        """Return who holds how many bytes of the budget, largest first, what of them is on loan, and for how long.
+        """Report the bytes of the budget by holder, largest first, with their bytes on loan and the duration of the loans.
 
         Returns
         -------
         MemoryReport
-            A mapping of holders to bytes, taken at one moment. ``holders`` has :class:`~featstore.budget.HeldMemory` of each:
-            ``bytes``, ``on_loan_bytes`` and ``on_loan_s``. ``used``, ``available``, ``on_loan``, ``peak`` and ``total`` are bytes
-            of all holders. Printed, it is a table.
+            A mapping of holders to bytes, taken at one moment. ``holders`` maps each to
+            :class:`~featstore.budget.HeldMemory`: ``bytes``, ``on_loan_bytes`` and ``on_loan_s``. ``used``, ``available``,
+            ``on_loan``, ``peak`` and ``total`` are bytes of the whole budget. The report prints as a table.
         """
         return self.budget.report()
 
@@ -211,14 +211,14 @@ class StoredGraph(ABC):
     def locked(self) -> Iterator[None]:
         """Keep other threads from making, dropping and claiming caches, and from closing; may be nested. Loaders use this."""
         if self._pid != os.getpid():
-            self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent's may have held it
+            self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent may have held the lock
         with self._lock:
             self.check_open()
             yield
 
     @contextlib.contextmanager
     def or_closed(self) -> Iterator[None]:
-        """Raise ClosedError in place of what comes of offsets that close() has taken away meanwhile."""
+        """Raise ClosedError instead of an IndexError or ValueError of the block if the graph was closed meanwhile."""
         try:
             yield
         except (IndexError, ValueError):
@@ -232,19 +232,19 @@ class StoredGraph(ABC):
 
     @abstractmethod
     def _close_files(self) -> None:
-        """Close what the subclass has opened; nobody reads any more."""
+        """Close the files that the subclass has opened; called when all reads are over."""
 
     def close(self) -> None:
-        """Wait for reads under way, close the files and give the memory back; may be called again.
+        """Wait for reads under way, close the files and free the memory; may be called again.
 
-        Tensors that were handed out stay valid. Whatever else is asked of the graph or its stores raises ClosedError.
+        Tensors that were handed out stay valid. Any other use of the graph or its stores raises ClosedError.
         """
         try:
             with self.locked():
                 self._closed = True
         except ClosedError:
             return
-        with contextlib.ExitStack() as stack:  # all of it, from the last line up, whichever fails
+        with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
             stack.callback(self.reader.close)
             stack.callback(self.pool.close)
             for _, reservation in self._data.values():

@@ -1,4 +1,4 @@
-"""Storing the adjacency of a dataset in another form."""
+"""Conversion of a dataset's adjacency to another form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Int64s = npt.NDArray[np.int64]
 
 _PIECE_NODES = 1 << 16
 _BLOCK_BYTES = 4 << 20
-_BUFFER_BYTES = 16 << 20  # of two writers, blocks of ids and pieces of offsets
+_BUFFER_BYTES = 16 << 20  # for two writers, blocks of ids and pieces of offsets
 _NONE = np.empty(0, np.int64)
 
 
@@ -50,36 +50,36 @@ def convert(
     chunk_bytes : int or str, optional
         Size of a chunk, for ``"chunked"``: a multiple of 4 KiB, at most 1 GiB; 1 MiB by default.
     stripes : sequence of path-like
-        Directories on other drives that take a share of the chunks each. See :meth:`OutOfCoreGraph.create`.
+        Directories on other drives, each of which takes a share of the chunks. See :meth:`OutOfCoreGraph.create`.
     memory : int or str, optional
-        Most memory to hold: a chunk and about 32 MiB are needed. As for :func:`featstore.open` by default.
+        Most memory to hold: a chunk and about 32 MiB are needed. The default is that of :func:`featstore.open`.
     progress : bool
         Show a progress bar, on a terminal and in a notebook.
 
     Returns
     -------
     bool
-        False where the adjacency has this form already; nothing is written then.
+        False if the adjacency has this form already; nothing is written then.
 
     Raises
     ------
     ValueError, TypeError
-        No such form, no such size of a chunk, or a stripe within the dataset.
+        The form is unknown, the size of a chunk is not possible, or a stripe lies within the dataset.
     BusyError
-        Somebody else is writing the dataset.
+        Another process or handle is writing the dataset.
     BudgetError
-        ``memory`` is too little; names the least that works.
+        ``memory`` is too little; the error names the least that works.
     CommittedError
         The new form is in place, but making that durable failed.
     FileNotFoundError, CorruptionError, FormatError, VersionError, OSError
-        There is no dataset, or no such directory for a stripe; it is damaged; the disk is full or failed. The dataset is as it
-        was.
+        The dataset or a stripe's directory does not exist; the dataset is damaged; the disk is full or failed. The dataset is as
+        it was.
 
     Notes
     -----
-    Reads the adjacency once, in sequence, and writes it once, beside the old one: the disk must hold both. The old files go at
-    the end; while somebody has the dataset open they stay, and go with the next writer. If it fails or is killed, the old form
-    stays. It is the same graph: kept parts, saved neighbour caches, packs and samplers are valid as before. Open graphs go on
+    The adjacency is read once, in sequence, and written once, beside the old one: the disk must hold both. The old files are
+    removed at the end, or by the next writer if the dataset is open elsewhere. If the conversion fails or is killed, the old
+    form stays. The graph is the same: kept parts, saved neighbour caches, packs and samplers stay valid. Open graphs go on
     reading the old files.
 
     Examples
@@ -109,14 +109,14 @@ def convert(
 
 
 def _directories(root: str, catalog: Catalog) -> list[str]:
-    """List the directories in which the stripes of the chunks lie."""
+    """List the directories that contain the stripes of the chunks."""
     chunks = catalog.fields.get(f"{EDGE}/chunks")
     found = (stripe_directory(root, part.file) for part in (chunks.parts if chunks is not None else ()))
     return [os.path.realpath(os.path.dirname(each)) for each in found if each is not None]
 
 
 def _sweep(root: str, catalog: Catalog) -> None:
-    """Remove the old files, unless somebody reads them: then the next writer does. The conversion is complete either way."""
+    """Remove the old files, unless a process reads them: then the next writer does. The conversion is complete either way."""
     with contextlib.suppress(OSError):
         sweep(root, catalog)
 
@@ -143,12 +143,12 @@ def _write(g: OutOfCoreGraph, update: Update, form: Form, progress: bool) -> lis
                     continue
                 known = _NONE if begins is None else begins
                 n_nodes = int(np.searchsorted(known, files.n_edges + len(rest)))
-                # Up to the last begin that is known, where more may follow it.
+                # If more begins may follow, write ids only up to the last known begin.
                 n_ids = len(rest) if begins is None or n_nodes < len(known) else int(known[-1]) - files.n_edges
                 files.write(known[:n_nodes], rest[:n_ids])
                 rest = rest[n_ids:]
                 begins = None if begins is None else known[n_nodes:]
             bar.add(block.nbytes)
-        for _ in pieces:  # of nodes without neighbours; reading checks them
+        for _ in pieces:  # offsets of the last nodes, which have no neighbours; reading checks them
             pass
         return files.finish()

@@ -1,4 +1,4 @@
-"""OutOfCoreGraph: a dataset, opened."""
+"""The public class of an open dataset, OutOfCoreGraph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from featstore.registry import adapter
 
 __all__ = ["OutOfCoreGraph"]
 
-# What users are shown; the rest is for loaders, samplers and the command line.
+# Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
     *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edges", "features"),
     *("from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors", "node_data"),
@@ -38,24 +38,24 @@ _PUBLIC = (
 class OutOfCoreGraph(OpenDataset):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
-    Made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`; a context
-    manager.
+    Graphs are made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`. A
+    graph is a context manager.
 
     Attributes
     ----------
     path : str
     num_nodes, num_edges : int
     indptr, in_degree, out_degree : Tensor
-        Read from disk whenever they are asked for; :meth:`neighbors` and :meth:`edges` read neighbour ids.
+        Read from disk at each access; :meth:`neighbors` and :meth:`edges` read neighbour ids.
     features : mapping of str to FeatureStore
-        Indexed like tensors, read from disk.
+        Features of nodes, indexed like tensors and read from disk.
     edge_features : mapping of str to FeatureStore
-        The same of edges: row ``i`` is that of the ``i``-th edge, as the edges were given.
+        Features of edges: row ``i`` is that of the ``i``-th edge in the order of the input.
     node_data : mapping of str to Tensor
-        Labels, masks, index sets: read whole, checked and counted in the budget when first asked for. The tensor is the graph's
-        own: copy it before you write to it.
+        Labels, masks, index sets: read whole, checked and counted in the budget at the first access. The tensor belongs to the
+        graph: copy it before you write to it.
     topology : Topology
-        The adjacency; its offsets, or the directory of its chunks, are read when first asked for.
+        The adjacency; its offsets, or the directory of its chunks, are read at the first access.
     neighbor_cache : NeighborCache or None
         See :meth:`cache_neighbors`.
     options : Options
@@ -65,10 +65,10 @@ class OutOfCoreGraph(OpenDataset):
 
     Notes
     -----
-    Thread-safe. A gather beside :meth:`cache` or :meth:`close` delivers its rows or raises ClosedError; :meth:`cache_neighbors`
-    must not run beside a sampler. Fork-safe: queues and rings are made anew in the child. Pickles as path and options: caches do
-    not travel, and unpickling opens the dataset again. What is open is one commit: a dataset that is replaced goes on as it was
-    until it is opened again.
+    A graph is thread-safe. A gather beside :meth:`cache` or :meth:`close` delivers its rows or raises ClosedError;
+    :meth:`cache_neighbors` must not run beside a sampler. A graph is fork-safe: the child makes its own queues and rings. It
+    pickles as path and options: caches are not included, and unpickling opens the dataset again. A graph shows one commit: if
+    the dataset is replaced, an open graph goes on reading the old one.
     """
 
     # -- making ------------------------------------------------------------------------------------------------------------------
@@ -106,26 +106,26 @@ class OutOfCoreGraph(OpenDataset):
         node_data : mapping of str to array, shape (any, …), optional
             Labels, masks, index sets.
         edge_features : mapping of str to array, shape (num_edges, …), optional
-            Row ``i`` is that of the edge ``indices[i]``, or of column ``i`` of ``edge_index``. They are stored in this order.
+            Row ``i`` is that of the edge ``indices[i]``, or of column ``i`` of ``edge_index``. Rows are stored in this order.
         coalesce, remove_self_loops, to_undirected : bool
             Clean the edges, see :meth:`from_edge_index`; they are sorted as there.
         topology : {"csc", "chunked"}
-            How the adjacency is stored. ``"csc"``: its offsets, 8 bytes a node, are in memory while it is sampled.
-            ``"chunked"``: in chunks that hold offsets and neighbour ids, of which no more than a directory and a cache of pages
-            is in memory. Samples are the same. :func:`featstore.convert` makes one of the other.
+            Form in which the adjacency is stored. ``"csc"``: its offsets, 8 bytes a node, are in memory while it is sampled.
+            ``"chunked"``: chunks hold offsets and neighbour ids, and only a directory and a cache of pages are in memory.
+            Samples are the same. :func:`featstore.convert` converts one form to the other.
         chunk_bytes : int or str, optional
             Size of a chunk: a multiple of 4 KiB, at most 1 GiB; 1 MiB by default. For ``topology="chunked"``.
         stripes : sequence of path-like
             Directories on other drives, for ``topology="chunked"``: the dataset's own directory and each of these take an equal
-            share of the chunks. One that is named twice takes two.
+            share of the chunks. A directory that is named twice takes two shares.
         overwrite : bool
-            Replace a dataset at ``path`` in one step, when the new one is complete. If creation fails, the old one stays. Open
-            handles of the old one go on reading it.
+            Replace a dataset at ``path`` in one step, when the new one is complete. If creation fails, the old dataset stays.
+            Open handles of the old dataset go on reading it.
         progress : bool
             Show a progress bar, on a terminal and in a notebook.
         memory : int or str, optional
             Most memory to hold, besides inputs that are in memory: bytes, or text such as ``"1GiB"``; at least 8 MiB, and a
-            chunk. By default a quarter of what is available, 1 GiB at most. It is also the budget of the returned graph.
+            chunk. By default a quarter of the available memory, at most 1 GiB. It is also the budget of the returned graph.
 
         Returns
         -------
@@ -134,18 +134,18 @@ class OutOfCoreGraph(OpenDataset):
         Raises
         ------
         TypeError
-            A dtype that is not stored, or ids and offsets that are no integers; names the argument.
+            A dtype is not supported, or ids or offsets are no integers; the error names the argument.
         ValueError
-            An input of the wrong shape or name. ``indptr`` does not ascend from 0 to ``num_edges``; names the first entry that is
-            wrong, and its value.
+            An input has a wrong shape or name, or ``indptr`` does not ascend from 0 to ``num_edges``. The error names the first
+            wrong entry and its value.
         IndexError
-            An entry of ``indices`` is no node; names the first one, and its value.
+            An entry of ``indices`` is no node; the error names the first one and its value.
         FormatError, CorruptionError
-            A file that is no ``.npy`` file; one that is cut short.
+            A file is no ``.npy`` file; a file is cut short.
         FileExistsError
-            Something is at ``path`` already (an empty directory is taken over).
+            ``path`` exists already (an empty directory is taken over).
         FileNotFoundError, NotADirectoryError
-            The parent of ``path`` or a stripe's directory is not there.
+            The parent of ``path`` or a stripe's directory does not exist.
         BusyError
             Another process is making or changing the dataset.
         BudgetError
@@ -154,15 +154,15 @@ class OutOfCoreGraph(OpenDataset):
             The new dataset is complete and in place, but a later step failed: opening it, or making its name durable. The error
             has ``errno`` and ``filename`` of that step; :func:`featstore.open` opens the dataset.
         OSError
-            The disk is full or failed. Nothing is left, and what was at ``path`` is as it was.
+            The disk is full or failed. No new files are left, and a dataset at ``path`` is as it was.
 
         Notes
         -----
         Every array may be a NumPy array or memmap, a torch tensor, a list, the path of a ``.npy`` file (versions 1 to 3, C or
         Fortran order), or ``(shape, dtype, iterable of row blocks)``. Dtypes: bool, uint8, int8 to int64, float16, bfloat16,
-        float32, float64; ids also unsigned. Each neighbour list is stored sorted ascending, so that a graph has one form; where
-        that moves an edge, 4 bytes an edge (8 from 2³¹ on) keep the order in which edges were given. Inputs are streamed once;
-        ``indptr``, unless it comes in blocks, is read before, to be checked. When this returns, the dataset is durable.
+        float32, float64; ids also unsigned. Each neighbour list is stored in ascending order, so that a graph has one form. If
+        that moves an edge, 4 bytes an edge (8 from 2³¹ edges on) keep the order of the input. Inputs are streamed once;
+        ``indptr``, unless it comes in blocks, is first read to be checked. When this returns, the dataset is durable.
 
         Examples
         --------
@@ -221,14 +221,14 @@ class OutOfCoreGraph(OpenDataset):
         num_nodes : int
         coalesce : bool
             Remove duplicates, as PyG's ``coalesce`` and DGL's ``to_simple`` do; otherwise repeated edges stay. Edges are then
-            numbered as :meth:`edges` yields them. Goes with neither ``edge_features`` nor ``stripes``.
+            numbered as :meth:`edges` yields them. Not allowed with ``edge_features`` or ``stripes``.
         remove_self_loops : bool
-            Remove edges from a node to itself; those that stay are numbered in their order. Not with ``edge_features``.
+            Remove edges from a node to itself; the other edges are numbered in their order. Not allowed with ``edge_features``.
         to_undirected : bool
-            Add the reverse of each edge, as PyG's ``to_undirected`` and DGL's ``to_bidirected`` do: duplicates are removed, and
-            what is said of ``coalesce`` holds.
+            Add the reverse of each edge, as PyG's ``to_undirected`` and DGL's ``to_bidirected`` do, and remove duplicates. The
+            numbering and limits of ``coalesce`` apply.
         memory : int or str, optional
-            As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 12 bytes an edge (16 of
+            As for :meth:`create`. Edges beyond it are sorted through temporary files beside the dataset, 12 bytes an edge (16 of
             an iterator; 8 more from 2³¹ nodes on), twice that at worst.
         path, features, node_data, edge_features, topology, chunk_bytes, stripes, overwrite, progress
             See :meth:`create`.
@@ -236,14 +236,14 @@ class OutOfCoreGraph(OpenDataset):
         Raises
         ------
         IndexError
-            An id is not in ``[0, num_nodes)``; names it and its position.
+            An id is not in ``[0, num_nodes)``; the error names the id and its position.
         FileExistsError, BusyError, TypeError, ValueError, FormatError, CorruptionError, BudgetError, CommittedError, OSError
             See :meth:`create`.
 
         Notes
         -----
-        Even a single destination with more in-neighbours than memory holds is sorted. Each pair is written once and read once,
-        once more for every level at which its bucket had to be split.
+        The sort also handles a single destination with more in-neighbours than memory holds. Each pair is written and read once,
+        and once more for every level at which its bucket had to be split.
         """
         build.from_edge_index(
             path,
@@ -281,7 +281,7 @@ class OutOfCoreGraph(OpenDataset):
         ----------
         data : torch_geometric.data.Data, or dataset of one
         features : str or sequence of str, optional
-            Attributes that become features; ``x`` by default. All others become node data.
+            Attributes that become features; ``x`` by default. All other attributes become node data.
         path, overwrite, progress, memory
             See :meth:`create`.
 
@@ -290,7 +290,7 @@ class OutOfCoreGraph(OpenDataset):
         MissingExtraError
             torch_geometric is not installed.
         TypeError, ValueError, IndexError
-            ``data`` is nothing that can be stored: heterogeneous, temporal, attributes of edges in an ``adj_t``, and the like.
+            ``data`` cannot be stored: it is heterogeneous or temporal, has attributes of edges in an ``adj_t``, and the like.
         FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
             See :meth:`create`.
         """
@@ -321,18 +321,19 @@ class OutOfCoreGraph(OpenDataset):
         ----------
         path : path-like
         memory : int or str, optional
-            The budget: bytes, text such as ``"4GiB"``, or a share of the machine's memory (``"5%"``); by default half of what is
-            available, divided by the processes that train together on this machine, as ``LOCAL_WORLD_SIZE`` says.
+            The budget: bytes, text such as ``"4GiB"``, or a share of the machine's memory (``"5%"``). By default half of the
+            available memory, divided by the number of processes on this machine (``LOCAL_WORLD_SIZE``).
         backend : {"auto", "buffered", "io_uring", "pread"}
-            How files are read. ``"io_uring"`` and ``"pread"`` are demands: OSError if they are refused. ``"buffered"`` is as
+            Method of reading files. ``"io_uring"`` and ``"pread"`` are demands: OSError if they are refused. ``"buffered"`` is as
             ``"auto"``, but through the page cache. ``FEATSTORE_BACKEND`` replaces ``"auto"``.
         verify : {"always", "open", "off"}, optional
-            Check the checksum of every page that is read, of all pages now, or of none. ``"always"``, or ``FEATSTORE_VERIFY``.
+            Check the checksum of every page that is read, of all pages now, or of none. By default ``FEATSTORE_VERIFY``, or
+            ``"always"``.
         threads : int, optional
-            Threads that copy rows; the number of processors, or ``FEATSTORE_THREADS``.
+            Threads that copy rows. By default ``FEATSTORE_THREADS``, or the number of processors.
         progress : bool
-            Show a progress bar, on a terminal and in a notebook, where the offsets of a large graph are read or a large cache
-            is filled.
+            Show a progress bar, on a terminal and in a notebook, while the offsets of a large graph are read or a large cache is
+            filled.
 
         Returns
         -------
@@ -341,21 +342,22 @@ class OutOfCoreGraph(OpenDataset):
         Raises
         ------
         FileNotFoundError, PermissionError
-            No dataset there, or none that may be read.
+            There is no dataset at ``path``, or it may not be read.
         CorruptionError
-            The catalog is damaged; a file is longer or shorter than the catalog says, has a damaged header, or is another's.
+            The catalog is damaged; a file has another length than the catalog says, a damaged header, or belongs elsewhere.
         FormatError
-            Not a dataset, or one with a link, directory, FIFO or device for a file, or with a file outside.
+            ``path`` is no dataset, a file is a link, directory, FIFO or device, or the catalog names a file outside the dataset.
         VersionError
-            It needs a newer release or another byte order.
+            The dataset needs a newer release or another byte order.
         BudgetError
-            The budget does not suffice to read anything; ``needed`` is the least that does.
+            The budget does not suffice for reading; ``needed`` is a budget that does.
         OSError
             The kernel refuses the named backend; too many files are open.
 
         Notes
         -----
-        Reads the catalog, and of each file one page and (unless ``verify="off"``) its table of checksums, 0.2 % of its size.
+        Opening reads the catalog and one page of each file. Unless ``verify="off"``, it also reads each file's table of
+        checksums, 0.2 % of the file's size. Pages of a table too large for the budget are read later, as they are needed.
         """
         g = cls(path, Options.resolve(memory, backend, verify, threads))
         g.shows_progress = progress
@@ -372,21 +374,21 @@ class OutOfCoreGraph(OpenDataset):
 
     @property
     def indptr(self) -> torch.Tensor:
-        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``, as given to :meth:`create`.
+        """Offsets of the in-neighbours of each node, int64 ``[num_nodes + 1]``, as given to :meth:`create`.
 
-        Read anew whenever it is asked for, as are :attr:`in_degree` and :attr:`out_degree`: keep the tensor, which is yours. The
+        Each access reads the offsets again, as do :attr:`in_degree` and :attr:`out_degree`: keep the tensor, which is yours. The
         budget counts its 8 bytes a node while it lives. Raises BudgetError, ClosedError, CorruptionError and OSError.
         """
         return self.adjacency.indptr()
 
     @property
     def in_degree(self) -> torch.Tensor:
-        """In-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
+        """Number of in-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
         return self.adjacency.in_degree()
 
     @property
     def out_degree(self) -> torch.Tensor:
-        """Out-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
+        """Number of out-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
         return self.adjacency.out_degree()
 
     @overload
@@ -395,33 +397,33 @@ class OutOfCoreGraph(OpenDataset):
     def neighbors(self, node: int, edge_pos: Literal[True]) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def neighbors(self, node: int, edge_pos: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Return all in-neighbours of one node.
+        """Read all in-neighbours of one node.
 
         Parameters
         ----------
         node : int
             In ``[0, num_nodes)``.
         edge_pos : bool
-            Return also which edge of the input each is, as ``edge_pos`` of sampled blocks does.
+            Return also the position of each edge in the input, as ``edge_pos`` of sampled blocks does.
 
         Returns
         -------
         neighbors : int64 tensor, shape (in-degree,)
-            Ascending; a neighbour by several edges occurs as often.
+            Ascending; a neighbour occurs once for each of its edges.
         edge_pos : int64 tensor, shape (in-degree,)
-            If asked for.
+            Only with ``edge_pos=True``.
 
         Raises
         ------
         IndexError
-            No such node.
+            ``node`` is no node.
         TypeError
-            Not an integer. For many nodes: ``NeighborSampler(g, [-1])``.
+            ``node`` is not an integer. Use ``NeighborSampler(g, [-1])`` for many nodes.
         BudgetError, ClosedError, CorruptionError, OSError
 
         Notes
         -----
-        Reads the pages that hold the list. The first call opens :attr:`topology`, as samplers do.
+        The call reads the pages that hold the list. The first call opens :attr:`topology`, as samplers do.
         """
         return self.adjacency.neighbors(node, edge_pos)
 
@@ -436,15 +438,15 @@ class OutOfCoreGraph(OpenDataset):
         Parameters
         ----------
         edge_pos : bool
-            Yield also which edge of the input each is: its row in :attr:`edge_features`.
+            Yield also the position of each edge in the input, which is its row in :attr:`edge_features`.
 
         Yields
         ------
         edge_index : int64 tensor, shape (2, k)
-            Sources and destinations, as :meth:`from_edge_index` takes them; ``k`` is at least 1. Ascending by
+            Sources and destinations, as :meth:`from_edge_index` takes them; ``k`` is at least 1. Edges ascend by
             destination, then by source. Each block is yours, and counts in the budget while it lives.
         edge_pos : int64 tensor, shape (k,)
-            If asked for; then a pair is yielded.
+            Only with ``edge_pos=True``; then a pair is yielded.
 
         Raises
         ------
@@ -452,8 +454,8 @@ class OutOfCoreGraph(OpenDataset):
 
         Notes
         -----
-        A block has at most half a million edges, fewer where little memory is left; what is read ahead counts as ``edges``. Opens
-        :attr:`topology`, as samplers do.
+        A block has at most half a million edges, or fewer if little memory is left. The budget counts buffers for reading ahead
+        as ``edges``. The call opens :attr:`topology`, as samplers do.
         """
         return self.adjacency.edges(edge_pos)
 
@@ -469,43 +471,44 @@ class OutOfCoreGraph(OpenDataset):
         parts: GivenParts = None,
         seed: int = 0,
     ) -> None:
-        """Keep rows of a feature in memory; replaces an earlier cache of it.
+        """Cache rows of a feature in memory, in place of an earlier cache of it.
 
         Parameters
         ----------
         name : str, optional
-            The feature; by default all features of nodes, each with as many rows.
+            The feature; by default all features of nodes, with equally many cached rows.
         budget : int, float or str
             Memory of the cache within the graph's budget, its row map of 4 bytes a node included: bytes, or text such as
-            ``"1GiB"``. A share (``"10%"`` or ``0.1``) means the bytes that this share of the rows takes. Never more than all rows
-            take; 0: no cache. By default ``"auto"``: seven eighths of what the budget has left, and rows are given back where
-            others need the memory.
+            ``"1GiB"``. A share (``"10%"`` or ``0.1``) means the bytes of this share of the rows. A cache never takes more than
+            all rows take; 0 means no cache. The default ``"auto"`` takes seven eighths of the available budget, and gives rows
+            back if other holders need the memory.
         policy : str, Policy or class
             A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
         counts : integer array, shape (num_nodes,), or callable that returns it, optional
-            Accesses of each row in a profiled run, for ``policy="frequency"``; called if the policy asks.
+            Accesses of each row in a profiled run, for ``policy="frequency"``; a callable is called if the policy needs it.
         parts : integer array, shape (num_nodes,), callable that returns it, str or KeptParts, optional
-            The partition of each node, for policies that ask for it; or parts that the dataset keeps, by their name.
+            The part of each node, for policies that need it; or parts that the dataset keeps, by their name.
         seed : int
-            Of randomised policies.
+            Seed of randomised policies.
 
         Raises
         ------
         BudgetError
-            The graph's budget has less left, or ``budget`` is too small for one row. The message names the least that works.
+            The graph's budget has too little left, or ``budget`` is too small for one row. The message names the least that
+            works.
         BusyError
             The feature's cache follows the plans of a loader that is in the middle of an epoch.
         PluginError
             The policy failed.
         KeyError, ValueError, TypeError
-            No such feature; no such policy, or an array of the wrong shape; a number of bytes below 4,096 without a unit.
+            The feature or the policy does not exist, an array has a wrong shape, or a number of bytes below 4,096 has no unit.
         CorruptionError, OSError
             Filling a static cache failed.
 
         Notes
         -----
-        A static policy's rows are read now, in one ascending pass; where that takes longer than two seconds a bar shows how far
-        it is (:meth:`open`: ``progress``). On an error the feature has no cache.
+        The rows of a static policy are read now, in one ascending pass; if that takes longer than two seconds, a progress bar is
+        shown (:meth:`open`: ``progress``). On an error the feature has no cache.
         """
         self.row_caches.cache(name, budget, policy, counts=counts, parts=parts, seed=seed)
 
@@ -521,28 +524,28 @@ class OutOfCoreGraph(OpenDataset):
         save: bool = False,
         progress: bool = True,
     ) -> None:
-        """Keep neighbour lists in memory, for samplers; replaces an earlier cache of them.
+        """Cache neighbour lists in memory, for samplers, in place of an earlier cache of them.
 
         Parameters
         ----------
         budget : int, float or str, optional
             Memory of the cache within the graph's budget: bytes or text, or a share of the whole budget (``"10%"`` or ``0.1``).
-            By default all that is left; 0: no cache. If the whole adjacency fits, sampling reads nothing from disk.
+            By default all available memory; 0 means no cache. If the whole adjacency fits, sampling reads nothing from disk.
         policy : str, Policy or class
-            A static policy, which scores the nodes whose lists stay. ``"cross_partition"`` keeps those that batches of other
-            parts ask for; ``"saved_io"`` those with most edges drawn, by ``counts``, for their bytes.
+            A static policy, which scores the nodes whose lists are cached. ``"cross_partition"`` prefers lists that batches of
+            other parts use. ``"saved_io"`` prefers lists with the most drawn edges (``counts``) for their bytes.
         counts : integer array, shape (num_nodes,), or callable, optional
-            Edges that an epoch draws from each node's list, or what returns them once the policy asks;
-            :func:`featstore.estimate.savedio.edges_drawn` counts them.
+            Edges that an epoch draws from each node's list, or a callable that returns them and is called if the policy needs
+            them; :func:`featstore.estimate.savedio.edges_drawn` counts them.
         parts, seed
-            As for :meth:`cache`. For ``"cross_partition"`` ``parts`` are those that were kept last by default.
+            As for :meth:`cache`. The default of ``parts`` for ``"cross_partition"`` are the parts that were kept last.
         edges : bool
             Also keep the numbers of the lists' edges, for samplers with ``edges=True``: 4 bytes an edge (8 from 2³¹ edges on), of
             the same ``budget``, so fewer lists may fit. Only datasets whose lists were sorted by ``create`` store such numbers;
             for others this changes nothing.
         save : bool
             Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy,
-            seed and ``edges`` (and no ``counts``, no ``parts`` but kept ones) loads it instead of making it anew.
+            seed and ``edges`` (without ``counts``, and with no ``parts`` but kept ones) loads the cache instead of making it.
         progress : bool
             Show a progress bar, on a terminal and in a notebook.
 
@@ -551,25 +554,27 @@ class OutOfCoreGraph(OpenDataset):
         BudgetError
             Not even the cache's table of 8 bytes a node fits. The message names the least that works.
         ValueError, PluginError, CorruptionError, OSError
-            No such or no static policy, or nothing to recognise a saved cache by; the policy needs parts, and none are kept; the
-            policy failed; a list holds what is no node, or a number is no edge's; reading or saving failed.
+            The policy is unknown or not static; a cache with these arguments could not be recognised, so it cannot be saved; the
+            policy needs parts, and none are kept; the policy failed; a list holds an id that is no node, or a number that is no
+            edge; reading or saving failed.
         StaleError
             The parts were made for another adjacency than the dataset has now.
         BusyError
-            It cannot be saved: somebody is writing the dataset, or has replaced it. The cache is in use all the same.
+            The cache cannot be saved: another process is writing the dataset, or has replaced it. The cache is in use all the
+            same.
         CommittedError
-            It is saved, but making that durable failed: a power cut may undo it. The cache is in use all the same.
+            The cache is saved, but making that durable failed: a power cut may undo it. The cache is in use all the same.
 
         Notes
         -----
-        Reads the adjacency once, sequentially, and with ``edges`` the numbers of all edges. On an error there is no cache, unless
-        only saving failed.
+        The call reads the adjacency once, sequentially, and with ``edges`` the numbers of all edges. On an error there is no
+        cache, unless only saving failed.
         """
         self.neighbor_lists.choose(
             budget, policy, counts=counts, parts=parts, seed=seed, edges=edges, save=save, progress=progress
         )
 
-    # -- what is made of it ------------------------------------------------------------------------------------------------------
+    # -- features and parts made of it -------------------------------------------------------------------------------------------
 
     def aggregate(
         self,
@@ -583,30 +588,30 @@ class OutOfCoreGraph(OpenDataset):
         memory: int | str | None = None,
         progress: bool = True,
     ) -> FeatureStore:
-        """Make a feature of each node's in-neighbours' rows, out of core, and add it to the dataset.
+        """Aggregate a feature over each node's in-neighbours, out of core, and add the new feature to the dataset.
 
-        Training on it saves a hop of sampling and gathering: PaGraph's preprocessing.
+        Training on the new feature saves a hop of sampling and gathering: PaGraph's preprocessing.
 
         Parameters
         ----------
         feature : str
-            Of any dtype and row shape.
+            Name of a feature of any dtype and row shape.
         op : {"mean", "sum", "gcn"}
             Over the list of in-neighbours N(v), in which a repeated edge counts each time. ``"sum"``: Σ x_u. ``"mean"``: Σ x_u
-            divided by the length of the list, 0 where it is empty. ``"gcn"``: s_v · Σ s_u x_u over N(v) and v itself, where s_v =
-            1/√(d_v + 1); v counts exactly once, whatever edges lead from v to v, and d_v are the in-edges from other nodes.
-            Where edges have a direction, s_u and s_v are both made of in-degrees, as in PyG's ``gcn_norm``.
+            divided by the length of the list, 0 if it is empty. ``"gcn"``: s_v · Σ s_u x_u over N(v) and v itself, where s_v =
+            1/√(d_v + 1). v counts exactly once, with or without edges from v to v, and d_v is the number of in-edges from other
+            nodes. In a directed graph, s_u and s_v are both made of in-degrees, as in PyG's ``gcn_norm``.
         hops : int
-            Aggregate so often, each time what came of it before. Between hops there are float64 fields.
+            Number of aggregations, each of the result of the one before. Fields between hops are float64.
         name : str, optional
-            Of the new feature; by default ``x_mean``, and ``x_mean2`` for two hops.
+            Name of the new feature; by default ``x_mean``, and ``x_mean2`` for two hops.
         dtype : torch.dtype or str, optional
-            Of the new feature, a floating-point one: by default the feature's own, float64 for integers and bools.
+            Floating-point dtype of the new feature: by default that of ``feature``, and float64 for integers and bools.
         overwrite : bool
             Replace a feature of that name. Stores of it that were handed out go on reading the old one, whose file is removed
             when the graph is closed.
         memory : int or str, optional
-            Most bytes to hold, within the graph's budget; by default nearly all that it has left.
+            Most bytes to hold, within the graph's budget; by default nearly all available memory.
         progress : bool
             Show a progress bar, with the time left, on a terminal and in a notebook.
 
@@ -618,28 +623,27 @@ class OutOfCoreGraph(OpenDataset):
         Raises
         ------
         KeyError, ValueError, TypeError
-            No such feature; no such op, a name that is taken or none, no floating-point dtype.
+            The feature or ``op`` does not exist; the name is taken or not allowed; ``dtype`` is not floating-point.
         BudgetError
-            Too little memory for the sums of one node; names what does.
+            There is too little memory for the sums of one node; the error names a sufficient amount.
         BusyError
-            Somebody else is writing the dataset, or has changed it since it was opened; or a loader uses the feature that is to
-            be replaced.
+            Another process is writing the dataset, or has changed it since it was opened; or a loader uses the feature that is
+            to be replaced.
         CommittedError
             The feature is in the dataset, but making that durable, or opening it, failed.
         CorruptionError, OSError
-            Reading or writing failed. The dataset is as it was, and nothing is left.
+            Reading or writing failed. The dataset is as it was, and no files are left.
 
         Notes
         -----
-        Sums are made in float64, in ascending order of the neighbours, and rounded once, to ``dtype``: bit for bit what SciPy's
-        product ``csr_array((ones, indices, indptr)) @ x`` has in float64. int64 beyond 2⁵³ is rounded first.
+        Sums are made in float64, in ascending order of the neighbours, and rounded once, to ``dtype``. They equal SciPy's
+        product ``csr_array((ones, indices, indptr)) @ x`` in float64 bit for bit. int64 beyond 2⁵³ is rounded first.
 
-        Blocks of nodes whose sums fit the memory, 8 bytes a number, take turns; each reads the feature once, in sequence. The
-        graph's threads add; how many they are changes no bit.
+        Nodes are processed in blocks whose sums fit the memory, 8 bytes a number; each block reads the feature once, in sequence.
+        The graph's threads add; their number changes no bit.
 
-        All is added in one commit. After a kill or Ctrl-C, the same call goes on where the last one was, but for the last
-        seconds. The dataset's writer lock is held meanwhile. Needs disk for the new feature, and between hops for two float64
-        fields.
+        One commit adds the feature. After a kill or Ctrl-C, the same call resumes the work, except for the last seconds. The
+        dataset's writer lock is held meanwhile. The disk must hold the new feature, and between hops two float64 fields.
 
         Examples
         --------
@@ -657,13 +661,13 @@ class OutOfCoreGraph(OpenDataset):
         return self.features[default_name(feature, op, hops) if name is None else name]
 
     def parts(self) -> dict[str, KeptParts]:
-        """Return the partitions that the dataset keeps, by name, the latest last; :func:`featstore.partition` makes them.
+        """List the partitions that the dataset keeps, by name, the latest last; :func:`featstore.partition` makes them.
 
-        Those that others have kept since this dataset was opened are not among them.
+        Partitions that other handles have kept since this dataset was opened are not listed.
         """
         return self.partitions.by_name()
 
-    # -- looking after it --------------------------------------------------------------------------------------------------------
+    # -- checking ----------------------------------------------------------------------------------------------------------------
 
     def verify(self, progress: bool = True) -> dict[str, int]:
         """Check the whole dataset as it is on disk now: catalog, every page of every file, and the adjacency's structure.
@@ -676,18 +680,19 @@ class OutOfCoreGraph(OpenDataset):
         Returns
         -------
         dict
-            ``files``, ``pages`` and ``bytes`` that were checked.
+            Numbers of ``files``, ``pages`` and ``bytes`` that were checked.
 
         Raises
         ------
         CorruptionError
-            What is damaged, with path and offset.
+            A file is damaged; the error names path and offset.
         FormatError, VersionError, OSError
             As for :meth:`open`.
 
         Notes
         -----
-        Reads every file once and the neighbour ids twice, whatever ``verify`` the dataset was opened with, in about 20 MB.
+        The check reads every file once. It then reads the adjacency again, and its neighbour ids once more for every 2 million
+        nodes. Memory is bounded. The ``verify`` of :meth:`open` makes no difference.
         """
         with self.locked():
             opened = open_files(self.path)

@@ -1,4 +1,4 @@
-"""The feature store: a tensor whose rows lie on disk."""
+"""The feature store, a tensor whose rows lie on disk."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Let code that ``torch.compile`` compiles call a function as it is: the graph breaks, and nothing in it is traced.
+    """Wrap a function so that ``torch.compile`` breaks its graph at the call and does not trace the function.
 
-    Traced, NumPy's calls become torch's, and the memory of one call's tensors serves the next.
+    Tracing would replace NumPy's calls by torch's, and reuse the memory of one call's tensors for the next.
     """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if torch.compiler.is_compiling():
-            # Here, not at definition: it imports the compiler, which takes seconds.
+            # At the call, not at definition: disable() imports the compiler, which takes seconds.
             return cast(T, torch.compiler.disable(function)(*args, **kwargs))  # type: ignore[no-untyped-call]
         return function(*args, **kwargs)
 
@@ -52,7 +52,7 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
-    """Return whether two dense arrays have memory in common."""
+    """Check whether two dense arrays share memory."""
     first, other = ids.ctypes.data, out.data_ptr()
     return first < other + out.nbytes and other < first + ids.nbytes
 
@@ -60,8 +60,8 @@ def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
 class FeatureStore(Dataset[torch.Tensor]):
     """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
 
-    Made by a dataset: ``g.features["x"]``. It is a map-style dataset of its rows, and pickles as path and options, so it travels
-    to DataLoader workers.
+    A dataset makes its stores: ``g.features["x"]``. A store is a map-style dataset of its rows. It pickles as path and options,
+    so that DataLoader workers can receive it.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class FeatureStore(Dataset[torch.Tensor]):
     device : torch.device
         Always ``cpu``.
     first_row : int
-        The id that row 0 has. Ids are ``first_row … first_row + len(self) - 1``; masks have a value for each of them.
+        The id of row 0. Ids are ``first_row … first_row + len(self) - 1``; masks have a value for each of them.
     row_bytes : int
     """
 
@@ -108,7 +108,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
 
-    # -- what a tensor has ------------------------------------------------------------------------------------------------------
+    # -- attributes of a tensor -------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -119,15 +119,15 @@ class FeatureStore(Dataset[torch.Tensor]):
     def size(self, dim: int) -> int: ...
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """Return the shape, or the length of one dimension, as ``Tensor.size`` does."""
+        """Get the shape, or the length of one dimension, as ``Tensor.size`` does."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """Return the number of dimensions."""
+        """Get the number of dimensions."""
         return self.ndim
 
     def numel(self) -> int:
-        """Return the number of elements."""
+        """Get the number of elements."""
         return self.shape.numel()
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ class FeatureStore(Dataset[torch.Tensor]):
     def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
         if copy is False:
             raise BufferError("the rows lie on disk: a tensor of them is always a copy")
-        return self[:].__dlpack__(**options)  # one read; torch.as_tensor would ask for row after row
+        return self[:].__dlpack__(**options)  # one read; torch.as_tensor would read row after row
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         return torch.empty(0, device="cpu").__dlpack_device__()
@@ -163,12 +163,12 @@ class FeatureStore(Dataset[torch.Tensor]):
 
     @uncompiled
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Return rows by NumPy's rules for the first axis.
+        """Read rows by NumPy's rules for the first axis.
 
         Parameters
         ----------
         index : int, slice, integer array-like of any shape, or boolean mask of shape (n_rows,)
-            Negative ids count from the end; repeats and any order are allowed. Also with the other axes taken whole, as in
+            Negative ids count from the end; repeats and any order are allowed. Other axes may only be taken whole, as in
             ``store[ids, :]`` and ``store[..., :]``.
 
         Returns
@@ -178,9 +178,10 @@ class FeatureStore(Dataset[torch.Tensor]):
         Raises
         ------
         IndexError
-            An id out of range (named, with its position), or another axis not taken whole; before anything is read.
+            An id is out of range (the error names it and its position), or another axis is not taken whole. Raised before any
+            read.
         TypeError
-            Not an index; a ``torch.uint8`` tensor, which may be a mask or ids.
+            ``index`` is no index, or is a ``torch.uint8`` tensor, which may mean a mask or ids.
         CorruptionError, OSError, BudgetError, ClosedError
             See :meth:`take`.
         """
@@ -198,7 +199,8 @@ class FeatureStore(Dataset[torch.Tensor]):
         out : Tensor of self.dtype, shape (n, *row_shape), optional
             C-contiguous CPU destination, which may be pinned, and may be the memory of ``rows``; pooled memory if absent.
         coalesce_gap : int, optional
-            Unneeded bytes between two pages that are read over instead of starting another read. 0: none. By default as measured.
+            Largest gap, in bytes, between two needed pages that one read covers instead of two; 0 for none. By default derived
+            from the drive's measured speed.
 
         Returns
         -------
@@ -208,21 +210,21 @@ class FeatureStore(Dataset[torch.Tensor]):
         Raises
         ------
         IndexError
-            An id is out of range; raised before any read is issued, and names the id.
+            An id is out of range; raised before any read, and names the id.
         TypeError, ValueError
-            ``out`` does not fit; before any read.
+            ``out`` has a wrong dtype, shape or layout; raised before any read.
         CorruptionError
             A checksum differs or a read came short; ``out`` is then undefined.
         OSError
             The drive failed; ``errno`` and ``filename`` are set.
         BudgetError
-            No memory for the result within the budget; pass ``out``.
+            The budget has no memory for the result; pass ``out``.
         ClosedError
             The dataset was closed.
 
         Notes
         -----
-        At most one read per distinct missing 4 KiB page and 2 million rows. Releases the GIL. Thread-safe.
+        There is at most one read per distinct missing 4 KiB page and 2 million rows. The GIL is released. Thread-safe.
         """
         ids, lead = resolve_rows(rows, self.shape, self.first_row)
         if lead is None:
@@ -234,7 +236,7 @@ class FeatureStore(Dataset[torch.Tensor]):
             return self._read(ids, lead, coalesce_gap)
         self._check_out(out, shape)
         if isinstance(ids, np.ndarray) and _overlap(ids, out):
-            ids = ids.copy()  # asking whether out may be written to, and filling it, changes them
+            ids = ids.copy()  # checking whether out is writable, and filling it, overwrites the ids
         if not is_writable(out.data_ptr(), out.nbytes):
             raise ValueError("out must be writable, not a read-only mapping")
         self._gather.rows(ids, as_bytes(out, self.row_bytes), gap_bytes=coalesce_gap)
@@ -256,12 +258,12 @@ class FeatureStore(Dataset[torch.Tensor]):
 
     @uncompiled
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
-        """Start :meth:`take` in the background, and return a future of its tensor. The ids are checked and copied at once."""
+        """Start :meth:`take` in the background; return a future of its tensor. The ids are checked and copied at once."""
         ids, lead = resolve_rows(rows, self.shape, self.first_row)
         if lead is None:
             raise TypeError("take_async() wants an array of rows")
         if isinstance(ids, np.ndarray):
-            ids = ids.copy()  # the caller may change his array at once
+            ids = ids.copy()  # the caller may change the array at once
         if self._pid != os.getpid():
             self._start()
 
@@ -284,10 +286,10 @@ class FeatureStore(Dataset[torch.Tensor]):
     ) -> torch.Tensor:
         """Gather the rows of a batch; loaders call this. After a BudgetError the same call may be repeated.
 
-        ``plan`` says where the rows are, see :meth:`~featstore.cache.gather.Gather.planned`; without, that is looked up now. Of
-        the rows that it leaves to a device nothing is returned. ``tiers`` are those that it names beside the cache and the
-        feature's own rows. ``tally`` gets what this call came to, whoever else uses the store meanwhile. ``threads`` copy
-        cached rows; by default the graph's.
+        ``plan`` names the place of each row, see :meth:`~featstore.cache.gather.Gather.planned`; without a plan the places are
+        looked up now. Rows that the plan leaves to a device are not in the result. ``tiers`` are the plan's tiers other than the
+        cache and the feature's own rows. ``tally`` counts this call alone. ``threads`` is the number of threads that copy cached
+        rows, by default the graph's.
         """
         if plan is None:
             return self._read(*resolve_rows(ids, self.shape, self.first_row), tally=tally, threads=threads)
@@ -308,7 +310,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         tally: Tally | None = None,
         threads: int | None = None,
     ) -> torch.Tensor:
-        """Return rows in pooled memory, shape (*lead, *row_shape): a single one without ``lead``."""
+        """Read rows into pooled memory of shape (*lead, *row_shape), or (*row_shape) for a single row (``lead`` is None)."""
         shape = self._row_shape if lead is None else (*lead, *self._row_shape)
         out, memory = self._pool.rows(len(rows), self.row_bytes, shape, self.dtype)
         self._gather.rows(rows, memory, tally, gap_bytes, threads)
@@ -325,27 +327,27 @@ class FeatureStore(Dataset[torch.Tensor]):
     # -- torch.utils.data -------------------------------------------------------------------------------------------------------
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        """Return rows for a DataLoader, in one gather; its fetcher calls this once a batch."""
+        """Read rows for a DataLoader, in one gather; its fetcher calls this once a batch."""
         return list(self[indices].unbind(0))
 
     def __call__(self, indices: Any) -> torch.Tensor:
-        """Return ``self[indices]``: a store is a ``collate_fn`` for a DataLoader over ids."""
+        """Read ``self[indices]``, so that a store can be the ``collate_fn`` of a DataLoader over ids."""
         return self[indices]
 
     # -- life -------------------------------------------------------------------------------------------------------------------
 
     def use_cache(self, cache: FeatureCache | None) -> None:
-        """Gather through a host cache from now on (None: no longer); datasets call this."""
+        """Use a host cache for gathers from now on, or none if ``cache`` is None; datasets call this."""
         self._gather.use_cache(cache)
 
     @property
     def source(self) -> RowSource:
-        """Where its rows are, past the cache: row 0 is that of the id ``first_row``."""
+        """Source of the rows, without the cache; its row 0 has the id ``first_row``."""
         return self._gather.source
 
     @property
     def pages(self) -> PagedRows:
-        """The same, for whoever reads its pages in sequence; ValueError where they are not in pages."""
+        """Source of the rows as a file whose pages can be read in sequence; ValueError if the source has no pages."""
         if not hasattr(self.source, "stream"):
             raise ValueError(f"the rows of {self.name!r} cannot be packed: {self.source.path} is not read in pages")
         return cast("PagedRows", self.source)
@@ -356,10 +358,10 @@ class FeatureStore(Dataset[torch.Tensor]):
         return self._gather.cache
 
     def stats(self) -> dict[str, Any]:
-        """Return the backend and the reason for it, the mode, counts of rows, reads and bytes, and the counts of the cache.
+        """Report the backend and its reason, the mode, counts of rows, reads and bytes, and the cache's statistics.
 
-        ``reads`` and ``bytes_read`` are of all reads by way of this store since the dataset was opened. Passes that pack extents
-        are among them once they are over; they have no rows.
+        ``reads`` and ``bytes_read`` count all reads of the feature's source since the dataset was opened. Passes that pack
+        extents are included once they are over; they count no rows.
         """
         counts = self.source.stats
         result: dict[str, Any] = {
@@ -396,8 +398,8 @@ class FeatureStore(Dataset[torch.Tensor]):
 
 @uncompiled
 def torch_function(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """Do what ``func`` does to a tensor for a feature store; TypeError where it is not defined for one."""
-    if getattr(func, "__name__", None) == "index_select":  # by name: PyG puts a function of its own in the place of torch's
+    """Apply a torch function to a feature store; TypeError if ``func`` is not defined for one."""
+    if getattr(func, "__name__", None) == "index_select":  # by name: PyG replaces torch's function by its own
         return _index_select(*args, **kwargs)
     if func is torch.nn.functional.embedding:
         return _embedding(*args, **kwargs)
@@ -409,7 +411,7 @@ def torch_function(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
 
 
 def _torch_ids(function: str, ids: Any, n: int) -> npt.NDArray[np.integer[Any]]:
-    """Return ids as torch's own functions take them: int32 or int64, never counted from the end."""
+    """Check ids as torch's own functions do: int32 or int64, never negative; return them as an array."""
     if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{function} wants an int32 or int64 tensor of ids")
     array: npt.NDArray[np.integer[Any]] = ids.detach().cpu().numpy()

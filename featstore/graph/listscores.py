@@ -1,4 +1,4 @@
-"""Scores of neighbour lists, made from degrees a piece of the nodes at a time."""
+"""Scores of neighbour lists, computed from degrees for one piece of the nodes at a time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["WriteScores", "scores_by_degrees", "scoring_bytes"]
 WriteScores: TypeAlias = "Callable[[npt.NDArray[np.float64]], None]"
 
 _SCAN_BYTES = 4 << 20
-_NODE_BYTES = 49  # of a node of a block, beside its out-degree: in-degree, score, masks, and what reading its offsets takes
+_NODE_BYTES = 49  # of a node of a block, beside its out-degree: in-degree, score, masks, and memory for reading its offsets
 
 
 def scoring_bytes(num_nodes: int) -> int:
-    """Count what writing scores holds beside them; at most 10.7 MB."""
+    """Count the bytes that writing scores holds beside the scores; at most 10.7 MB."""
     held = scan_bytes(8 * num_nodes, _most_bytes(num_nodes))
     return held + _NODE_BYTES * min(num_nodes, held // 4 // 8)
 
@@ -39,10 +39,11 @@ def scores_by_degrees(
     out_degrees: RowFile,
     note: Callable[[int], None] = lambda n_bytes: None,
 ) -> WriteScores:
-    """Make what writes the scores of all lists, by a policy that ``goes_by_degrees``, into a float64 array ``[num_nodes]``.
+    """Make a function that writes the scores of all lists into a float64 array ``[num_nodes]``.
 
-    ``note`` is told the bytes of degrees and scores as they are gone through, 24 a node in all. Reads the out-degrees once in
-    sequence, many reads in flight, and holds :func:`scoring_bytes` meanwhile. Raises PluginError where the policy fails.
+    ``policy`` is one that ``goes_by_degrees``. ``note`` gets the bytes of degrees and scores as they are processed, 24 a node in
+    all. The function reads the out-degrees once in sequence, with many reads in flight, and holds :func:`scoring_bytes`
+    meanwhile. PluginError if the policy fails.
     """
 
     def write(scores: npt.NDArray[np.float64]) -> None:

@@ -1,8 +1,8 @@
-"""A feature in the making: its rows, and fields on the way to it, in a folder of the dataset, until one commit adds it.
+"""Making of a new feature: its rows, and intermediate fields, lie in a folder of the dataset until one commit adds it.
 
-The folder ``making.<feature>`` is worked on under the dataset's writer lock. A record in it says what is being made, of what, and
-what of it is on the drive. Whoever is killed is followed by one who goes on from the last record. A maker without a recipe keeps
-no record: an interrupted one leaves nothing that is gone on with.
+The maker works in the folder ``making.<feature>`` under the dataset's writer lock. A record in the folder names the feature's
+recipe, its inputs, and the rows that are on the drive. If a maker is killed, a later one resumes from the last record. A maker
+without a recipe keeps no record, so it cannot be resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from featstore.creation.inputfields import check_field_name
 from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.progress import note
-from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part
+from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader
@@ -38,20 +38,20 @@ from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, fre
 
 __all__ = ["CHECKPOINT_S", "FILES", "Field", "Making", "adjacency_of", "check_new_feature"]
 
-CHECKPOINT_S: Final = 5.0  # between two records, or longer where flushing takes long
+CHECKPOINT_S: Final = 5.0  # least seconds between two records; more if flushing takes long
 KIND: Final = "making"
-FILES: Final = "adjacency and feature"  # of a recipe
+FILES: Final = "adjacency and feature"  # key in a recipe: the ids of the files that are read
 _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
 
 
 def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
-    """Return the ids of the adjacency's files, by key."""
+    """List the ids of the adjacency's files, by key."""
     fields = catalog.by_role("topology", EDGE).values()
     return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
 
 
 def check_new_feature(catalog: Catalog, name: str, overwrite: bool) -> None:
-    """Raise ValueError or TypeError unless a feature can get this name."""
+    """Check that a new feature can get this name; ValueError or TypeError otherwise."""
     check_field_name(name)
     if name in catalog.by_role("data"):
         raise ValueError(f"{name!r} is the name of node data; choose another")
@@ -60,7 +60,7 @@ def check_new_feature(catalog: Catalog, name: str, overwrite: bool) -> None:
 
 
 class Field:
-    """Rows of one shape and dtype (a name of ``DTYPES``), one a node: what a step makes."""
+    """A field that a step makes: rows of one shape and dtype (a name of ``DTYPES``), one for each node."""
 
     def __init__(self, n_rows: int, row_shape: Sequence[int], dtype: str) -> None:
         self.n_rows, self.row_shape, self.dtype = n_rows, tuple(row_shape), dtype
@@ -78,30 +78,30 @@ class Field:
 
 
 class Making:
-    """Makes a feature, step by step; a context manager, which holds the dataset's writer lock. One owner thread.
+    """The making of one feature, step by step; a context manager, which holds the dataset's writer lock. One owner thread.
 
     Parameters
     ----------
     root : str
-        The dataset.
+        The dataset's directory.
     opened : Catalog
-        As it was opened; BusyError if what the feature is made of was replaced since.
+        Catalog of the opened dataset; BusyError if an input of the feature was replaced since.
     name : str
-        Of the feature; ValueError where it is taken.
+        Name of the new feature; ValueError if the name is taken.
     recipe : mapping, optional
-        What it is made of and how, as JSON has it, each with a name for messages; ``FILES`` names the ids of the files that are
-        read. A maker goes on only with what has the same recipe; without one it begins anew, and keeps nothing.
+        Inputs and parameters of the feature as JSON values, each under a name for messages; the key ``FILES`` has the ids of the
+        files that are read. A maker resumes only work with the same recipe. Without a recipe it starts anew, and keeps no record.
     uses : sequence of str
-        Keys of the fields that it is made of, beside the adjacency.
+        Keys of the input fields, beside the adjacency.
     overwrite : bool
     progress : bool
-        Say, on a terminal and in a notebook, what a killed maker left, and whether it is gone on with.
+        Print, on a terminal and in a notebook, whether the work of a killed maker is resumed.
 
     Notes
     -----
-    An error of the drive leaves nothing. Whatever else ends it (a kill, Ctrl-C, too little memory) leaves what a later call
-    goes on from, if there is a recipe. What cannot be gone on with is removed, with a UserWarning that says why. Folders of
-    other features that nobody can go on with are removed.
+    An error of the drive leaves no files. If a kill, Ctrl-C or too little memory ends a maker with a recipe, its record and files
+    stay for a later call. A record that cannot be resumed is removed, with a UserWarning that names the reason. Folders of other
+    features that cannot be resumed are removed, too.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Making:
         return os.path.join(self._folder, MAKING_STATE)
 
     def _begin(self) -> None:
-        """Take over what a killed maker left if its recipe is the same, else remove it."""
+        """Resume the work of a killed maker if its recipe is the same; else remove its folder and start anew."""
         self._sweep_others()
         if os.path.lexists(self._folder):
             is_kept = os.path.lexists(self._state_path)
@@ -159,14 +159,14 @@ class Making:
             shutil.rmtree(self._folder)
             text = f"making {self.name!r} from the start: {why}"
             if is_kept:
-                warnings.warn(text, stacklevel=5)  # of the caller of aggregate or infer
+                warnings.warn(text, stacklevel=5)  # in the caller of aggregate or infer
             else:
                 note(f"featstore: {text}", self._shows)
         os.mkdir(self._folder)
         fsync_directory(self._update.root)
 
     def _sweep_others(self) -> None:
-        """Remove folders of other features that have no record, or one of files that are gone."""
+        """Remove folders of other features that have no readable record, or one whose input files are gone."""
         ids = {each.file_id for each in self._update.catalog.files.values()}
         for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
             if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self._folder:
@@ -181,7 +181,7 @@ class Making:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
     def _take_over(self) -> str | None:
-        """Take over what was left; return None, or why it is not gone on with."""
+        """Take over the state that a killed maker recorded; return None, or the reason why it cannot be resumed."""
         if self._recipe is None:
             return "an earlier call did not finish, and a call without resume= goes on with none"
         try:
@@ -228,7 +228,7 @@ class Making:
                 os.unlink(os.path.join(self._folder, entry))
 
     def _record(self, step: int = -1, state: WriterState | None = None) -> None:
-        """Write down, durably and at once, what is on the drive; nothing without a recipe."""
+        """Record the state of all fields durably, in one step; do nothing without a recipe."""
         if self._recipe is None:
             return
         writer = None
@@ -254,15 +254,15 @@ class Making:
     # -- steps -------------------------------------------------------------------------------------------------------------------
 
     def is_done(self, step: int) -> bool:
-        """Whether a step's field is whole; one whose field was dropped counts."""
+        """Check whether a step is finished; its field may have been dropped since."""
         return any(each >= step for each in self._files)
 
     def field_of(self, step: int) -> Field | None:
-        """Return a step's field where it, or a part of it, is there."""
+        """Get a step's field; None if no row of it was made."""
         return self._fields.get(step)
 
     def _check_room(self, field: Field) -> None:
-        """Raise OSError (ENOSPC) before anything is written if the drive lacks room for the rest of a field."""
+        """Check that the drive has room for the rest of a field; OSError (ENOSPC) otherwise, before anything is written."""
         needed = field.disk_bytes - (0 if self._left is None else self._left.offset)
         free = free_bytes(self._folder)
         if free is not None and needed > free:
@@ -270,7 +270,7 @@ class Making:
             raise OSError(errno.ENOSPC, text, self._folder)
 
     def writer(self, step: int, field: Field, buffer_bytes: int) -> RowFileWriter:
-        """Open the writer of a step's field, behind the rows that are there."""
+        """Open the writer of a step's field, behind the rows that were made before."""
         options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self._update.generation}
         options["buffer_bytes"] = buffer_bytes
         self._check_room(field)
@@ -288,14 +288,14 @@ class Making:
         return self._writer
 
     def checkpoint(self, step: int) -> None:
-        """Record the rows written, if the last record is some time ago: flushing takes a part of the time at most."""
+        """Record the written rows if the last record is old enough, so that flushing takes only a small part of the time."""
         begin = time.monotonic()
         if self._recipe is not None and self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
             self._record(step, self._writer.checkpoint())
             self._written_at += min(60.0, 4 * (time.monotonic() - begin))
 
     def finish(self, step: int, drops: Sequence[int] = ()) -> None:
-        """Complete a step's field; the fields of the steps ``drops`` go."""
+        """Complete a step's field, and remove the fields of the steps ``drops``."""
         assert self._writer is not None
         self._files[step] = self._writer.commit()
         self._writer = None
@@ -318,14 +318,14 @@ class Making:
         )
 
     def commit(self, step: int) -> Catalog:
-        """Make a step's field the feature, in one commit; return the new catalog.
+        """Add a step's field to the dataset as the feature, in one commit; return the new catalog.
 
-        Raises CommittedError where the commit is done but not durable; OSError where the dataset is as it was.
+        CommittedError if the commit is done but may not be durable. After other OSErrors the dataset is as it was.
         """
         update, made, field = self._update, self._files[step], self._fields[step]
         file = replace(made, name=f"node.{file_stem(self.name)}.{update.generation}.rows")
         key, shape = f"{NODE}/{self.name}", (field.n_rows, *field.row_shape)
-        record = FieldRecord(key, "feature", field.dtype, shape, update.generation, (Part(file.name, 0, field.n_rows),))
+        record = FieldRecord(key, "feature", field.dtype, shape, update.generation, (FieldPart(file.name, 0, field.n_rows),))
         update.add([file], [record])
         for old, new in ((made.name, file.name), (made.sums_name, file.sums_name)):
             os.rename(os.path.join(self._folder, old), os.path.join(update.root, new))
@@ -338,7 +338,7 @@ class Making:
 
     def _leave(self, error: BaseException | None) -> None:
         if self._writer is not None:
-            with contextlib.suppress(OSError):  # what counts was flushed before it was recorded
+            with contextlib.suppress(OSError):  # recorded rows were flushed before, so a failed write does not matter
                 self._writer.leave()
         if self._recipe is None and isinstance(error, KeyboardInterrupt) and self._fields:
             note(f"featstore: what was made of {self.name!r} is removed; resume= would have kept it", self._shows)
@@ -356,7 +356,7 @@ class Making:
 
 
 def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
-    """Read a folder's record and its arrays; raises one of ``_UNREADABLE`` where it cannot be read."""
+    """Read a folder's record and its arrays; raises one of ``_UNREADABLE`` if the record is missing or damaged."""
     file = SectionFile(os.path.join(folder, MAKING_STATE), KIND)
     try:
         return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""A matrix on disk without a graph: a dataset whose nodes are the rows, and which has no edges."""
+"""A matrix on disk without a graph: a dataset whose nodes are the matrix's rows, without edges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def create(
     progress: bool = True,
     memory: int | str | None = None,
 ) -> OutOfCoreGraph:
-    """Write a matrix to disk and open it: ``create(path, x)["x"]`` is indexed as ``x`` is.
+    """Write a matrix to disk and open it; ``create(path, x)["x"]`` is indexed like ``x``.
 
     Parameters
     ----------
@@ -40,12 +40,12 @@ def create(
     Returns
     -------
     OutOfCoreGraph
-        With ``n`` nodes and no edges. ``featstore.open(path)["x"]`` opens the matrix again.
+        A graph with ``n`` nodes and no edges. ``featstore.open(path)["x"]`` opens the matrix again.
 
     Raises
     ------
     TypeError, ValueError, FormatError, CorruptionError, FileExistsError, BusyError, BudgetError, CommittedError, OSError
-        See :meth:`OutOfCoreGraph.create`, which also takes several features, and a graph.
+        See :meth:`OutOfCoreGraph.create`, which also takes several features, and edges.
 
     Notes
     -----

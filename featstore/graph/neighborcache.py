@@ -25,10 +25,10 @@ __all__ = ["NeighborCache"]
 
 Int64s = npt.NDArray[np.int64]
 
-_CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
-_READ_EDGES = 1 << 20  # whose numbers are read at once into their place
-_PIECE_BYTES = 32  # a node whose offset is read
-_SCRATCH_DIVISOR = 64  # of the file, one part of so many is held where that is less
+_CHUNK_NODES = 1 << 16  # nodes handled at once if that takes temporary arrays
+_READ_EDGES = 1 << 20  # edges whose numbers are read at once into their place
+_PIECE_BYTES = 32  # for each node whose offset is read
+_SCRATCH_DIVISOR = 64  # scratch is this part of the file, within fixed limits
 
 
 class NeighborCache:
@@ -37,21 +37,23 @@ class NeighborCache:
     Attributes
     ----------
     whole : bool
-        Every list is in memory; nothing is read from the file.
+        Whether every list is in memory; then nothing is read from the file.
     records : array of the topology's ``id_dtype``
-        All ids in order of their edges where ``whole``; else records ``[degree, n1 … nd]`` one after the other, in node order.
+        If ``whole``, all ids in the order of their edges; else records ``[degree, n1 … nd]`` one after the other, in node order.
     offset_of_node : int64 array, shape (num_nodes,), or None
-        Index of each node's record, -1 where it has none; None where ``whole``.
+        Index of each node's record, -1 for a node without one; None if ``whole``.
     indptr : int64 array, shape (num_nodes + 1,), or None
-        The offsets of all lists, where the cache is ``whole`` and the topology has none in memory.
+        The offsets of all lists, if the cache is ``whole`` and the topology has none in memory.
     edge_ids : array of the topology's ``edge_ids.dtype``, or None
-        Which edge of the input each edge is, at the index that its id has in ``records``; None where that is not kept.
+        Position of each edge in the input, at the index that its id has in ``records``; None if not kept.
     reservation : Reservation or None
-        Of the bytes of the arrays, where they are counted here.
+        The reservation of the arrays' bytes; None if the caller counts them.
 
     Notes
     -----
-    Read-only once made, so any number of threads may use it. Direct addressing as in Ginex (VLDB 2022), section 3.2.
+    The cache is read-only once made, so any number of threads may use it. It addresses lists directly.
+
+    Source: Ginex (VLDB 2022), section 3.2.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class NeighborCache:
 
     @property
     def n_cached(self) -> int:
-        """Nodes whose list is in memory."""
+        """Number of nodes whose list is in memory."""
         return self.topology.num_nodes if self.offset_of_node is None else int(np.count_nonzero(self.offset_of_node >= 0))
 
     def __repr__(self) -> str:
@@ -100,7 +102,7 @@ class NeighborCache:
         *,
         edges: bool = False,
     ) -> NeighborCache:
-        """Load the whole adjacency if it fits; else the longest prefix of lists by descending score and ascending node.
+        """Load the whole adjacency if it fits; else the longest prefix that fits of lists by descending score, ascending node.
 
         Parameters
         ----------
@@ -108,25 +110,26 @@ class NeighborCache:
         budget : Budget
             Counts the arrays, as ``neighbor cache``.
         scores : array, shape (num_nodes,), or callable, optional
-            One a node, no NaN; not needed where everything fits. A callable writes them into a float64 array, which is the
-            memory of the cache's table, and holds :func:`~featstore.graph.listscores.scoring_bytes` meanwhile.
+            One score a node, no NaN; not needed if everything fits. A callable writes the scores into a float64 array, which is
+            the memory of the cache's table, and holds :func:`~featstore.graph.listscores.scoring_bytes` meanwhile.
         n_bytes : int or str, optional
-            What the cache may take, its table of 8 bytes a node included; all that ``budget`` has left by default.
+            Bytes that the cache may take, its table of 8 bytes a node included; by default all that ``budget`` has available.
         scratch : Budget, optional
-            Counts what is held meanwhile, :meth:`scratch_bytes`; by default ``budget``, which leaves the cache that much less.
+            Counts scratch memory (:meth:`scratch_bytes`) while the cache is built. By default ``budget``, which leaves that much
+            less for the cache.
         note : callable
-            Told how many bytes were read or gone through since it was told last; all are at most :meth:`work_bytes`.
+            Gets the number of bytes that were read or processed since its last call; their sum is at most :meth:`work_bytes`.
         edges : bool
-            Keep the numbers of the lists' edges beside them, where the topology has a file of those.
+            Keep the numbers of the lists' edges beside them, if the topology has a file of numbers.
 
         Raises
         ------
         BudgetError
-            Not even the table fits; names the least that works.
+            Not even the table fits; the error names the least that works.
         ValueError
             Scores are missing, of the wrong shape, or NaN.
         CorruptionError
-            The file holds an id that is no node's, or that of numbers one that is no edge's.
+            The file of lists holds an id that is no node, or the file of numbers one that is no edge.
         """
         edges = edges and topology.edge_ids is not None
         limit = budget.available if n_bytes is None else parse_size(n_bytes)
@@ -135,7 +138,7 @@ class NeighborCache:
         if whole_bytes <= limit:
             return cls._whole(topology, budget, note, edges)
         in_memory = topology.resident_offsets is not None
-        width = cls.entry_bytes(topology, edges) - topology.id_bytes  # of an edge's number, where it is kept
+        width = cls.entry_bytes(topology, edges) - topology.id_bytes  # bytes of an edge's number; 0 if numbers are not kept
         numbers_bytes = topology.num_edges * width
         scratch_bytes = cls.scratch_bytes(topology.num_nodes, topology.nbytes, numbers_bytes, in_memory=in_memory)
         needed = table_bytes
@@ -201,27 +204,27 @@ class NeighborCache:
 
     @staticmethod
     def entry_bytes(topology: Topology, edges: bool = False) -> int:
-        """Count an edge's bytes in memory: of its neighbour's id, and with ``edges`` of its number where that is stored."""
+        """Count an edge's bytes in memory: of its neighbour's id, and with ``edges`` of its number if numbers are stored."""
         return topology.id_bytes + (topology.edge_ids.dtype.itemsize if edges and topology.edge_ids is not None else 0)
 
     @staticmethod
     def work_bytes(topology: Topology, edges: bool = False) -> int:
-        """Count the bytes that :meth:`build` goes through where not everything fits: offsets for choosing, then all edges."""
+        """Count the bytes that :meth:`build` processes if not everything fits: offsets for choosing, then all edges."""
         return prefix.work_bytes(topology.num_nodes) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
 
     @staticmethod
     def whole_bytes(topology: Topology, edges: bool = False) -> int:
-        """Count the bytes of a cache of all lists, with edges' numbers (``edges``) and offsets that the topology lacks."""
+        """Count the bytes of a cache of all lists: ids, edges' numbers (``edges``), and offsets if the topology holds none."""
         offsets = 0 if topology.resident_offsets is not None else huge_bytes((topology.num_nodes + 1) * 8)
         numbers = topology.num_edges * NeighborCache.entry_bytes(topology, edges) - topology.nbytes
         return huge_bytes(topology.nbytes) + huge_bytes(numbers) + offsets
 
     @staticmethod
     def scratch_bytes(num_nodes: int, n_bytes: int, edge_ids: int = 0, *, in_memory: bool) -> int:
-        """Count what :meth:`build` holds beside a cache of a part of the lists; at most 29 MB.
+        """Count the bytes that :meth:`build` holds beside a cache of a part of the lists; at most 29 MB.
 
-        ``n_bytes`` are those of all neighbour ids, ``edge_ids`` those of all numbers of edges that are kept. ``in_memory``: the
-        topology has its offsets in memory.
+        ``n_bytes`` are the bytes of all neighbour ids. ``edge_ids`` are the bytes of all numbers of edges, 0 if numbers are not
+        kept. ``in_memory`` says that the topology has its offsets in memory.
         """
         held = max(prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _buffer_bytes(edge_ids), scoring_bytes(num_nodes))
         return held if in_memory else held + _PIECE_BYTES * prefix.piece_nodes(num_nodes) + _block_bytes(n_bytes)
@@ -229,8 +232,8 @@ class NeighborCache:
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
         """Find the lists of nodes, in memory or in the file.
 
-        ``place`` receives the index of each node's first neighbour in :attr:`records`, or ``~position`` in the file; ``degree``
-        the in-degrees. All three are int64 ``[k]``; ``ids`` are **not** checked.
+        ``place`` receives the index of each node's first neighbour in :attr:`records`, or ``~position`` in the file. ``degree``
+        receives the in-degrees. All three arrays are int64 ``[k]``; ``ids`` are **not** checked.
         """
         if self.offset_of_node is None:
             if self.indptr is None:
@@ -249,9 +252,9 @@ class NeighborCache:
                 _core.set_places(missing[:n], starts, degrees, place[part], degree[part])
 
     def find(self, ids: Int64s, place: Int64s, degree: Int64s) -> Int64s:
-        """Find lists in memory, as :meth:`locate`; return the positions in ``ids`` of the others, whose degree is 0.
+        """Find lists in memory, as :meth:`locate`; return the positions in ``ids`` of the other nodes, whose degree is set to 0.
 
-        Nothing is asked of the topology. Not where the cache is ``whole``.
+        The topology is not used. Must not be called if the cache is ``whole``.
         """
         assert self.offset_of_node is not None
         missing = np.empty(len(ids) + 1, np.int64)
@@ -260,23 +263,23 @@ class NeighborCache:
 
     @property
     def places_edges(self) -> bool:
-        """Whether :meth:`edge_places` follow from the lists' places alone."""
+        """Whether :meth:`edge_places` can compute places of edges from the lists' places alone."""
         return self.whole or self.edge_ids is not None
 
     def edge_places(self, place: Int64s, starts: Int64s) -> None:
-        """Write where the numbers of lists' edges begin, for :meth:`number_edges`, given places by :meth:`locate`.
+        """Compute the places of lists' first edges, for :meth:`number_edges`, from the lists' places of :meth:`locate`.
 
-        ``starts`` may be ``place``. Only where :attr:`places_edges`.
+        The result is written to ``starts``, which may be ``place``. Requires :attr:`places_edges`.
         """
         _core.edge_places(place, self._first_kept, starts)
 
     def number_edges(self, positions: Int64s, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]) -> None:
         """Replace places of edges by their numbers in the input, from memory or from the file.
 
-        ``positions``, int64 ``[n]``, are places of :meth:`edge_places` plus an edge's position in its list. Those of lists in
-        the file are its own. Those of cached lists are beyond ``num_edges``, by an index in ``edge_ids``; where the cache is
-        ``whole`` the two are the same. ``array(shape, dtype)`` makes the arrays of what is read. Raises as
-        :meth:`EdgeIds.replace`.
+        ``positions``, int64 ``[n]``, are places of :meth:`edge_places` plus an edge's position in its list. The place of an edge
+        in the file is its position there. The place of a cached edge is ``num_edges`` plus its index in ``edge_ids``. If the
+        cache is ``whole``, position and index are the same, and the place is either. ``array(shape, dtype)`` allocates the
+        arrays for reading. Raises as :meth:`EdgeIds.replace`.
         """
         assert self.edge_ids is not None
         n_missing = _core.take_edge_ids(self.edge_ids, self.edge_ids.itemsize, self._first_kept, positions)
@@ -285,7 +288,7 @@ class NeighborCache:
     def number_missing(
         self, positions: Int64s, n_missing: int, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]
     ) -> None:
-        """Read the numbers of the ``n_missing`` edges of which ``~position`` is there; the others are done."""
+        """Read the numbers of the ``n_missing`` edges whose entry is ``~position``; the other entries are numbers already."""
         if n_missing:
             missing, stored = (array((n_missing,), np.int64) for _ in range(2))
             _core.missing_edges(positions, missing, stored)
@@ -293,7 +296,7 @@ class NeighborCache:
             positions[missing] = stored
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to save, not copies."""
+        """List the arrays to save, by name; they are not copied."""
         names = ("records", "offset_of_node", "indptr", "edge_ids")
         arrays = {name: getattr(self, name) for name in names}
         return {name: array for name, array in arrays.items() if array is not None}
@@ -302,9 +305,9 @@ class NeighborCache:
     def from_arrays(
         cls, topology: Topology, arrays: Mapping[str, npt.NDArray[Any]], reservation: Reservation | None = None
     ) -> NeighborCache:
-        """Make a cache of saved arrays, which stay the caller's to count (``reservation`` is released by :meth:`close`).
+        """Make a cache of saved arrays, which the caller has counted; :meth:`close` releases ``reservation``.
 
-        Raises ValueError where the arrays are not a cache of this topology.
+        ValueError if the arrays are not a cache of this topology.
         """
         edge_ids = arrays.get("edge_ids")
         records, offset_of_node, indptr = arrays["records"], arrays.get("offset_of_node"), arrays.get("indptr")
@@ -343,7 +346,7 @@ class NeighborCache:
         return cls(topology, records, offset_of_node, reservation, indptr, edge_ids)
 
     def close(self) -> None:
-        """Give the memory back to the budget; a batch being sampled keeps its arrays until it is done."""
+        """Give the memory back to the budget; a batch that is being sampled keeps the arrays until it is done."""
         if self.reservation is not None:
             self.reservation.release()
 
@@ -354,10 +357,10 @@ def _numbers_of(topology: Topology) -> EdgeIds:
 
 
 def _block_bytes(n_bytes: int) -> int:
-    """Count what a scan of ``n_bytes`` of ids holds while records are filled."""
+    """Count the bytes that a scan of ``n_bytes`` of ids holds while records are filled."""
     return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_DIVISOR)))
 
 
 def _buffer_bytes(n_bytes: int) -> int:
-    """Choose how many of ``n_bytes`` of edges' numbers are held while records are filled."""
+    """Choose the size of the buffer for ``n_bytes`` of edges' numbers while records are filled."""
     return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_DIVISOR), BLOCK_BYTES) // 8 * 8

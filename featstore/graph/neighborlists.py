@@ -1,4 +1,4 @@
-"""The neighbour lists that an open dataset keeps in memory: one cache, chosen, saved, lent to the budget and given back."""
+"""The neighbour lists that an open dataset keeps in memory: one cache, which is chosen, saved, lent to the budget and freed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NeighborLists:
     Attributes
     ----------
     cache : NeighborCache or None
-        Whoever samples with it asks :meth:`using`.
+        The current cache; a sampler uses it within :meth:`using`.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class NeighborLists:
         self._graph, self._snapshot, self._adjacency, self._partitions, self._rows = graph, snapshot, adjacency, partitions, rows
         self.cache: NeighborCache | None = None
         self._loan: Loan | None = None
-        self._users: deque[None] = deque()  # one each: counted without a lock, which a fork could leave locked
+        self._users: deque[None] = deque()  # one entry for each user: counted without a lock, which a fork could leave locked
 
     @contextmanager
     def using(self) -> Iterator[NeighborCache | None]:
-        """Lend the cache to a batch that is sampled with it: meanwhile the budget does not take it back."""
-        self._users.append(None)  # and then looks: who takes the cache back does it in the other order
+        """Yield the cache for sampling a batch; the budget does not take the cache back meanwhile."""
+        self._users.append(None)  # before reading the cache: _give_back() takes the cache first, and then looks for users
         try:
             yield self.cache
         finally:
             self._users.pop()
 
     def choosing_bytes(self) -> int:
-        """Count what choosing lists takes beside their cache, :meth:`NeighborCache.scratch_bytes`; opens nothing."""
+        """Count the scratch bytes of choosing lists, :meth:`NeighborCache.scratch_bytes`, without opening the topology."""
         n_bytes, in_memory = stored_size(self._snapshot)
         return NeighborCache.scratch_bytes(self._graph.num_nodes, n_bytes, in_memory=in_memory)
 
@@ -97,7 +97,7 @@ class NeighborLists:
             parts = self._partitions.find(parts)  # type: ignore[arg-type]
         self.drop()
         topology = self._adjacency.topology
-        graph.pool.trim()  # as many lists are chosen as the memory that is left holds
+        graph.pool.trim()  # frees memory first, as the available memory decides the number of lists
         n_bytes = graph.budget.available if size is None else int(size * graph.budget.total) if isinstance(size, float) else size
         if n_bytes == 0:
             return
@@ -112,7 +112,7 @@ class NeighborLists:
             if save and not found.whole and not is_still_saved(graph.path, self._snapshot.catalog):
                 self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, found, recipe))
             return
-        scoring = 24 * graph.num_nodes  # bytes of two degrees and a score a node
+        scoring = 24 * graph.num_nodes  # bytes of two degrees and a score for each node
         total = scoring + NeighborCache.work_bytes(topology, edges)
         with Progress("neighbour lists", total, progress, delay_s=SHOWN_AFTER_S) as bar:
             with (
@@ -133,8 +133,8 @@ class NeighborLists:
             self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, self.cache, recipe))
 
     def lend(self) -> None:
-        """Let the budget take the cache back, whole, from now on, when no batch is being sampled with it."""
-        self._end_loan()  # of a cache that was given back
+        """Lend the cache to the budget, which may take the whole cache back while no batch is being sampled with it."""
+        self._end_loan()  # an earlier loan may be of a cache that was given back
         if self.cache is not None and self.cache.reservation is not None:
             self._loan = self._graph.budget.lend(self._lent_bytes, self._give_back, cost=DEAR, of=self.cache.reservation)
 
@@ -162,7 +162,7 @@ class NeighborLists:
         *,
         edges: bool,
     ) -> NeighborCache | None:
-        """Load what needs no choice: the whole adjacency, where it fits ``n_bytes``, or the saved cache of ``recipe``."""
+        """Load the whole adjacency if it fits ``n_bytes``, else the saved cache of ``recipe``; None if there is neither."""
         topology = self._adjacency.topology
         if NeighborCache.whole_bytes(topology, edges) <= n_bytes:
             return NeighborCache.build(topology, budget, None, n_bytes, note=note, edges=edges)
@@ -173,9 +173,9 @@ class NeighborLists:
     def make(self, budget: Budget, scratch: Budget, least: int) -> tuple[NeighborCache, bool]:
         """Make a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
 
-        ``scratch`` counts what choosing the nodes takes meanwhile. From ``least`` bytes on a saved cache will do, though there
-        is memory for a larger one. Returns the cache, and whether it was loaded as it is stored in the dataset: the whole
-        adjacency, or a cache that :meth:`choose` saved with its default policy. Raises as :meth:`choose`.
+        ``scratch`` counts the memory for choosing the nodes. A saved cache of at least ``least`` bytes is used even if there is
+        memory for a larger one. The method returns the cache, and whether it was loaded as stored: the whole adjacency, or a
+        cache that :meth:`choose` saved with its default policy. Raises as :meth:`choose`.
         """
         chosen = _static(NEIGHBOR_POLICY)
         self._graph.check_open()
@@ -190,7 +190,7 @@ class NeighborLists:
             return NeighborCache.build(self._adjacency.topology, budget, scores, n_bytes, scratch), False
 
     def drop(self) -> None:
-        """Give the cache's memory back."""
+        """Drop the cache, end its loan and free its memory."""
         old, self.cache = self.cache, None
         self._end_loan()
         if old is not None:

@@ -1,4 +1,4 @@
-"""A dataset's commit, opened: stores of its fields, and its adjacency, caches and partitions as parts that know each other."""
+"""An opened commit of a dataset: stores of its fields, and its adjacency, caches and partitions, each an object of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featstore.graph.base import Fields, StoredGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NeighborLists
 from featstore.graph.partitions import Partitions
-from featstore.graph.passes import Rows
+from featstore.graph.passes import StoredRows
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.reopen import reduced
 from featstore.graph.rowcaches import GivenParts, RowCaches
@@ -33,7 +33,7 @@ __all__ = ["OpenDataset"]
 
 
 class OpenDataset(StoredGraph):
-    """What the library's other parts know of an opened dataset; users know it as :class:`~featstore.OutOfCoreGraph`.
+    """An opened dataset as other parts of the library use it; users see the subclass :class:`~featstore.OutOfCoreGraph`.
 
     Attributes
     ----------
@@ -42,12 +42,12 @@ class OpenDataset(StoredGraph):
     row_caches : RowCaches
     neighbor_lists : NeighborLists
     snapshot : Snapshot
-        The commit that is open, and what this handle has added to it.
+        The open commit, and fields and entries that this handle has added since.
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         path = os.path.abspath(user_path(path))
-        with open_files(path) as opened:  # before a thread or a ring is made for it
+        with open_files(path) as opened:  # before a thread or a ring is made for the dataset
             check_memory(path, opened.catalog.files.values(), options)
             super().__init__(path, options)
             try:
@@ -93,7 +93,7 @@ class OpenDataset(StoredGraph):
         self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen)
 
     def _close_files(self) -> None:
-        with contextlib.ExitStack() as stack:  # all of it, from the last line up, whichever fails
+        with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
             stack.callback(self.snapshot.close)
             stack.callback(self.adjacency.close)
             stack.callback(self.neighbor_lists.drop)
@@ -105,9 +105,9 @@ class OpenDataset(StoredGraph):
         return record.n_rows * record.row_bytes
 
     def data_shape(self, name: str) -> torch.Size:
-        """Return the shape of ``node_data[name]``, which is not read for it; KeyError where there is none."""
+        """Get the shape of ``node_data[name]`` without reading it; KeyError if there is no such field."""
         if name not in self.node_data:
-            return torch.Size(self.node_data[name].shape)  # raises the error that lists what there is
+            return torch.Size(self.node_data[name].shape)  # raises the KeyError that lists the existing names
         return torch.Size(self.catalog.by_role("data")[name].shape)
 
     def _read_data(self, name: str) -> torch.Tensor:
@@ -118,12 +118,12 @@ class OpenDataset(StoredGraph):
             self.snapshot.file_of(record).read(0, len(rows), rows)
         return tensor
 
-    # -- what its parts know -----------------------------------------------------------------------------------------------------
+    # -- its parts ---------------------------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the id of the file that holds each field, by key: what was made from a field is stale once it differs.
+        """Identify the file of each field by its id, by key; anything made from a field is stale once the field's id differs.
 
-        Of the adjacency it is the id of the file that first held it: :func:`featstore.convert` leaves it as it is.
+        The id of the adjacency is that of the files that first held it, so :func:`featstore.convert` does not change it.
         """
         return fingerprint_of(self.catalog)
 
@@ -131,8 +131,8 @@ class OpenDataset(StoredGraph):
     def topology(self) -> Topology:
         """The adjacency.
 
-        In CSC form the first use reads the offsets, 8 bytes a node, which the budget counts from then on. Of chunks it reads the
-        directory, and the budget counts a cache of pages besides.
+        In CSC form the first use reads the offsets, 8 bytes a node, which the budget counts from then on. In chunked form it
+        reads the directory of chunks, and the budget also counts a cache of pages.
         """
         return self.adjacency.topology
 
@@ -146,7 +146,7 @@ class OpenDataset(StoredGraph):
         self.neighbor_lists.cache = cache
 
     def topology_bytes(self) -> int:
-        """Bound what the adjacency will hold once it is asked for: nothing where it was already."""
+        """Bound the bytes that the adjacency will hold after its first use; 0 if it is open already."""
         return self.adjacency.bytes_to_come()
 
     def short_degrees(self) -> npt.NDArray[np.uint16]:
@@ -168,24 +168,24 @@ class OpenDataset(StoredGraph):
 
     @property
     def catalog(self) -> Catalog:
-        """The commit that is open, and what this handle has added to it."""
+        """The catalog of the open commit, with fields and entries that this handle has added since."""
         return self.snapshot.catalog
 
-    def rows_of(self, name: str) -> Rows:
-        """Return a feature's rows as passes over them want them."""
+    def rows_of(self, name: str) -> StoredRows:
+        """Get a feature's stored rows in the form that passes over them need."""
         store = self.features[name]
         file = self.snapshot.file_of(self.catalog.by_role("feature")[name])
-        return Rows(file, store.dtype, math.prod(store.shape[1:]))
+        return StoredRows(file, store.dtype, math.prod(store.shape[1:]))
 
     def check_replaceable(self, name: str) -> None:
-        """Raise BusyError where a loader uses the cache of a feature."""
+        """Check that a feature may be replaced; BusyError while a loader uses its cache."""
         with self.locked():
             store = self._stores.get(name)
             if store is not None and store.cache is not None and store.cache.in_use:
                 raise BusyError(f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch")
 
     def adopt_feature(self, catalog: Catalog, name: str) -> None:
-        """Use a feature that was just committed; BusyError where a loader has begun to use the one it replaces."""
+        """Open a feature that was just committed; BusyError if a loader has begun to use the replaced feature."""
         key = f"{NODE}/{name}"
         with self.locked():
             with opening_committed(f"the feature {name!r} is in {self.path}, but opening it failed", self.path):

@@ -1,4 +1,4 @@
-"""The adjacency of an opened dataset, in the form in which it is stored."""
+"""Opening of a dataset's adjacency, in the form in which it is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces", "stored
 
 
 def load_topology(snapshot: Snapshot, budget: Budget, note: Callable[[int], None] = lambda n_bytes: None) -> Topology:
-    """Open the adjacency; ``budget`` counts what stays in memory, ``note`` is told of the bytes of offsets that are read."""
+    """Open the adjacency; ``budget`` counts its memory, and ``note`` gets the bytes of offsets as they are read."""
     topology = _load(snapshot, budget, note)
     if f"{EDGE}/{EDGE_IDS}" in snapshot.catalog.fields:
         file, _ = snapshot.topology_file(EDGE_IDS, snapshot.catalog.num_edges)
@@ -40,7 +40,7 @@ def _load(snapshot: Snapshot, budget: Budget, note: Callable[[int], None]) -> To
 
 
 def held_bytes(snapshot: Snapshot, total: int) -> int:
-    """Bound what :func:`load_topology` holds under a budget of ``total`` bytes."""
+    """Bound the bytes that :func:`load_topology` holds under a budget of ``total`` bytes."""
     catalog = snapshot.catalog
     if catalog.topology == "csc":
         return CscTopology.held_bytes(catalog.num_nodes)
@@ -50,7 +50,7 @@ def held_bytes(snapshot: Snapshot, total: int) -> int:
 
 
 def stored_size(snapshot: Snapshot) -> tuple[int, bool]:
-    """Count the bytes of all neighbour ids, and say whether offsets are in memory once the adjacency is opened."""
+    """Count the bytes of all neighbour ids; return them, and whether an open adjacency holds its offsets in memory."""
     catalog = snapshot.catalog
     is_csc = catalog.topology == "csc"
     _, id_bytes = snapshot.topology_files("indices" if is_csc else "chunks")
@@ -60,9 +60,9 @@ def stored_size(snapshot: Snapshot) -> tuple[int, bool]:
 def stored_pieces(
     snapshot: Snapshot, topology: Callable[[], Topology], n_nodes: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the offsets of all nodes as :meth:`Topology.offset_pieces` does, with none of them kept in memory.
+    """Yield the offsets of all nodes as :meth:`Topology.offset_pieces` does, without keeping them in memory.
 
-    ``topology`` opens the adjacency; it is called where that does not read all offsets.
+    ``topology`` opens the adjacency; it is only called in chunked form, where opening does not read all offsets.
     """
     catalog = snapshot.catalog
     if catalog.topology != "csc":
@@ -72,7 +72,10 @@ def stored_pieces(
 
 
 def stored_ids(snapshot: Snapshot, topology: Callable[[], Topology], block_bytes: int) -> tuple[int, Iterator[npt.NDArray[Any]]]:
-    """Return the bytes of a neighbour id, and all ids in order, checked, in blocks; see :func:`stored_pieces`."""
+    """Read all neighbour ids in order, in checked blocks; return the bytes of an id, and an iterator of the blocks.
+
+    ``topology`` is as for :func:`stored_pieces`.
+    """
     catalog = snapshot.catalog
     if catalog.topology != "csc":
         opened = topology()

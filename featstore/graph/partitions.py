@@ -1,4 +1,4 @@
-"""The partitions that an open dataset keeps: listed, found by name, kept, and their lists in part order opened."""
+"""The partitions that an open dataset keeps: listing, finding and keeping them, and opening their lists in part order."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Partitions"]
 
 
 class Partitions:
-    """Partitions kept in a graph's dataset, as the commit that is open has them."""
+    """Partitions kept in a graph's dataset, as of the open commit."""
 
     def __init__(self, graph: StoredGraph, snapshot: Snapshot, adjacency: Adjacency) -> None:
         self._graph, self._snapshot, self._adjacency = graph, snapshot, adjacency
 
     def by_name(self) -> dict[str, KeptParts]:
-        """List them, the latest last."""
+        """List the partitions by name, the latest last."""
         with self._graph.locked():
             return kept_parts(self._snapshot.catalog, self._read)
 
     def find(self, name: str | None = None) -> KeptParts:
-        """Return the parts kept under ``name``, by default the latest; ValueError, which lists the names, without such."""
+        """Find the parts kept under ``name``, by default the latest; ValueError, which lists the names, if there are none."""
         kept, path = self.by_name(), self._graph.path
         if not kept:
             raise ValueError(
@@ -54,10 +54,10 @@ class Partitions:
         progress: bool = False,
         keep_lists: bool = False,
     ) -> None:
-        """Keep parts under a name, in one commit; :func:`featstore.partition` calls this, and checks them.
+        """Keep parts under a name, in one commit; :func:`featstore.partition` checks the parts and calls this.
 
-        Reads the adjacency once, to count edges between parts; with ``keep_lists`` once more for each window in which lists are
-        put in part order.
+        The adjacency is read once, to count edges between parts. With ``keep_lists`` it is read once more for each window in
+        which lists are put in part order.
         """
         graph, topology = self._graph, self._adjacency.topology
         arrays: dict[str, npt.NDArray[Any] | Blocks] = {"parts": parts}
@@ -76,7 +76,7 @@ class Partitions:
                 save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
 
     def lists(self, kept: KeptParts) -> PartLists:
-        """Open the adjacency in part order, as it is kept with some parts (``has_lists``); loaders call this."""
+        """Open the adjacency in part order, which is kept with parts that have ``has_lists``; loaders call this."""
         topology = self._adjacency.topology
         with self._graph.locked():
             nodes, ids = (file_of_parts(self._snapshot, kept, role) for role in ("part_nodes", "part_indices"))

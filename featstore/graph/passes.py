@@ -1,8 +1,8 @@
-"""Blockwise passes: the rows of each node's in-neighbours summed, of fields larger than memory.
+"""Blockwise passes: sums of the rows of each node's in-neighbours, for fields larger than memory.
 
 Nodes are taken in blocks whose sums fit the memory. For each block the neighbour lists are read, and then the rows once, in
-sequence: a row is added to the sum of every node of the block whose list names it. Rows come in ascending order, as lists do, so
-each sum is made in the order of its list, whatever the blocks, and has the same bits.
+sequence: a row is added to the sum of every node of the block whose list names it. Rows come in ascending order, as lists do. So
+each sum is made in the order of its list, and has the same bits for all sizes of blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from featstore.storage.rowfile import RowFile
 from featstore.topology.base import Topology
 from featstore.topology.liststream import stream_bytes
 
-__all__ = ["OPS", "Block", "PassCosts", "Passes", "Rows", "check_op", "summed_dtype"]
+__all__ = ["OPS", "PassCosts", "Passes", "StoredRows", "SummedBlock", "check_op", "summed_dtype"]
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
@@ -36,14 +36,14 @@ UInt8s = npt.NDArray[np.uint8]
 OPS: Final = ("mean", "sum", "gcn")
 
 MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once
-MOST_LISTS: Final = 4 << 20  # of two blocks of lists as they are read, see stream_bytes
+MOST_LISTS: Final = 4 << 20  # bytes of two blocks of lists as they are read, see stream_bytes
 LEAST_LISTS: Final = 16 << 10
-LISTS_DIVISOR: Final = 32  # of the memory
-_LEAST_IDS: Final = 1 << 10  # of a list that is taken in stretches
-_NODE_BYTES: Final = 48  # of a node of a block beside its sum and its list: degree, cursors, what it was chosen by
-_FOUND_BYTES: Final = 64  # of a node whose list is being read: what it is found by
-RUN_SHARES: Final = (16, 32, 64)  # of the memory, one part of so many for each of two runs
-SHORT_RUNS: Final = 256  # a pass takes 1 + share / SHORT_RUNS of the time: each meeting of a run and a sum moves the sum
+LISTS_DIVISOR: Final = 32  # the two blocks of lists get this part of the memory
+_LEAST_IDS: Final = 1 << 10  # of a list that is summed in stretches
+_NODE_BYTES: Final = 48  # of a node of a block beside its sum and its list: degree, cursors, and arrays for cutting blocks
+_FOUND_BYTES: Final = 64  # of a node whose list is being read: its number, offset and degree, and scratch
+RUN_SHARES: Final = (16, 32, 64)  # divisors of the memory to choose from, for each of two runs of rows
+SHORT_RUNS: Final = 256  # estimated time of a pass: 1 + share / SHORT_RUNS, as each run of rows moves the sums once more
 _EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16})
 
 
@@ -53,13 +53,13 @@ def check_op(op: object) -> None:
 
 
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Choose what numbers of ``dtype`` become before they are added: float32 where that holds them all, else float64."""
+    """Choose the dtype to which numbers of ``dtype`` are converted before adding: float32 if it is exact, else float64."""
     return torch.float32 if dtype == torch.float32 or dtype in _EXACT_IN_FLOAT else torch.float64
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A field whose rows are summed: ``width`` numbers of ``dtype`` a row."""
+class StoredRows:
+    """A field whose rows are summed: each row has ``width`` numbers of ``dtype``."""
 
     file: RowFile
     dtype: torch.dtype
@@ -68,7 +68,7 @@ class Rows:
 
 @dataclass
 class PassCosts:
-    """Costs of passes: blocks of nodes, ids of their lists, bytes of rows read, and seconds of each step."""
+    """Costs of passes: node blocks, ids of their lists, bytes of rows read, and seconds of reading lists, waiting and summing."""
 
     blocks: int = 0
     edges: int = 0
@@ -79,8 +79,8 @@ class PassCosts:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Aggregated rows of nodes ``first … stop - 1``: float32 or float64 ``[stop - first, width]``, valid until the next."""
+class SummedBlock:
+    """Aggregated rows of nodes ``first … stop - 1``: float32 or float64 ``[stop - first, width]``, valid until the next block."""
 
     first: int
     stop: int
@@ -93,28 +93,28 @@ class Passes:
     Parameters
     ----------
     topology : Topology
-    rows : Rows
+    rows : StoredRows
         One row a node.
     op : {"mean", "sum", "gcn"}
         See :meth:`featstore.OutOfCoreGraph.aggregate`.
     sum_dtype : torch.dtype
         float32 or float64; not narrower than :func:`summed_dtype` of the rows.
     budget : Budget
-        Counts everything as ``holder``; BudgetError where it, or ``memory``, is not enough for one node.
+        Counts all memory as ``holder``; BudgetError if the budget, or ``memory``, is not enough for one node.
     memory : int
-        Bytes to hold at most.
+        Most bytes to hold.
     n_threads : int
-        That add.
+        Number of threads that add.
     holder : str
     progress : callable
-        Told the bytes that are done of :attr:`total_bytes`.
+        Gets the bytes of :attr:`total_bytes` that were done since its last call.
     first : int
     """
 
     def __init__(
         self,
         topology: Topology,
-        rows: Rows,
+        rows: StoredRows,
         op: str,
         sum_dtype: torch.dtype,
         budget: Budget,
@@ -162,7 +162,7 @@ class Passes:
             self._held = budget.reserve(holder, table_bytes + memory - self._of_blocks)
             self._stack.callback(self._held.release)
             self._scale: npt.NDArray[np.float64] | None = None
-            # What the largest block takes is reserved, not what it might.
+            # Reserve the bytes of the largest block, not the most that a block may have.
             self._blocks = list(self._cut(first))
             self._most_nodes = max((stop - begin for begin, stop, _ in self._blocks), default=0)
             self._held.resize(self._held.n_bytes + max((n_bytes for _, _, n_bytes in self._blocks), default=0))
@@ -178,12 +178,12 @@ class Passes:
 
     @property
     def n_blocks(self) -> int:
-        """Blocks, and so passes over the rows."""
+        """Number of blocks, each of which is one pass over the rows."""
         return len(self._blocks)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that progress comes to."""
+        """Total of the bytes that ``progress`` gets."""
         return self.n_blocks * self._topology.num_nodes * self._rows.file.row_bytes
 
     def __enter__(self) -> Passes:
@@ -195,7 +195,10 @@ class Passes:
     # -- blocks ------------------------------------------------------------------------------------------------------------------
 
     def _cut(self, first: int) -> Iterator[tuple[int, int, int]]:
-        """Yield first and last node + 1 of blocks that fit the memory, and their bytes; a list that does not fit is alone."""
+        """Yield the first node, the end (last node + 1) and the bytes of blocks that fit the memory.
+
+        A node whose list does not fit is a block of its own.
+        """
         n, id_bytes = self._topology.num_nodes, self._topology.id_bytes
         while first < n:
             most = min(n - first, max(1, self._of_blocks // self._node_bytes))
@@ -207,12 +210,12 @@ class Passes:
             yield first, first + max(1, fit), int(cost[fit - 1]) if fit else self._of_blocks
             first += max(1, fit)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[SummedBlock]:
         """Yield all blocks in order; raises CorruptionError, OSError, ClosedError."""
         for first, stop, _ in self._blocks:
             yield self._summed(first, stop)
 
-    def _summed(self, first: int, stop: int) -> Block:
+    def _summed(self, first: int, stop: int) -> SummedBlock:
         n, width = stop - first, self._rows.width
         sums = self._sums[: n * width * self._sum_item]
         sums[:] = 0
@@ -229,7 +232,7 @@ class Passes:
         self._finish(sums, first, stop, degrees)
         self.costs.blocks += 1
         self.costs.edges += n_edges
-        return Block(first, stop, sums.view(np.float32 if self._sum_item == 4 else np.float64).reshape(n, width))
+        return SummedBlock(first, stop, sums.view(np.float32 if self._sum_item == 4 else np.float64).reshape(n, width))
 
     # -- lists -------------------------------------------------------------------------------------------------------------------
 
@@ -244,14 +247,14 @@ class Passes:
         return ids
 
     def _pieces(self, first: int, stop: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the ids of consecutive lists, piece by piece, each until the next is asked for."""
+        """Yield the ids of consecutive lists, piece by piece; a piece is valid until the next one is requested."""
         n = self._lists // _FOUND_BYTES
         for low in range(first, stop, n):
             for found in self._topology.lists(np.arange(low, min(stop, low + n)), self._lists):
                 yield found.ids[max(0, int(found.at[0])) : int(found.at[-1] + found.degree[-1])]
 
     def _stretches(self, node: int, degree: int, most: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield ``most`` ids of a list after the other, each until the next are asked for."""
+        """Yield a list in stretches of ``most`` ids; a stretch is valid until the next one is requested."""
         ids = np.empty(min(most, degree), self._topology.id_dtype)
         n = 0
         for piece in self._pieces(node, node + 1):
@@ -267,8 +270,8 @@ class Passes:
             yield ids[:n]
 
     def _sum_long_list(self, node: int, degree: int, sums: UInt8s) -> None:
-        """Sum one list that does not fit the memory, a stretch of it after the other: the rows between are read once each."""
-        most = (self._of_blocks - self._node_bytes) // self._topology.id_bytes // 2  # for a copy without the node itself, too
+        """Sum one list that does not fit the memory, one stretch after the other; each stretch reads only its span of rows."""
+        most = (self._of_blocks - self._node_bytes) // self._topology.id_bytes // 2  # room for a copy without the node itself
         has_self, n_left = self._scale is None, degree
         for stretch in self._stretches(node, degree, most):
             ids, n_left = stretch, n_left - len(stretch)
@@ -279,7 +282,7 @@ class Passes:
             self._sum_lists(ids, np.zeros(1, np.int64), np.array([len(ids)]), sums, node, -1)
 
     def _normalisation(self) -> npt.NDArray[np.float64]:
-        """Compute 1/√(in-degree + 1) of every node, where edges from a node to itself do not count."""
+        """Compute 1/√(in-degree + 1) of every node; edges from a node to itself do not count."""
         topology = self._topology
         scale = np.empty(topology.num_nodes, np.float64)
         first = 0
@@ -304,7 +307,7 @@ class Passes:
     def _sum_lists(
         self, ids: npt.NDArray[Any], cursor: Int64s, ends: Int64s, sums: UInt8s, first_node: int, self_first: int
     ) -> None:
-        """Go through the rows once, those runs of them that a list names, and add."""
+        """Read once, in sequence, the runs of rows that any list names, and add the rows to the sums."""
         rows, n, lists, id_bytes = self._rows, len(ends), _bytes(ids), self._topology.id_bytes
         nexts = np.empty(n, np.int64)
         _core.begin(lists, id_bytes, cursor, ends, nexts)
@@ -349,7 +352,7 @@ class Passes:
             self.costs.sum_s += asked - begin
 
     def _numbers(self, found: UInt8s) -> UInt8s:
-        """View rows as bytes of float32 or float64."""
+        """View rows as the bytes of float32 or float64 numbers; other dtypes are converted."""
         flat = found.reshape(-1)
         if not self._converts:
             return flat
@@ -359,7 +362,7 @@ class Passes:
         return wide.numpy().view(np.uint8)
 
     def _bounds(self, ends: Int64s) -> Int64s:
-        """Cut the nodes of a block for threads to share them: a few parts each, of equal weight."""
+        """Divide the nodes of a block among the threads: four parts for each thread, of about equal weight."""
         n_parts = 1 if self._n_threads == 1 else 4 * self._n_threads
         weight = ends + np.arange(len(ends))
         inner = np.searchsorted(weight, np.linspace(0, weight[-1], n_parts + 1)[1:-1])
@@ -376,7 +379,7 @@ class Passes:
 
 
 def _reading_bytes(block_bytes: int) -> int:
-    """Count the memory that lists are read through."""
+    """Count the bytes of buffers for reading lists in blocks of ``block_bytes``."""
     return stream_bytes(block_bytes) + block_bytes
 
 

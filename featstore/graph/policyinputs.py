@@ -1,4 +1,4 @@
-"""The arrays that a policy may see of a graph."""
+"""The arrays of a graph that a policy may use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from featstore.gather.arrays import as_array
 
 __all__ = ["Given", "PolicyInputs", "policy_scores"]
 
-# An array that a policy may ask for, or what makes it once one does.
+# An array that a policy may use, or a callable that makes the array when a policy asks for it.
 Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
 
 
 def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: bool) -> npt.NDArray[Any]:
-    """Score a context's rows, or their neighbour lists; PluginError where what a policy answers cannot be scores."""
+    """Score a context's rows, or their neighbour lists; PluginError if the policy raises or returns invalid scores."""
     try:
         scores = as_array("scores", (policy.list_scores if of_lists else policy.scores)(context))
     except Exception as error:
@@ -31,11 +31,12 @@ def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: boo
 
 
 class PolicyInputs:
-    """Arrays made when a policy first asks, and counted in the budget until the block is left; a context manager.
+    """Arrays that are made when a policy first asks for them, and counted in the budget; a context manager.
 
-    Leaving it because the policy failed over a failure of the graph's own (a damaged file, the budget, an argument not given)
-    raises the latter. ``in_degree`` and ``out_degree`` make arrays of 8 bytes a node, ``cross_out_degree`` a tensor that the
-    budget counts while it lives; ``counts`` and ``parts`` are the user's.
+    The budget counts the arrays until the block is left. If the policy failed because an array could not be made (a damaged
+    file, the budget, an argument not given), leaving the block raises that error instead of the PluginError. ``in_degree`` and
+    ``out_degree`` make arrays of 8 bytes a node. ``cross_out_degree`` makes a tensor that the budget counts while it lives.
+    ``counts`` and ``parts`` are given by the user.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class PolicyInputs:
         )
 
     def _array(self, name: str, given: Any) -> npt.NDArray[Any]:
-        """View an array, or a tensor, which is kept: the budget counts it while it lives."""
+        """View an array or a tensor as an array; a tensor is kept alive, as the budget counts it while it lives."""
         if isinstance(given, torch.Tensor):
             self._tensors.append(given)
         return as_array(name, given)
@@ -82,7 +83,7 @@ class PolicyInputs:
         return array
 
     def _noting(self, provide: Callable[[], npt.NDArray[Any]]) -> Callable[[], npt.NDArray[Any]]:
-        """Remember a failure of the graph's own, which must not pass for the policy's."""
+        """Wrap a provider of an array so that its failure is remembered and not reported as the policy's."""
 
         def call() -> npt.NDArray[Any]:
             try:
@@ -98,7 +99,7 @@ class PolicyInputs:
         return make()
 
     def scores(self, policy: StaticPolicy, *, of_lists: bool = False) -> npt.NDArray[Any]:
-        """Score rows or neighbour lists, checked."""
+        """Compute checked scores of rows, or of neighbour lists, by a policy."""
         n, n_bytes = self._n, policy.list_score_bytes if of_lists else None
         self._held.resize(self._held.n_bytes + (policy.score_bytes if n_bytes is None else n_bytes) * n)
         return policy_scores(policy, self.context, of_lists=of_lists)

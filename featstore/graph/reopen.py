@@ -1,4 +1,4 @@
-"""Pickles of feature stores: a path and options, by which the process that unpickles them opens the dataset once."""
+"""Pickles of feature stores: a path and options, with which the unpickling process opens the dataset once."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _reopened_lock = threading.Lock()
 
 
 def reduced(graph: StoredGraph, name: str, of: str = "features") -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
-    """Pickle a feature's store, as ``__reduce__`` does."""
+    """Reduce a feature's store for pickling, as ``__reduce__`` does."""
     if graph.closed:
         raise ClosedError(f"{graph.path} is closed")
     return _reopen_store, (type(graph), graph.path, graph.options, name, of)
 
 
 def _is_current(graph: StoredGraph) -> bool:
-    """Whether the dataset at a graph's path is still the one that it has open."""
+    """Check whether the dataset at a graph's path is still the one that the graph has open."""
     try:
         return fingerprint_of(current_catalog(graph.path)) == graph.fingerprint()
     except (OSError, ValueError):
-        return False  # opening it anew says what is wrong, or waits for whoever is replacing it
+        return False  # opening the dataset again raises the error, or waits for the process that replaces it
 
 
 def _reopen_store(
     open_graph: Callable[[str, Options], StoredGraph], path: str, options: Options, name: str, of: str
 ) -> FeatureStore:
-    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so its memory."""
+    """Unpickle a store; all stores of one dataset in a process share one graph, and so its memory."""
     key = os.getpid(), path, options
     with _reopened_lock:
         graph = _reopened.get(key)

@@ -1,4 +1,4 @@
-"""Caches of an open dataset's features, filled once by score or row by row by an online policy, and what policies may know."""
+"""Caches of an open dataset's features, filled once by score or row by row by an online policy; inputs of policies."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from featstore.topology.partarrays import check_parts
 
 __all__ = ["GivenParts", "RowCaches"]
 
-FILL_SHOWN_AFTER_S = 2.0  # of a cache, which loaders fill, too
+FILL_SHOWN_AFTER_S = 2.0  # before a progress bar of filling a cache is shown; loaders fill caches, too
 
 GivenParts: TypeAlias = "Given | str | KeptParts"
 
 
 class RowCaches:
-    """Caches of a graph's features that its dataset fills; :meth:`StoredGraph.cache_for_planner` makes those that plans fill."""
+    """Caches of a graph's features that follow no plans; :meth:`StoredGraph.cache_for_planner` makes caches that follow plans."""
 
     def __init__(self, graph: StoredGraph, snapshot: Snapshot, adjacency: Adjacency, partitions: Partitions) -> None:
         self._graph, self._snapshot, self._adjacency, self._partitions = graph, snapshot, adjacency, partitions
@@ -54,16 +54,16 @@ class RowCaches:
         """See :meth:`featstore.OutOfCoreGraph.cache`."""
         graph = self._graph
         names = list(graph.features) if name is None else [name]
-        widths = {each: graph.features[each].row_bytes for each in names}  # a name that is none is said first
+        widths = {each: graph.features[each].row_bytes for each in names}  # raises for an unknown name first
         chosen, is_auto = get_policy(policy), isinstance(budget, str) and budget == "auto"
         if isinstance(policy, Policy) and len(names) > 1:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
         size, seed = 0 if is_auto else parse_cache_size(budget, "budget"), check_at_least("seed", seed, 0)
         sizes: dict[str, int] | dict[str, int | float] = dict.fromkeys(names, size)
         if is_auto or (size and len(names) > 1):
-            for each in names:  # what these hold is divided, too
+            for each in names:  # drop existing caches, as their memory is divided, too
                 self.make(each, 0, chosen)
-            graph.pool.trim()  # as many rows are chosen as the memory that is left holds
+            graph.pool.trim()  # frees memory first, as the available memory decides the number of rows
             n_bytes = graph.budget.available // 8 * 7 if is_auto else size
             if not is_auto or rows_within(int(n_bytes), graph.num_nodes, list(widths.values()), chosen):
                 sizes = cache_bytes(n_bytes, graph.num_nodes, widths, chosen, graph.budget, graph.budget.available)
@@ -84,8 +84,8 @@ class RowCaches:
     ) -> None:
         """Make a cache of one feature as :meth:`cache` does; loaders call this.
 
-        ``on_loan``: the budget may take its memory back, and where choosing the rows takes memory, too, it has fewer, or none.
-        ``without``: a static policy's rows are those without a slot there.
+        With ``on_loan`` the budget may take the cache's memory back; if the budget lacks memory, the cache gets fewer rows, or
+        none. A static policy chooses only rows that have no slot in ``without``.
         """
         graph = self._graph
         store = graph.features[name]
@@ -93,7 +93,7 @@ class RowCaches:
             raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
         with graph.locked():
             graph.drop_cache(store)
-        # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
+        # Not under the lock: a provider of counts samples an epoch, on threads that open the topology.
         left = size
         while left > 0:
             try:
@@ -137,7 +137,7 @@ class RowCaches:
                 if on_loan:
                     cache.lend()
                 with graph.locked():
-                    graph.drop_cache(store)  # another thread's, or a loader's, who came meanwhile
+                    graph.drop_cache(store)  # another thread, or a loader, may have set a cache meanwhile
                     store.use_cache(cache)
             except BaseException:
                 cache.close()
@@ -152,9 +152,9 @@ class RowCaches:
         budget: Budget | None = None,
         note: Callable[[int], None] = lambda n_bytes: None,
     ) -> PolicyInputs:
-        """Make what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this.
+        """Make the inputs of a policy for this graph: a context manager, whose arrays the budget counts; caches call this.
 
-        ``note`` is told of the bytes of degrees.
+        ``note`` gets the bytes of degrees as they are read.
         """
 
         graph, adjacency = self._graph, self._adjacency
@@ -183,7 +183,7 @@ class RowCaches:
         return PolicyInputs(graph.num_nodes, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree)
 
     def _count_cross_edges(self, given: Any, budget: Budget) -> torch.Tensor:
-        """Count edges between parts that the dataset does not keep."""
+        """Count each node's out-edges into other parts, for parts that the dataset does not keep."""
         n, topology, holder = self._graph.num_nodes, self._adjacency.topology, "policy inputs"
         width = counts_dtype(topology.num_edges).itemsize
         with budget.reserve(holder, (4 + width) * n):

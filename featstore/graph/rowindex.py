@@ -33,14 +33,14 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
         try:
             return _as_array(torch.stack(index))
-        except (TypeError, RuntimeError) as error:  # not tensors alone, or of several shapes
+        except (TypeError, RuntimeError) as error:  # other objects among the tensors, or several shapes
             raise TypeError(f"not an index array: {error}") from None
     try:
         array = id_array("rows", index)
     except ValueError as error:  # ragged lists
         raise TypeError(f"not an index array: {error}") from None
     if array.dtype.kind in "Of" and isinstance(index, list):
-        # NumPy makes objects or floats of integers that no one integer dtype holds.
+        # NumPy makes objects or floats of integers that do not fit one integer dtype.
         objects = np.asarray(index, object)
         for position, value in enumerate(objects.reshape(-1)):
             if not isinstance(value, int) or isinstance(value, bool):
@@ -72,7 +72,7 @@ def _check_rows(ids: npt.NDArray[Any], n: int, first: int) -> Int64s:
 
 
 def _span(index: slice, n: int, first: int) -> range:
-    """Turn a slice of the ids below ``first + n`` into rows; ids below ``first`` have none."""
+    """Turn a slice of the ids below ``first + n`` into rows; ids below ``first`` have no row and are left out."""
     span = range(*index.indices(first + n))
     if span.step > 0:
         span = span[max(0, -(-(first - span.start) // span.step)) :]
@@ -82,7 +82,7 @@ def _span(index: slice, n: int, first: int) -> range:
 
 
 def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
-    """Take what a tuple says of the first axis; IndexError unless it takes the others whole."""
+    """Get the index of the first axis from a tuple; IndexError unless the tuple takes the other axes whole."""
     dots = [at for at, each in enumerate(index) if each is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index has one ellipsis (...) at the most")
@@ -103,9 +103,10 @@ def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
 def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int64s | range, tuple[int, ...] | None]:
     """Turn an index into row numbers in ``[0, n)``, and the shape that replaces the first axis (None: a single row).
 
-    The one place where ids become rows: row 0 is that of id ``first``. Ids below 0 count from the end, masks are of the rows. A
-    slice of step 1 comes back as a range, to be read sequentially. ``shape`` is that of all rows; other axes than the first may
-    only be taken whole. TypeError for what is no index; IndexError for an id out of range or a mask of the wrong length.
+    Only this function turns ids into rows: row 0 has the id ``first``. Ids below 0 count from the end; a mask has one value for
+    each row. A slice of step 1 becomes a range, to be read sequentially. ``shape`` is that of all rows; axes other than the
+    first may only be taken whole. TypeError if ``index`` is no index; IndexError for an id out of range or a mask of the wrong
+    length.
     """
     n = shape[0]
     if isinstance(index, tuple) or index is Ellipsis:

@@ -1,4 +1,4 @@
-"""Neighbour caches kept in the dataset: made once, loaded by every run that asks for the same one."""
+"""Neighbour caches kept in the dataset: made once, and loaded by every run with the same request."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ __all__ = ["is_still_saved", "load_neighbor_cache", "made_of", "save_neighbor_ca
 
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
-_NUMBERS = "edge_ids"  # one more, where numbers of edges are kept
+_NUMBERS = "edge_ids"  # a further array, if numbers of edges are kept
 
 
 def made_of(catalog: Catalog) -> dict[str, str]:
-    """Identify the adjacency, by the names of its fields: what was made from another one is never used."""
+    """Identify the adjacency by the file ids of its fields; caches and parts made from another adjacency are never used."""
     return {key.removeprefix(f"{EDGE}/"): file_id for key, file_id in catalog.adjacency().items()}
 
 
 def saved_bytes(catalog: Catalog) -> int:
-    """Return the size that the saved cache was asked for with; 0 where there is none."""
+    """Get the requested size of the saved cache, in bytes; 0 if there is no saved cache."""
     n_bytes = catalog.extra.get(_KEY, {}).get("bytes")
     return n_bytes if isinstance(n_bytes, int) else 0
 
 
 def is_still_saved(root: str, catalog: Catalog) -> bool:
-    """Whether the dataset has the cache that it had when it was opened: others, or this handle, may have saved another since."""
+    """Check whether the dataset still has the saved cache that it had when opened; any handle may have saved another since."""
     return current_catalog(root).extra.get(_KEY) == catalog.extra.get(_KEY)
 
 
 def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> Catalog:
-    """Add a cache, not one of the whole adjacency, in place of an earlier one; return the new catalog.
+    """Save a cache of a part of the lists, in place of an earlier saved one; return the new catalog.
 
-    ``catalog`` is as the dataset was opened: BusyError if it was replaced since. A cache is loaded for the same ``recipe``.
-    CommittedError where it is saved but not durable; after other OSErrors the dataset is as it was.
+    ``catalog`` is that of the opened dataset: BusyError if the dataset was replaced since. The cache is loaded for the same
+    ``recipe``. CommittedError if the cache is saved but may not be durable. After other OSErrors the dataset is as it was.
     """
     with Update(root) as update:
         if made_of(update.catalog) != made_of(catalog):
@@ -62,9 +62,9 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
 def load_neighbor_cache(
     catalog: Catalog, files: Mapping[str, RowFile], topology: Topology, budget: Budget, recipe: Mapping[str, Any], edges: bool
 ) -> NeighborCache | None:
-    """Load the saved cache of the same request and topology, with numbers of edges or without; None where there is none.
+    """Load the saved cache of the same request, topology and ``edges``; None if there is none.
 
-    Raises BudgetError where it does not fit, CorruptionError where it is no cache of this topology.
+    BudgetError if it does not fit; CorruptionError if it is no cache of this topology.
     """
     entry = catalog.extra.get(_KEY)
     if entry is None or entry.get("made_of") != made_of(catalog) or any(entry.get(key) != value for key, value in recipe.items()):

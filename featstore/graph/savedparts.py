@@ -42,7 +42,7 @@ LIST_ROLES: Final = frozenset(("part_nodes", "part_offsets", "part_indices"))  #
 
 @dataclass(frozen=True)
 class Blocks:
-    """An array to be kept that comes in blocks; each is written before the next is asked for."""
+    """An array to be kept that comes in blocks; each block is written before the next one is requested."""
 
     dtype: np.dtype[Any]
     blocks: Iterator[npt.NDArray[Any]]
@@ -58,17 +58,17 @@ class KeptParts:
     n_parts : int
         Parts have numbers in ``[0, n_parts)``; some may be empty.
     n_train : int
-        Training nodes; 0 where none were given.
+        Number of training nodes; 0 if none were given.
     method : str
         The partitioner's name, or ``"array"``.
     options : dict
-        What it was made with.
+        Options of the partitioner.
     generation : int
-        Number of the commit: later ones are higher.
+        Number of the commit, which increases.
     is_stale : bool
-        The adjacency is another one by now; the parts cannot be loaded.
+        Whether the parts were made for another adjacency than the dataset has now; such parts cannot be loaded.
     has_lists : bool
-        The adjacency is kept in the order of the parts, too.
+        Whether the adjacency is also kept in the order of the parts.
     """
 
     name: str
@@ -87,9 +87,9 @@ class KeptParts:
         Raises
         ------
         StaleError
-            They were made for another adjacency than the dataset has now.
+            The parts were made for another adjacency than the dataset has now, or were replaced since they were listed.
         ClosedError, BudgetError, CorruptionError, OSError
-            The graph is closed; no memory; a file is damaged or cannot be read.
+            The graph is closed; memory is short; a file is damaged or cannot be read.
         """
         return self._read(self, "parts")
 
@@ -100,16 +100,16 @@ class KeptParts:
         return self._read(self, "train_nodes")
 
     def cross_out_degree(self) -> torch.Tensor:
-        """Read how many out-edges of each node lead into another part: int32 ``[num_nodes]``, int64 from 2³¹ edges on.
+        """Read the number of each node's out-edges into other parts: int32 ``[num_nodes]``, int64 from 2³¹ edges on.
 
-        So often the node is in lists of other parts: see :class:`~featstore.cache.cross_partition.CrossPartition`. Raises as
-        :meth:`load`.
+        The number is also how often the node occurs in lists of other parts: see
+        :class:`~featstore.cache.cross_partition.CrossPartition`. Raises as :meth:`load`.
         """
         return self._read(self, "cross_out_degree")
 
 
 def check_parts_name(name: object) -> None:
-    """Raise TypeError or ValueError unless parts can be kept under ``name``."""
+    """Check that parts can be kept under ``name``; TypeError or ValueError otherwise."""
     if not isinstance(name, str):
         raise TypeError(f"name must be text, not {name!r}")
     if not _NAME.fullmatch(name):
@@ -117,7 +117,7 @@ def check_parts_name(name: object) -> None:
 
 
 def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor]) -> dict[str, KeptParts]:
-    """List what a catalog keeps, by name, the latest last; entries of later releases are left out."""
+    """List the parts that a catalog keeps, by name, the latest last; entries of an unknown form are left out."""
     now = made_of(catalog)
     found = []
     for key, entry in catalog.extra.items():
@@ -144,13 +144,13 @@ def save_parts(
     recipe: Mapping[str, Any],
     adopt: Callable[[Catalog, str, list[str]], None],
 ) -> None:
-    """Keep parts in the dataset, in one commit, in place of those that had the name; BusyError if it was replaced.
+    """Keep parts in the dataset, in one commit, in place of earlier parts of this name; BusyError if the dataset was replaced.
 
-    ``arrays`` are ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see
-    :func:`~featstore.topology.crossedges.count_cross_edges`; where training nodes were given, ``train_nodes``, int64, by part;
-    where lists are kept in part order, what :class:`~featstore.topology.partorder.PartOrder` makes. ``recipe`` has ``method``,
-    ``n_parts`` and ``options``. ``adopt(catalog, key, files)`` is called after the commit, before anybody else can change the
-    dataset.
+    ``arrays`` has ``parts``, int32 ``[num_nodes]``, and ``cross_out_degree``, see
+    :func:`~featstore.topology.crossedges.count_cross_edges`. If training nodes were given, it has ``train_nodes``, int64, by
+    part. If lists are kept in part order, it has the arrays that :class:`~featstore.topology.partorder.PartOrder` makes.
+    ``recipe`` has ``method``, ``n_parts`` and ``options``. ``adopt(catalog, key, files)`` is called after the commit, while the
+    writer's lock is still held.
     """
     key = _KEY + name
     with Update(snapshot.root) as update:
@@ -178,12 +178,12 @@ def save_parts(
 
 
 def file_of_parts(snapshot: Snapshot, kept: KeptParts, role: str) -> RowFile:
-    """Return a file of what a dataset keeps, as :func:`_expected`; StaleError or FormatError where there is none."""
+    """Find the file of an array of kept parts, checked by :func:`_expected`; StaleError or FormatError if there is none."""
     return snapshot.files[_record(snapshot, kept, role).name]
 
 
 def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -> torch.Tensor:
-    """Read an array of what a dataset keeps, checked; see :meth:`KeptParts.load`."""
+    """Read and check an array of kept parts; see :meth:`KeptParts.load`."""
     record, (dtype, n_rows, stop) = _record(snapshot, kept, role), _expected(snapshot.catalog, kept, role)
     array = np.empty(n_rows, dtype)
     tensor = torch.from_numpy(array)
@@ -214,7 +214,7 @@ def _record(snapshot: Snapshot, kept: KeptParts, role: str) -> FileRecord:
 
 
 def _expected(catalog: Catalog, kept: KeptParts, role: str) -> tuple[np.dtype[Any], int, int]:
-    """Look up the dtype and length that a file of kept parts must have, and the bound of its numbers."""
+    """Look up the dtype and length that an array of kept parts must have, and the exclusive bound of its numbers."""
     n, n_edges = catalog.num_nodes, catalog.num_edges
     ids = np.dtype(np.int32 if n < 2**31 else np.int64)
     expected: dict[str, tuple[np.dtype[Any], int, int]] = {

@@ -1,4 +1,4 @@
-"""One commit of a dataset, opened: its catalog and all its files, whatever is committed or put in its place meanwhile."""
+"""One opened commit of a dataset: its catalog and all its files, which stay readable if the dataset changes meanwhile."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["DatasetFiles", "Snapshot", "check_memory", "fingerprint_of", "open_f
 
 
 class DatasetFiles:
-    """Every file of one commit, open and not read yet but for the headers; a context manager. Made by :func:`open_files`.
+    """Every file of one commit, open, with only headers read so far; a context manager. Made by :func:`open_files`.
 
-    Its ``lock`` keeps the files from being swept; None where the dataset has no lock file. ``files`` are by name, as in the
-    catalog.
+    ``lock`` keeps the files from being swept; it is None if the dataset has no lock file. ``files`` maps the names in the
+    catalog to open files.
     """
 
     catalog: Catalog
@@ -37,7 +37,7 @@ class DatasetFiles:
         self.files: dict[str, OpenFile] = {}
         self.lock: FileLock | None = None
         try:
-            # A dataset without the lock file can be read, but not swept: its media are read-only, or somebody tidied up.
+            # A dataset without the lock file is read without a lock: it lies on read-only media, or the file was deleted.
             with contextlib.suppress(FileNotFoundError):
                 self.lock = directory.lock(READERS_LOCK, OPEN_PATIENCE_S)
             self.catalog = read_catalog(directory)
@@ -49,9 +49,9 @@ class DatasetFiles:
             raise
 
     def close(self) -> None:
-        """Close what nobody took over; may be called again."""
+        """Close the lock and all files that were not taken over; may be called again."""
         lock, self.lock = self.lock, None
-        with contextlib.ExitStack() as stack:  # all of it, whichever fails
+        with contextlib.ExitStack() as stack:  # runs all calls, even if one fails
             if lock is not None:
                 stack.callback(lock.release)
             for file in self.files.values():
@@ -65,12 +65,12 @@ class DatasetFiles:
 
 
 def open_files(root: str) -> DatasetFiles:
-    """Open the files of a dataset's last commit, all of the same one, however often it is replaced meanwhile.
+    """Open the files of a dataset's last commit, all of the same commit, even if the dataset is replaced meanwhile.
 
     Raises as :meth:`featstore.OutOfCoreGraph.open`.
     """
     if not os.path.lexists(root):
-        # Of a dead builder. What a living one has moved aside is opened where it is, and so it is on read-only media.
+        # Put back a dataset that a dead builder moved aside. If its builder lives, with_directory() opens it where it is.
         with contextlib.suppress(OSError):
             restore_moved(root)
     return with_directory(root, DatasetFiles)
@@ -78,7 +78,10 @@ def open_files(root: str) -> DatasetFiles:
 
 @contextlib.contextmanager
 def opening_committed(what: str, path: str) -> Iterator[None]:
-    """Say in an error of the block, which opens what was just committed at ``path``, that it need not be made again."""
+    """Translate an error of the block, which opens data just committed at ``path``: the data need not be made again.
+
+    An OSError becomes a CommittedError with the message ``what``; a BudgetError gets ``what`` before its reason.
+    """
     try:
         yield
     except OSError as error:
@@ -88,12 +91,12 @@ def opening_committed(what: str, path: str) -> Iterator[None]:
 
 
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:
-    """Raise BudgetError, which has a memory that suffices, unless a dataset can be opened within ``options.memory``."""
+    """Check that a dataset can be opened within ``options.memory``; BudgetError, with a sufficient memory, otherwise."""
     share = share_of(file.n_sums_bytes for file in files)
 
     def needed(total: int) -> int:
         tables = [table_bytes(file.n_sums_bytes, file.layout.row_bytes, total, share) for file in files]
-        if options.verify == "open":  # one table at a time, and rows that are checked: half of what is left, or one row
+        if options.verify == "open":  # one table at a time, beside a buffer of one row or scratch for sorting
             rows = [max(file.layout.row_bytes, 16 * SCRATCH_STEP) for file in files]
             tables = [max(map(sum, zip(tables, rows, strict=True)), default=0)]
         return least_queue_bytes(total) + (0 if options.verify == "off" else sum(tables))
@@ -110,7 +113,10 @@ def check_memory(path: str, files: Collection[FileRecord], options: Options) -> 
 
 
 class Snapshot:
-    """One commit of a dataset: its catalog, and every file that it names, ready to be read. Takes over ``opened``."""
+    """One commit of a dataset: its catalog, and every file that the catalog names, ready to be read.
+
+    The snapshot takes over the files and the lock of ``opened``.
+    """
 
     def __init__(self, root: str, opened: DatasetFiles, reader: Reader) -> None:
         self.root = root
@@ -141,9 +147,9 @@ class Snapshot:
         )
 
     def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
-        """Use an entry or a field that this process has just committed, and its files, beside the commit that was opened.
+        """Add an entry or a field that this process has just committed, and its files, to the opened commit.
 
-        OSError where a file cannot be opened; nothing is adopted then.
+        OSError if a file cannot be opened; the snapshot is unchanged then.
         """
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
@@ -162,11 +168,11 @@ class Snapshot:
         )
 
     def committed(self, catalog: Catalog) -> None:
-        """Note a commit of this process: files that it no longer names are removed when the snapshot is closed."""
+        """Note a commit of this process: files of the snapshot that it no longer names are removed at closing."""
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
     def file_of(self, record: FieldRecord) -> RowFile:
-        """Return the file of a field that lies in one; VersionError for a field in several."""
+        """Get the file of a field that lies in one file; VersionError for a field in several."""
         if len(record.parts) != 1:
             raise VersionError(
                 f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one", self.root
@@ -174,12 +180,12 @@ class Snapshot:
         return self.files[record.parts[0].file]
 
     def topology_file(self, name: str, n_rows: int | None = None, width: int = 1) -> tuple[RowFile, int]:
-        """Return the file of a field of the adjacency, and the bytes of a row of ``width`` integers; else FormatError."""
+        """Get the file of an adjacency field, and the bytes of a row of ``width`` integers; FormatError if there is none."""
         record = self._topology_record(name, n_rows, width)
         return self.file_of(record), record.row_bytes
 
     def topology_files(self, name: str) -> tuple[list[RowFile], int]:
-        """Return the files of a field of the adjacency, in the order of their rows of one integer, and the bytes of a row."""
+        """Get the files of an adjacency field, in the order of their rows of one integer, and the bytes of a row."""
         record = self._topology_record(name)
         if not record.parts:
             raise FormatError(f"{self.root}: {name} lies in no file", self.root)
@@ -195,7 +201,7 @@ class Snapshot:
 
     def close(self) -> None:
         is_superseded, self._is_superseded = self._is_superseded, False
-        with contextlib.ExitStack() as stack:  # all of them, whichever fails
+        with contextlib.ExitStack() as stack:  # runs all calls, even if one fails
             if is_superseded:
                 stack.callback(sweep_unused, self.root)
             if self._lock is not None:
@@ -205,7 +211,7 @@ class Snapshot:
 
 
 def fingerprint_of(catalog: Catalog) -> dict[str, str]:
-    """Name the file that holds each field, by key; the adjacency's as :meth:`Catalog.adjacency` says."""
+    """Identify the file of each field by its id, by key; ids of the adjacency are those of :meth:`Catalog.adjacency`."""
     held = {
         key: " ".join(catalog.files[part.file].file_id for part in record.parts)
         for key, record in catalog.fields.items()
@@ -215,7 +221,7 @@ def fingerprint_of(catalog: Catalog) -> dict[str, str]:
 
 
 def topology_bytes(catalog: Catalog) -> int:
-    """Count the bytes of the adjacency's fields as they are checked: 8 of each row."""
+    """Count the bytes that checking the adjacency's fields reports as progress: 8 for each row."""
     records = {**catalog.by_role("topology", EDGE), **catalog.by_role("edge ids", EDGE)}
     names = {part.file for record in records.values() for part in record.parts}
     return sum(catalog.files[name].n_rows * 8 for name in names)

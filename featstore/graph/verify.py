@@ -1,4 +1,4 @@
-"""Checking a whole dataset: every page of every file, and that the adjacency is one."""
+"""Verification of a whole dataset: every page of every file, and the structure of the adjacency."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _BLOCK_EDGES = 1 << 20
 def verify_files(opened: DatasetFiles, progress: Progress) -> int:
     """Check every page of every file, header, padding and checksums included; return the number of pages.
 
-    ``progress`` is told of bytes. Reads in sequence, in about 2 MiB of memory. Raises CorruptionError, which names the first
-    damaged page of a file.
+    ``progress`` gets the bytes that were checked since its last call. Files are read in sequence, in about 2 MiB of memory.
+    CorruptionError names the first damaged page of a file.
     """
     return sum(_verify_open(file, progress) for file in opened.files.values())
 
@@ -56,7 +56,7 @@ def _verify_open(file: OpenFile, progress: Progress) -> int:
         k = min(SUMS_PER_PAGE, n_pages - first)
         stored = pread_exactly(file.sums_fd, PAGE_BYTES, index * PAGE_BYTES, path + ".sums")
         sums = np.frombuffer(stored, dtype="<u8", count=k)
-        # The page must be the one that would be written for these sums: its own checksum and its unused entries, too.
+        # The page must equal the page written for these sums, with its own checksum and its unused entries.
         if sums_page(sums, index, seed) != stored:
             raise CorruptionError("the table of checksums is damaged", path + ".sums", index * PAGE_BYTES)
         found = np.empty(k, dtype=np.uint64)
@@ -93,7 +93,7 @@ class _Column:
         return np.frombuffer(data, dtype=f"<i{self.width}").astype(np.int64)
 
     def check_units(self, n_rows: int) -> None:
-        """Raise FormatError unless each file begins with a multiple of ``n_rows``, or behind the last row."""
+        """Check that each file begins with a multiple of ``n_rows``, or behind the last row; FormatError otherwise."""
         for file, first in zip(self._files, self._first_rows, strict=True):
             if first % n_rows and first != self.record.n_rows:
                 raise FormatError(f"{file.path}: it cannot hold row {first} and those that follow", file.path)
@@ -104,7 +104,7 @@ class _Column:
         return self._files[number], row - self._first_rows[number]
 
     def page_at(self, row: int) -> tuple[str, int]:
-        """Find the file that holds a row, and the byte where the row's page begins."""
+        """Find the file that holds a row, and the byte at which the row's page begins."""
         file, row = self._place(row)
         return file.path, (HEADER_BYTES + row * self.width) // PAGE_BYTES * PAGE_BYTES
 
@@ -114,11 +114,11 @@ class _Column:
 
 
 def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
-    """Check that offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, and out-degrees are theirs.
+    """Check the adjacency: offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, out-degrees are right.
 
-    Where edges are stored in another order than they were given, check also that each has a number of its own. Reads offsets
-    and ids once, and the ids once more for every 2 million nodes, to recount their out-degrees in bounded memory. Of a chunked
-    topology it checks the directory and the header of each chunk, too. Raises CorruptionError.
+    If edges are stored in another order than that of the input, also check that each edge has a number of its own. If the
+    topology is chunked, also check the directory and the header of each chunk. The check reads offsets and ids once. It reads
+    the ids once more for every 2 million nodes, to recount their out-degrees in bounded memory. Raises CorruptionError.
     """
     n, n_edges = opened.catalog.num_nodes, opened.catalog.num_edges
     degrees = _Column(opened, "out_degree", n)
@@ -147,7 +147,7 @@ def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
 
 
 def _check_edge_ids(edge_ids: _Column, n_edges: int, progress: Progress) -> None:
-    """Check that each number occurs once: all are in range, and hashes of them add up to those of all numbers."""
+    """Check that each number occurs once: all are in range, and their hashes have the sum of the hashes of all numbers."""
     row = total = 0
     for ids in edge_ids.blocks(_BLOCK_EDGES):
         outside = (ids < 0) | (ids >= n_edges)
@@ -170,7 +170,7 @@ def _mixed(values: Int64s) -> npt.NDArray[np.uint64]:
 
 
 class _ChunkIds:
-    """The neighbour ids of a chunked topology, and where lists begin, read in runs and checked against the directory."""
+    """The neighbour ids and list offsets of a chunked topology, read in runs and checked against the directory."""
 
     def __init__(self, opened: DatasetFiles) -> None:
         catalog = opened.catalog
@@ -194,7 +194,7 @@ class _ChunkIds:
         )
 
     def starts(self, progress: Progress) -> Iterator[Int64s]:
-        """Yield with which edges lists begin, checked, and check the header of each chunk."""
+        """Yield the checked numbers of the lists' first edges, in blocks, and check the header of each chunk."""
         d = self._directory
         for chunk in range(d.n_chunks):
             at, n = chunk * d.chunk_words, int(d.n_nodes[chunk])
@@ -233,7 +233,7 @@ class _ChunkIds:
 
 
 def _check_offsets(indptr: _Column, n_edges: int, progress: Progress) -> Iterator[Int64s]:
-    """Check the offsets; return an iterator of the starts of lists, block by block, for a second pass."""
+    """Check all offsets; return an iterator over them, block by block, for a second pass."""
     previous, row = 0, 0
     for block in indptr.blocks(_BLOCK_NODES):
         if row == 0 and int(block[0]) != 0:
@@ -251,9 +251,9 @@ def _check_offsets(indptr: _Column, n_edges: int, progress: Progress) -> Iterato
 
 
 def _check_lists(indices: _Column | _ChunkIds, n: int, starts: Iterator[Int64s], progress: Progress) -> None:
-    """Check that ids are nodes and that within each list they ascend."""
+    """Check that ids are nodes, and that they ascend within each list."""
     position, previous = 0, -1
-    pending: npt.NDArray[Any] = next(starts, np.empty(0, dtype=np.int64))  # of a chunked topology: checked as they come
+    pending: npt.NDArray[Any] = next(starts, np.empty(0, dtype=np.int64))  # of a chunked topology: checked while they are read
     for ids in indices.blocks(_BLOCK_EDGES):
         outside = (ids < 0) | (ids >= n)
         if outside.any():
@@ -261,7 +261,7 @@ def _check_lists(indices: _Column | _ChunkIds, n: int, starts: Iterator[Int64s],
             raise indices.damage(f"indices[{position + bad}] is {ids[bad]}, which is not a node", position + bad)
         falls = np.diff(ids, prepend=previous) < 0
         end = position + len(ids)
-        # An id may be smaller than the one before where a list starts.
+        # At the start of a list an id may be smaller than the one before.
         while len(pending):
             inside = pending[: np.searchsorted(pending, end)]
             falls[inside[inside >= position] - position] = False

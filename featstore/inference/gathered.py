@@ -1,4 +1,4 @@
-"""A layer of any kind, run on blocks of nodes with all their in-neighbours: the sources' rows are gathered for each block."""
+"""Blocks of nodes with all their in-neighbours, for a layer of any kind: the sources' rows are gathered for each block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.errors import BudgetError
-from featstore.graph.passes import Rows
+from featstore.graph.passes import StoredRows
 from featstore.sampling.batch import Block
 from featstore.topology.base import Topology
 
@@ -19,18 +19,18 @@ __all__ = ["whole_blocks"]
 
 Int64s = npt.NDArray[np.int64]
 
-_EDGE_BYTES: Final = 80  # of an edge of a block: its ends, their positions, and what sorts them
+_EDGE_BYTES: Final = 80  # per edge of a block: its ends, their positions, and memory of sorting
 _NODE_BYTES: Final = 64
 
 
 def whole_blocks(
-    topology: Topology, rows: Rows, item: int, first: int, budget: Budget, memory: int, holder: str
+    topology: Topology, rows: StoredRows, item: int, first: int, budget: Budget, memory: int, holder: str
 ) -> Iterator[tuple[int, Block, npt.NDArray[np.uint8]]]:
-    """Yield blocks of consecutive nodes from ``first`` on that fit ``memory`` bytes, which ``holder`` holds meanwhile.
+    """Yield blocks of consecutive nodes from ``first`` on that fit ``memory`` bytes, reserved for ``holder`` meanwhile.
 
-    Of each block: its first node, all in-edges of its nodes, and the sources' rows as stored, shape (n_src, row_bytes). ``item``:
-    bytes of a number as the layer gets it. A row an edge of these is counted, too, as layers commonly make them. BudgetError: a
-    node with all its in-neighbours does not fit.
+    Each item has the block's first node, all in-edges of its nodes, and the sources' rows as stored, shape (n_src, row_bytes).
+    ``item`` is the bytes of a number as the layer gets it. The memory also counts one such row an edge, since layers commonly
+    make these. BudgetError: a node with all its in-neighbours does not fit.
     """
     row_bytes, n = rows.file.row_bytes, topology.num_nodes
     given = row_bytes + item * rows.width
@@ -51,7 +51,7 @@ def whole_blocks(
         first += fit
 
 
-def _block(topology: Topology, rows: Rows, first: int, stop: int) -> tuple[Block, npt.NDArray[np.uint8]]:
+def _block(topology: Topology, rows: StoredRows, first: int, stop: int) -> tuple[Block, npt.NDArray[np.uint8]]:
     n_dst = stop - first
     starts, degrees = topology.offsets(np.arange(first, stop))
     ends = np.cumsum(degrees)

@@ -1,4 +1,4 @@
-"""Every node's output by a model given layer by layer, all neighbours, out of core."""
+"""Inference of a model given layer by layer: every node's output, with all neighbours, out of core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featstore.graph.aggregate import Room, files_of, generous, room_in, write_r
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import FILES, Field, Making, check_new_feature
-from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
+from featstore.graph.passes import PassCosts, Passes, StoredRows, summed_dtype
 from featstore.inference.gathered import whole_blocks
 from featstore.inference.layers import Aggregate, Layer, checked, digest_of_weights, forms_of
 from featstore.progress import Progress
@@ -35,10 +35,10 @@ HOLDER: Final = "inference"  # in the budget's report
 
 @dataclass
 class LayerCosts:
-    """What a layer came to: the passes of one that aggregates, the blocks of one of another kind, and seconds.
+    """Cost of a layer: the passes of an aggregating layer, the blocks of any other layer, and seconds.
 
-    ``apply_s`` in the layer's own code, ``write_s`` copying rows to be written and waiting for earlier ones, ``total_s``
-    altogether.
+    ``apply_s`` seconds pass in the layer's own code, ``write_s`` in copying rows to write and waiting for earlier writes, and
+    ``total_s`` in all.
     """
 
     passes: PassCosts = field(default_factory=PassCosts)
@@ -67,28 +67,29 @@ def infer(
     ----------
     g : OutOfCoreGraph
     layers : sequence of Aggregate or callable
-        The model's layers, in order. An :class:`~featstore.Aggregate` says what it aggregates, and runs in blockwise passes.
-        Any other is called as in a training loop, ``layer(h, block)``: ``h`` has the rows of the block's sources, shape
-        (n_src, …), the first ``n_dst`` of them the destinations', and the layer returns the destinations', shape (n_dst, …).
-        Put what follows a layer, such as its activation, into it; call ``model.eval()`` before.
+        The model's layers, in order. An :class:`~featstore.Aggregate` declares its aggregation, and runs in blockwise passes. Any
+        other layer is called as in a training loop, ``layer(h, block)``. ``h`` has the rows of the block's sources, shape
+        (n_src, …); the first ``n_dst`` rows are the destinations'. The layer returns the destinations' outputs, shape
+        (n_dst, …). A layer includes all that follows it, such as its activation. Call ``model.eval()`` before.
     features : str
         The feature that the first layer gets.
     out : str
         Name of the new feature, the last layer's output.
     dtype : torch.dtype or str, optional
-        Of the rows that layers get: float64 for a float64 feature, else float32. Outputs are stored in their own dtype.
+        Dtype of the rows that layers get: by default float64 for a float64 feature, otherwise float32. Outputs are stored in
+        their own dtype.
     device : str or torch.device
-        Where layers' own code runs; rows are aggregated on the CPU.
+        Device on which layers' own code runs; rows are aggregated on the CPU.
     overwrite : bool
         Replace a feature of that name.
     memory : int or str, optional
-        Most bytes to hold, within the graph's budget; by default nearly all that it has left. What layers allocate is not
+        Most bytes to hold, within the graph's budget; by default nearly all that is free. Memory that layers allocate is not
         counted.
     resume : str, optional
-        A name for this model: what a call with it leaves when it is interrupted, the next call with the same name goes on
-        with. The caller vouches that the layers compute the same; give another name after every change of code or of a value
-        that layers refer to. Compared are the files of the adjacency and the feature, the number and forms of the layers,
-        ``dtype``, weights and train/eval modes of modules. By default every call starts over, and keeps nothing.
+        A name for this model: if a call is interrupted, the next call with the same name goes on from there. The caller must
+        ensure that the layers compute the same; give another name after every change of code or of a value that layers refer to.
+        The call compares the files of the adjacency and the feature, the number and forms of the layers, ``dtype``, weights and
+        train/eval modes of modules. By default every call starts over, and keeps nothing.
     progress : bool
         Show progress bars, with the time left, on a terminal and in a notebook.
 
@@ -100,21 +101,21 @@ def infer(
     Raises
     ------
     KeyError, ValueError, TypeError
-        No such feature; a name that is taken; no layers, or none that can be called; a layer returned something else than a
-        floating-point tensor of one row a node, which names the layer.
+        There is no such feature; the name is taken; there are no layers, or a layer cannot be called; a layer returned no
+        floating-point tensor of one row a node (the error names the layer).
     BudgetError
-        Too little memory for the sums of one node, or for a node with all its in-neighbours; names what does.
+        Too little memory for the sums of one node, or for a node with all its in-neighbours; the error names enough memory.
     BusyError, CommittedError, CorruptionError, OSError
-        As :meth:`featstore.OutOfCoreGraph.aggregate`.
+        The errors of :meth:`featstore.OutOfCoreGraph.aggregate`.
 
     Warns
     -----
     UserWarning
-        What an interrupted call with a name left is not gone on with, and removed; says what differs.
+        The files of an interrupted call of this name do not fit, and are removed; the warning names the differences.
 
     Notes
     -----
-    Exceptions of layers pass through. The result is committed in one step. A layer's output lies in the dataset's folder until
+    Exceptions of layers pass through. The result is committed in one step. A layer's output is kept in the dataset's folder until
     the next layer is done. With ``resume`` it stays there after a kill, Ctrl-C or an exception of a layer.
 
     An :class:`~featstore.Aggregate` reads its rows once a block of nodes, whose sums fit the memory with 48 bytes a node. Sums
@@ -142,7 +143,7 @@ def run_layers(
     resume: str | None,
     progress: bool,
 ) -> list[LayerCosts]:
-    """Do as :func:`infer`, whose arguments these are; return what each layer that was run came to."""
+    """Run :func:`infer` with the same arguments; return the costs of each layer that was run."""
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
     if not hasattr(g, "topology"):
@@ -183,7 +184,10 @@ def run_layers(
 
 
 class _Run:
-    """Layers, one after the other. Steps of the making: ``2 i`` is what layer i aggregates, ``2 i + 1`` its output."""
+    """Run of the layers, one after the other.
+
+    Steps of the making: ``2 i`` is the rows of layer i's ``before``, ``2 i + 1`` its output.
+    """
 
     def __init__(
         self,
@@ -222,16 +226,18 @@ class _Run:
         costs.total_s = time.perf_counter() - begin
         self.costs.append(costs)
 
-    def _open(self, stack: contextlib.ExitStack, step: int) -> tuple[Rows, tuple[int, ...]]:
+    def _open(self, stack: contextlib.ExitStack, step: int) -> tuple[StoredRows, tuple[int, ...]]:
         field_of = self._making.field_of(step)
         assert field_of is not None
         file = stack.enter_context(contextlib.closing(self._making.open(step, self._g.reader)))
-        return Rows(file, torch_dtype(field_of.dtype), math.prod(field_of.row_shape)), field_of.row_shape
+        return StoredRows(file, torch_dtype(field_of.dtype), math.prod(field_of.row_shape)), field_of.row_shape
 
     # -- kinds of layers -------------------------------------------------------------------------------------------------------
 
-    def _map(self, number: int, layer: Aggregate, source: Rows, shape: tuple[int, ...], costs: LayerCosts, label: str) -> None:
-        """Write what a layer aggregates, from the rows that it gets."""
+    def _map(
+        self, number: int, layer: Aggregate, source: StoredRows, shape: tuple[int, ...], costs: LayerCosts, label: str
+    ) -> None:
+        """Write the rows that a layer aggregates: ``before`` of the rows that the layer gets."""
         assert layer.before is not None
         room = room_in(self._g.budget, self._memory, self._piece_row(source))
         output = _Output(self, number, 2 * number, room, costs, f"{label}: what is aggregated")
@@ -248,8 +254,8 @@ class _Run:
         self,
         number: int,
         layer: Aggregate,
-        own: tuple[Rows, tuple[int, ...]],
-        passed: tuple[Rows, tuple[int, ...]],
+        own: tuple[StoredRows, tuple[int, ...]],
+        passed: tuple[StoredRows, tuple[int, ...]],
         costs: LayerCosts,
         label: str,
     ) -> None:
@@ -272,7 +278,9 @@ class _Run:
                         output.write(first, stop, self._timed(layer.apply, costs, h_self, aggregated))
                 costs.passes = passes.costs
 
-    def _general(self, number: int, layer: Any, source: Rows, shape: tuple[int, ...], costs: LayerCosts, label: str) -> None:
+    def _general(
+        self, number: int, layer: Any, source: StoredRows, shape: tuple[int, ...], costs: LayerCosts, label: str
+    ) -> None:
         g = self._g
         room = room_in(g.budget, self._memory, 0)
         output = _Output(self, number, 2 * number + 1, room, costs, label)
@@ -287,14 +295,14 @@ class _Run:
 
     # -- rows --------------------------------------------------------------------------------------------------------------------
 
-    def _piece_row(self, source: Rows) -> int:
-        """Bytes of a row of a piece: as it is stored, for two pieces that take turns, and as a layer gets it."""
+    def _piece_row(self, source: StoredRows) -> int:
+        """Count the bytes of a row of a piece: twice as stored, for two alternating pieces, and once as a layer gets it."""
         return 2 * source.file.row_bytes + source.width * self._dtype.itemsize
 
     def _pieces(
-        self, own: tuple[Rows, tuple[int, ...]] | None, first: int, stop: int, step: int
+        self, own: tuple[StoredRows, tuple[int, ...]] | None, first: int, stop: int, step: int
     ) -> Iterator[tuple[int, int, torch.Tensor | None]]:
-        """Yield the begin and end of pieces of nodes, and their rows, the next ones read meanwhile; None without ``own``."""
+        """Yield begin, end and rows of pieces of nodes, reading the next piece meanwhile; rows are None without ``own``."""
         if own is None:
             yield from ((low, min(stop, low + step), None) for low in range(first, stop, step))
             return
@@ -304,7 +312,7 @@ class _Run:
         for low, found in read_ahead(source.file, blocks):
             yield low, low + len(found), self._as_given(found, source, shape)
 
-    def _as_given(self, stored: Any, source: Rows, shape: tuple[int, ...]) -> torch.Tensor:
+    def _as_given(self, stored: Any, source: StoredRows, shape: tuple[int, ...]) -> torch.Tensor:
         rows = torch.from_numpy(stored.reshape(-1)).view(source.dtype).reshape(len(stored), *shape)
         return rows.to(self._dtype).to(self._device)
 
@@ -318,7 +326,7 @@ class _Run:
 
 
 class _Output:
-    """The field that a step writes: it begins with the first rows, whose shape and dtype are its; a context manager."""
+    """The field that a step writes, with shape and dtype of its first rows; a context manager."""
 
     def __init__(self, run: _Run, number: int, step: int, room: Room, costs: LayerCosts, label: str) -> None:
         self._making, self._n = run._making, run._g.num_nodes
@@ -327,7 +335,7 @@ class _Output:
         self._stack = contextlib.ExitStack()
         self._writer: RowFileWriter | None = None
         self._field = self._making.field_of(step)
-        self._of = ""  # whom rows must be alike with
+        self._of = ""  # for messages: the rows that later rows must match
         if self._field is not None:
             self._of = ", as the rows that the interrupted call left: another name for resume= starts over"
             self._open(self._field)

@@ -1,4 +1,4 @@
-"""Layers as inference takes them, and what of a model is compared before an interrupted run is gone on with."""
+"""Layers for inference, and the digest of a model that is compared before an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Aggregate", "Layer", "checked", "digest_of_weights", "forms_of"]
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A layer that says what it aggregates: blockwise passes run it, with no gather and no tensor of a row an edge.
+    """A layer that declares its aggregation: it runs in blockwise passes, without a gather or a tensor of a row an edge.
 
     For node v it computes ``apply(h_v, aggregated)``, where ``aggregated`` is the mean, sum or normalised sum of ``before(h_u)``
     over v's in-neighbours u. If ``before`` makes rows narrower, passes are faster by as much.
@@ -30,14 +30,15 @@ class Aggregate:
     Parameters
     ----------
     apply : callable
-        Given ``h_self``, Tensor of shape (n, …), the rows of some nodes, and ``aggregated``, Tensor of shape (n, …), returns the
-        layer's output for them, a floating-point Tensor of shape (n, …). It is called for a few thousand nodes at a time.
+        ``apply(h_self, aggregated)`` returns the layer's output for some nodes, a floating-point Tensor of shape (n, …).
+        ``h_self`` has the nodes' rows, ``aggregated`` their aggregates, both Tensors of shape (n, …). It is called for a few
+        thousand nodes at a time.
     op : {"mean", "sum", "gcn"}
-        As :meth:`featstore.OutOfCoreGraph.aggregate` defines them.
+        The aggregation, as defined by :meth:`featstore.OutOfCoreGraph.aggregate`.
     before : callable, optional
-        Given rows of some nodes, returns what is aggregated of them. By default the rows themselves.
+        ``before(rows)`` returns the rows to aggregate, for rows of some nodes. By default the rows themselves.
     needs_self : bool
-        False: ``apply`` gets None in place of ``h_self``, whose rows are not read then.
+        False: ``apply`` gets None in place of ``h_self``, and the nodes' own rows are not read.
 
     Examples
     --------
@@ -61,7 +62,7 @@ Layer: TypeAlias = Aggregate | Callable[[torch.Tensor, Block], torch.Tensor]
 
 
 def checked(layers: Any) -> list[Layer]:
-    """Return layers as a list; TypeError or ValueError where they are none that :func:`featstore.infer` can run."""
+    """Check that :func:`featstore.infer` can run the layers; return them as a list. TypeError or ValueError otherwise."""
     if not isinstance(layers, Iterable):
         raise TypeError(f"layers must be a sequence, not {_named(layers)}: give the model's layers in order, {_advice(layers)}")
     found = list(layers)
@@ -81,7 +82,7 @@ def _named(value: Any) -> str:
 
 
 def _is_pygs(value: Any) -> bool:
-    """Whether a layer is PyG's own, which is called with ``edge_index``; a user's subclass may take a block."""
+    """Tell whether a layer is PyG's own, which is called with ``edge_index``; a user's subclass may take a block."""
     return type(value).__module__.startswith(("torch_geometric.nn.conv.", "torch_geometric.nn.models."))
 
 
@@ -92,14 +93,14 @@ def _advice(value: Any) -> str:
 
 
 def forms_of(layers: Iterable[Layer]) -> list[Any]:
-    """Return how each layer is run: its steps, apart from the code in it."""
+    """Describe the form of each layer: its steps, without its code."""
     return [[each.op, each.before is not None, each.needs_self] if isinstance(each, Aggregate) else "block" for each in layers]
 
 
 def digest_of_weights(layers: Iterable[Layer]) -> str:
-    """Return a digest of the parameters, buffers and train/eval modes of modules that layers are, or are bound to.
+    """Compute a digest of the parameters, buffers and train/eval modes of the modules that layers are, or are bound to.
 
-    A function is bound to what its closure, defaults and partial arguments hold. Code and other values are not in the digest.
+    A function is bound to the values in its closure, defaults and partial arguments. Code and other values are not in the digest.
     """
     digest, seen = xxhash.xxh3_128(), set[int]()
     for number, layer in enumerate(layers):
@@ -110,7 +111,7 @@ def digest_of_weights(layers: Iterable[Layer]) -> str:
 
 
 def _add(digest: xxhash.xxh3_128, value: Any, seen: set[int]) -> None:
-    """Add the weights of a module, a tensor, or of what a callable is bound to."""
+    """Add the weights of a module, of a tensor, or of the values that a callable is bound to."""
     if isinstance(value, torch.Tensor):
         if is_lazy(value):
             return

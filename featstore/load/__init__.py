@@ -1,1 +1,1 @@
-"""The loader: threads that prepare batches ahead, and the batches that a training loop gets."""
+"""The loader, whose threads prepare batches ahead, and the mini-batches that it delivers."""

@@ -15,7 +15,7 @@ __all__ = ["check_edge_features", "check_features", "check_labels", "check_prefe
 
 
 def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return names, distinct and all of them ``there``; else TypeError or ValueError."""
+    """Check names: distinct, and all of them in ``there``; else TypeError or ValueError. Return them as a tuple."""
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}")
@@ -29,7 +29,7 @@ def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]
 
 
 def check_features(g: Graph, names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names of features that have a row for each node: strategies and their caches take a node's id for its row."""
+    """Check names of features, whose row 0 must be that of node 0: strategies and caches take a node's id for its row."""
     found = _check_names("features", names, g.features)
     for name in found:
         first = getattr(g.features[name], "first_row", 0)  # stores of other kinds begin with node 0
@@ -39,7 +39,7 @@ def check_features(g: Graph, names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_edge_features(g: Graph, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
-    """Return names of edge features, of a graph that has them; the sampler numbers edges, as far as can be told."""
+    """Check names of edge features; ValueError for a pack, and for a sampler whose attribute ``edges`` is False."""
     if isinstance(g, PackedGraph) and names:
         raise ValueError(
             "edge_features: a pack has no rows of edges; open its dataset, and give the pack as strategy=Packed(pack)"
@@ -53,15 +53,15 @@ def check_edge_features(g: Graph, names: str | Sequence[str], sampler: Any) -> t
 
 
 def check_labels(g: Graph, names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return names of node data that the graph has; ``"auto"``: ``y`` where there is one."""
+    """Check names of node data; ``"auto"``: ``y`` if the graph has it, else none."""
     if names == "auto":
         return ("y",) if "y" in g.node_data else ()
     return () if names is None else _check_names("labels", names, g.node_data)
 
 
 def check_ranks() -> None:
-    """Warn where this process is one of several that train together, by torch's process group: their batches are the same."""
-    distributed: Any = sys.modules.get("torch.distributed")  # who has not imported it has no group
+    """Warn if this process is one of several in torch's process group: the loaders of all of them deliver the same batches."""
+    distributed: Any = sys.modules.get("torch.distributed")  # not imported: there is no process group
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         return
     n, rank = distributed.get_world_size(), distributed.get_rank()
@@ -76,7 +76,7 @@ def check_ranks() -> None:
 
 
 def check_prefetch(prefetch: int | str, threads: int) -> int:
-    """Return how many batches are made ahead at first; ``"auto"``: two, or as many as there are threads for samples."""
+    """Return the number of batches made ahead at first; ``"auto"``: the number of sampling threads, at least two."""
     if prefetch == "auto":
         return max(2, threads)
     if isinstance(prefetch, str):

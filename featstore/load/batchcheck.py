@@ -1,4 +1,4 @@
-"""The check of what a strategy makes of an epoch: each batch once, and no other in its place."""
+"""Check of a strategy's epoch: each batch runs once, and each is the batch that was asked for."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["batch_check"]
 
 
 def batch_check(strategy: str, n_batches: int, epoch: int | None) -> Callable[[Any, int], None]:
-    """Make the check of every batch of one epoch as it is taken from its strategy: ``check(batch, position)``. Thread-safe.
+    """Make the function ``check(batch, position)`` that checks every batch that a strategy returns in one epoch. Thread-safe.
 
     Parameters
     ----------
     strategy : str
-        Its name, for messages.
+        Name of the strategy, for messages.
     n_batches : int
-        Of the epoch.
+        Batches of the epoch.
     epoch : int or None
-        Which every batch is sampled for; None where the strategy brings its own, which may be of any epoch.
+        The epoch that every batch must be sampled for. None: the strategy has batches of its own, of any epoch.
 
     Raises
     ------
     PluginError
-        From the check: no batch, one of another epoch, or one that ran as another number.
+        From the check: the object is no batch, is of another epoch, or has run as another number.
     """
     position_of = np.full(n_batches, -1, np.int32)
 
@@ -48,7 +48,7 @@ def batch_check(strategy: str, n_batches: int, epoch: int | None) -> Callable[[A
         if not 0 <= sampled.index < n_batches:
             fail(position, f"has index {sampled.index}, and an epoch has {n_batches} batches")
         before = int(position_of[sampled.index])
-        if before not in (-1, position):  # where memory was short, it is asked for again
+        if before not in (-1, position):  # the same position: memory was short, and the batch is asked for again
             fail(position, f"is batch {sampled.index}, which has run as number {before}")
         position_of[sampled.index] = position
 

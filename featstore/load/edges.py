@@ -1,4 +1,4 @@
-"""Rows of a batch's edges: gathered for all of its blocks at once, and cut into one tensor a block."""
+"""Rows of a batch's edges: gathered for all blocks at once, and split into one tensor a block."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ Int64s = npt.NDArray[np.int64]
 def gather_edges(
     store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, tally: Tally, by: EdgePlan | Int64s
 ) -> tuple[torch.Tensor, ...]:
-    """Return the rows of each block's edges, in their order.
+    """Gather the rows of each block's edges, in the order of the edges.
 
     Parameters
     ----------
     store : FeatureStore
-        Of one row an edge.
+        A feature of edges.
     blocks : tuple of Block
     pool : BufferPool
-        Holds the rows of distinct edges where a plan has others in their place.
+        Memory for the rows of all edges, if a plan gathers those of distinct edges alone.
     tally : Tally
-        Gets what was read.
+        Counts the reads.
     by : EdgePlan or int64 array
-        By which plan; or what :func:`~featstore.sampling.edgenumbers.edge_numbers` has made of the blocks: the store makes one.
+        The plan; or the numbers of the edges, of :func:`~featstore.sampling.edgenumbers.edge_numbers`: the store then makes a
+        plan.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The iterators of a loader: an epoch that is running, and the iterator that begins it with its first batch."""
+"""The iterators of a loader: a running epoch, and the iterator that begins an epoch with its first batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Position:
 class RunningEpoch(Iterator[MiniBatch]):
     """Deliver batches ``position.batch … stop - 1`` of an epoch.
 
-    Owns its threads, and stops them when it is exhausted, closed, fails or is collected.
+    The iterator owns its threads. It stops them when it is exhausted, is closed, fails or is collected.
 
     Parameters
     ----------
@@ -37,13 +37,13 @@ class RunningEpoch(Iterator[MiniBatch]):
         Closed at the end.
     stages : Stages
     position : Position
-        Follows what is delivered.
+        Updated with each batch that is delivered.
     stop, depth, most : int
         See :class:`Pipeline`.
     owner : object
-        Kept alive until the threads have ended: what the stages use is closed with it.
+        The loader, kept alive until the threads have ended: closing it closes the objects that the stages use.
     check : callable (batch, position), optional
-        Of every batch that ``run`` returns.
+        Checks every batch that ``run`` returns.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class RunningEpoch(Iterator[MiniBatch]):
             threads=run.threads,
             depth=depth,
             watch=stages.watch,
-            spare=partial(stages.spare, run),
-            sparing=stages.sparing,
+            release=partial(stages.release, run),
+            releasing=stages.releasing,
             may_begin=run.may_begin,
             overlap=stages.overlap,
             most=most,
@@ -90,7 +90,7 @@ class RunningEpoch(Iterator[MiniBatch]):
 
     @property
     def depth(self) -> int:
-        """Batches made ahead now."""
+        """Number of batches made ahead now."""
         return self._pipeline.depth
 
     def __next__(self) -> MiniBatch:
@@ -129,12 +129,12 @@ class RunningEpoch(Iterator[MiniBatch]):
 class EpochIterator(Iterator[MiniBatch]):
     """Begin an epoch with the first ``next()``, and deliver its batches.
 
-    Until then the iterator holds nothing but its loader, and the loader knows nothing of it.
+    Before that the iterator holds nothing but its loader, and the loader does not know the iterator.
 
     Parameters
     ----------
     begin : callable () -> RunningEpoch
-        Begins the loader's next epoch. Where it raises, no epoch has begun, and the next ``next()`` calls it again.
+        Begins the loader's next epoch. If it raises, no epoch has begun, and the next ``next()`` calls it again.
     """
 
     def __init__(self, begin: Callable[[], RunningEpoch]) -> None:
@@ -145,7 +145,7 @@ class EpochIterator(Iterator[MiniBatch]):
         raise TypeError("an iterator over an epoch cannot be pickled or copied: see Loader.state_dict")
 
     def begin(self) -> RunningEpoch:
-        """Return the epoch; begin it, unless it has begun.
+        """Return the running epoch; begin it, unless it has begun.
 
         Raises
         ------
@@ -172,9 +172,9 @@ class EpochIterator(Iterator[MiniBatch]):
 
 def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
     try:
-        run.stop()  # or a thread would wait for a superbatch that comes only when batches have passed that now never will
+        run.stop()  # else a thread would wait for a superbatch that is made only after batches that never run now
         pipeline.close(FINALIZER_JOIN_S)
-    except BaseException:  # Ctrl-C, while its threads come to their end; so they do
+    except BaseException:  # Ctrl-C, while the threads end: wait for them again
         pipeline.close(FINALIZER_JOIN_S)
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Historical embeddings: a table of rows that entered the last layer, kept so that nodes need not be expanded again (OUTRE)."""
+"""Historical embeddings: a table of inputs of the last layer, kept so that their nodes need not be expanded again (OUTRE)."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
 __all__ = ["BatchHistory", "History", "check_history"]
 
 HOLDER = "historical embeddings"
-POLICY = "degree"  # of the nodes, where a share of them is asked for
-SCORING_BYTES = 8  # a node of the graph, while they are chosen
+POLICY = "degree"  # chooses the nodes, if a share of them is kept
+SCORING_BYTES = 8  # a node of the graph, while nodes are chosen
 VERSION = 1
 
 
 class History:
-    """Embeddings that entered the last layer of a model, of some nodes, to be used in place of computing them again.
+    """Embeddings of some nodes, kept from the input of a model's last layer, and used in place of computing them again.
 
-    A loader that has a history prunes its batches. A node of the seeds' own hop that was computed in one of the last steps is not
-    expanded: neither its neighbours are drawn nor their features read. :meth:`BatchHistory.merge` puts its row in its place, and
-    keeps the rows that the batch has computed.
+    A loader that has a history prunes its batches. A node of the seeds' own hop is not expanded if it was computed in one of the
+    last steps: no neighbours of it are drawn, and none of their features are read. :meth:`BatchHistory.merge` inserts the
+    node's kept row (the node is pulled), and keeps the rows that the batch has computed (these nodes are pushed).
 
     Parameters
     ----------
     dim : int
         Width of the rows that enter the last layer.
     nodes : float, integer array or tensor, boolean mask, or "auto"
-        Which nodes may be kept: a share of all, in ``(0, 1]``, those of highest out-degree; or ids, or a mask over all nodes.
-        ``"auto"``: the first loader chooses them, and how many, by what they save of its I/O (section 4.4).
+        Nodes that may be kept: a share of all, in ``(0, 1]``, with highest out-degree; or ids, or a mask over all nodes.
+        ``"auto"``: the first loader chooses the nodes, and their number, by the I/O that they save (section 4.4).
     staleness : int
         Steps of training for which a row is used after it was pushed; then it is computed and pushed again. 0: never, as without
         a history. The paper counts from 1.
     dtype : torch.dtype
-        Of the table; rows are converted.
+        Dtype of the table, to which rows are converted.
     gradients : bool
-        Whether gradients of rows that are pulled reach the layers below: they are added up, and passed on when their node is
-        computed the next time. False: they are lost, as in the paper, in half of the memory.
+        Whether gradients of pulled rows reach the layers below: they are added up, and passed on when their node is computed the
+        next time. False: these gradients are lost, as in the paper, and the history takes at most half of the memory.
 
     Raises
     ------
@@ -68,17 +68,17 @@ class History:
 
     Notes
     -----
-    The table is on the loader's device, a row a kept node, and one more for the gradients that wait for it, in float32 at
-    least. On the CPU the graph's budget counts both, from the first loader on until the history is gone. Beside it the host has
-    24 bytes a kept node. Seeds are always computed, and pushed if they are kept.
+    The table is on the loader's device, with one row a kept node. With ``gradients`` each node has a second row for the
+    gradients that wait, at least in float32. On the CPU the graph's budget counts both rows, from the first loader on until the
+    history is gone. The host also has 24 bytes a kept node. Seeds are always computed, and pushed if they are kept.
 
-    A node that many neighbours pull is computed seldom, so without its gradients the layers below learn from the other nodes
+    A node that many neighbours pull is computed seldom. Without its gradients, the layers below learn from the other nodes
     alone; this costs more accuracy than the age of the rows (docs/decisions/0015-late-gradients.md). With a gradient scaler,
     gradients that wait keep the scale that they had.
 
-    A step is a batch that was merged. What was sampled ahead for batches that never run changes nothing: leaving a loop early,
-    an error or a new epoch goes on from what was merged. Its :meth:`state_dict` belongs to the state of the training, beside the
-    model's and the loader's.
+    A step is a batch that was merged. Batches that are sampled ahead, but never run, do not change the history: after a loop
+    that ended early, an error or a new epoch, training goes on from the last merged batch. Save :meth:`state_dict` with the
+    states of the model and the loader.
 
     References
     ----------
@@ -110,7 +110,7 @@ class History:
             raise TypeError(f"dtype must be a floating-point torch.dtype, not {dtype!r}")
         self._is_auto = isinstance(nodes, str) and nodes == "auto"
         if self._is_auto:
-            nodes = EMPTY  # until they are chosen
+            nodes = EMPTY  # until nodes are chosen
         if isinstance(nodes, (bool, int, np.integer, str)):
             raise TypeError(f"nodes must be a share such as 0.2, ids, a mask or 'auto', not {nodes!r}")
         if isinstance(nodes, (float, np.floating)):
@@ -124,15 +124,15 @@ class History:
         self._split: Mapping[str, Any] | None = None
         self.times = PushTimes(self.staleness)
         self._table: torch.Tensor | None = None
-        self._sums: torch.Tensor | None = None  # of gradients, where there are any
+        self._sums: torch.Tensor | None = None  # gradients that wait, if they are kept
         self._held: Reservation | None = None
-        self._num_nodes = -1  # of the graph, once it is known
-        self._graph: str | None = None  # and which one it is
+        self._num_nodes = -1  # number of nodes of the graph, once known
+        self._graph: str | None = None  # id of the graph, once known
         self._lock = threading.Lock()
         self._is_taken = False  # by a loader
         self._run: object = None  # the epoch whose batches are merged
         self._is_running = False
-        self._delivered = -1  # step of the last batch that the loop has got
+        self._delivered = -1  # step of the last batch that was delivered
         self._n_pulled = self._n_pushed = 0
 
     def __repr__(self) -> str:
@@ -145,20 +145,20 @@ class History:
         raise TypeError("a History cannot be pickled or copied: save its state_dict(), and load it into another one")
 
     def __len__(self) -> int:
-        """Nodes that are kept; 0 before a loader has the history."""
+        """Number of kept nodes; 0 before a loader has the history."""
         return len(self.times.nodes)
 
     @property
     def step(self) -> int:
-        """Batches that were merged."""
+        """Number of batches that were merged."""
         return self.times.step
 
     def stats(self) -> dict[str, Any]:
-        """Return ``nodes`` and ``bytes`` of the tables, and how many rows were ``pulled`` and ``pushed``.
+        """Return ``nodes`` and ``bytes`` of the tables, and the numbers of rows ``pulled`` and ``pushed``.
 
-        Where a loader chose the nodes, also ``split``: ``alpha``, the share of ``bytes`` that embeddings have; ``beta``, what
-        sampling an edge costs in reads of a row; and the ``curve`` of reads that are ``saved`` an epoch at each ``alpha``. Where
-        memory was too short to judge, ``why``.
+        If a loader chose the nodes, the dict also has ``split``: ``alpha``, the share of ``bytes`` for embeddings; ``beta``, the
+        cost of sampling an edge in reads of a row; and the ``curve`` of reads that are ``saved`` an epoch at each ``alpha``. If
+        memory was too short for the choice, ``why`` gives the reason.
         """
         n_bytes = sum(each.nbytes for each in (self._table, self._sums) if each is not None)
         found = {"nodes": len(self), "bytes": n_bytes, "pulled": self._n_pulled, "pushed": self._n_pushed}
@@ -167,14 +167,14 @@ class History:
     # The state of training.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept nodes, their rows and gradients, when each was pushed, and the step; for ``torch.save``.
+        """Return the kept nodes, their rows and gradients, the step of each push, and the step of training; for ``torch.save``.
 
         The tensors share memory with the history: save or copy them before training goes on.
 
         Raises
         ------
         ValueError
-            No loader had the history yet, so that it has no table.
+            The history has no table, because it had no loader yet.
         """
         if self._table is None:
             raise ValueError("the history has no table yet: it gets one from its first loader")
@@ -183,17 +183,17 @@ class History:
         return state | {"nodes": nodes, "pushed": pushed, "table": self._table, "gradients": self._sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` stood, with the nodes that were kept then.
+        """Restore the state that :meth:`state_dict` returned, with its kept nodes.
 
         Raises
         ------
         ValueError
-            The state is of something else, of rows of another width or dtype, with gradients where this one has none or the
-            other way round, or of another graph.
+            The state is not that of a history, is of another graph, or has rows of another width or dtype; or only one of state
+            and history has gradients.
         BusyError
-            An epoch of its loader is running.
+            An epoch of the history's loader is running.
         BudgetError
-            The table is larger than the one that is there, and does not fit.
+            The table is larger than the present one, and does not fit.
         """
         if state.get("version") != VERSION or "table" not in state:
             raise ValueError(f"not a history's state: {sorted(state)}")
@@ -224,17 +224,17 @@ class History:
             self._num_nodes, self._run = int(state["num_nodes"]), None
             self._graph = state.get("graph")
 
-    # What the loader calls.
+    # Calls of the loader.
 
     def attach(self, g: OutOfCoreGraph) -> None:
-        """Belong to one loader until :meth:`detach`.
+        """Attach the history to one loader, until :meth:`detach`.
 
         Raises
         ------
         BusyError
             Another loader has the history.
         ValueError
-            Nodes are not the graph's, or its state is of another graph.
+            The nodes are not nodes of the graph, or the history's state is of another graph.
         """
         with self._lock:
             if self._is_taken:
@@ -250,11 +250,11 @@ class History:
             self._is_taken = True
 
     def detach(self) -> None:
-        """Belong to no loader; may be called again. The table stays."""
+        """Detach the history from its loader; may be called again. The table stays."""
         self._is_taken = self._is_running = False
 
     def make(self, g: OutOfCoreGraph, device: torch.device) -> None:
-        """Have a table on ``device``, and on the CPU have it counted by the graph's budget.
+        """Make the table on ``device``, or move it there; the graph's budget counts its host memory.
 
         Raises
         ------
@@ -294,11 +294,11 @@ class History:
 
     @property
     def node_bytes(self) -> int:
-        """Bytes that a kept node takes on the host, with its row."""
+        """Bytes of a kept node with its rows, if the table is on the host."""
         return self._bytes(1, torch.device("cpu"))
 
     def keep(self, nodes: npt.NDArray[np.int64], g: OutOfCoreGraph, device: torch.device, split: Mapping[str, Any]) -> int:
-        """Have a table for the nodes that a loader has chosen, and remember what it chose by; return the bytes that it takes.
+        """Make the table for the nodes that a loader has chosen, and record the ``split``; return the bytes of the table.
 
         Raises
         ------
@@ -309,7 +309,7 @@ class History:
         return self._bytes(len(nodes), device)
 
     def forget(self) -> None:
-        """Take back :meth:`keep`: its loader could not be made."""
+        """Undo :meth:`keep`, because its loader could not be made."""
         if self._split is None or self.times.step:
             return
         self._nodes, self._split, self._table, self._sums, self._num_nodes = EMPTY, None, None, None, -1
@@ -320,7 +320,7 @@ class History:
             self._held = None
 
     def needed_bytes(self, g: OutOfCoreGraph, device: torch.device) -> int:
-        """Count the bytes that :meth:`make` takes, those it needs for a while included."""
+        """Compute the bytes that :meth:`make` needs, temporary ones included."""
         if self._table is not None:
             return self._bytes(len(self), device)
         scoring = SCORING_BYTES * g.num_nodes if isinstance(self._nodes, float) else 0
@@ -354,25 +354,25 @@ class History:
             return top_rows(inputs.scores(policy), n)
 
     def check_idle(self) -> None:
-        """Raise BusyError while an epoch runs: another one would be planned from the same steps."""
+        """Raise BusyError while an epoch runs: a second one would prune its batches by the same steps."""
         if self._is_running:
             raise BusyError("an epoch with this history is running: finish or close its iterator first")
 
     def begin(self, run: object) -> None:
-        """Note that an epoch begins: its batches alone are merged from now on."""
+        """Note that an epoch begins; from now on only its batches are merged."""
         self._run, self._is_running, self._delivered = run, True, -1
 
     def end(self, run: object) -> None:
-        """Note that an epoch is over; the last batch that it has delivered may still be merged."""
+        """Note that an epoch is over; its last delivered batch may still be merged."""
         if self._run is run:
             self._is_running = False
 
     def deliver(self, batch: BatchHistory) -> None:
-        """Note which batch the loop has got."""
+        """Note the step of the batch that is delivered to the loop."""
         self._delivered = batch.rows.step
 
     def check_merged(self) -> None:
-        """Raise ValueError where the batch that the loop has was not merged."""
+        """Raise ValueError if the last delivered batch was not merged."""
         if self._delivered >= self.times.step:
             raise ValueError(
                 "history: the batch before was not merged: call h = batch.history.merge(h) before the last layer of every batch, "
@@ -420,14 +420,14 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class BatchHistory:
-    """What a batch pulls from a history and pushes to it.
+    """The rows that a batch pulls from a history and pushes to it.
 
     Parameters
     ----------
     rows : HistoryRows
-        On the batch's device.
+        Positions and slots of these rows, on the batch's device.
     n_sources : int
-        Of the last block.
+        Number of sources of the last block.
     """
 
     rows: HistoryRows
@@ -436,7 +436,7 @@ class BatchHistory:
     _run: object
 
     def merge(self, h: torch.Tensor) -> torch.Tensor:
-        """Compute the last layer's input, and keep its computed rows; once a batch, before the next one is asked for.
+        """Compute the input of the last layer, and keep its computed rows. Call it once a batch, before asking for the next one.
 
         Parameters
         ----------
@@ -446,8 +446,9 @@ class BatchHistory:
         Returns
         -------
         tensor, shape (n_src, dim)
-            A row a source of the last block; ``h`` itself where nothing is pulled. Gradients pass to ``h`` through computed rows.
-            Those of pulled rows wait until their node is computed, and are added then (:class:`History`, ``gradients``).
+            One row for each source of the last block; ``h`` itself if nothing is pulled. Gradients of computed rows pass to
+            ``h``. Gradients of pulled rows wait until their node is computed, and are added then (:class:`History`,
+            ``gradients``).
 
         Raises
         ------
@@ -456,12 +457,12 @@ class BatchHistory:
 
         Notes
         -----
-        Rows are pushed as they are now, detached: put dropout behind it rather than before, so that no zeros are kept.
+        Rows are pushed as they are now, detached. Apply dropout after this call rather than before, so that no zeros are kept.
         """
         return self._owner.merge(self.rows, self.n_sources, self._run, h)
 
     def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> BatchHistory:
-        """Return the same with ``move(tensor)`` in place of each tensor."""
+        """Make the same object with ``move(tensor)`` in place of each tensor."""
         return BatchHistory(self.rows.map(move), self.n_sources, self._owner, self._run)
 
 
@@ -471,7 +472,7 @@ def check_history(history: object, strategy: Strategy, sampler: object, device: 
     Parameters
     ----------
     sampler : Sampler
-        None where the strategy brings batches of its own.
+        None if the strategy has batches of its own.
     device : torch.device, optional
     """
     if not isinstance(history, History):

@@ -1,4 +1,4 @@
-"""Gradients of rows that are pulled from a history, on their way to the layers that have once computed them."""
+"""Gradients of rows pulled from a history, which reach the layers that computed these rows at a later step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ __all__ = ["pass_on", "sums_dtype"]
 
 
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which gradients of rows of ``dtype`` are added up: float32 at least."""
+    """Return the dtype in which gradients of rows of ``dtype`` are added up: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def pass_on(merged: torch.Tensor, rows: HistoryRows, sums: torch.Tensor) -> None:
-    """Have the backward pass of a batch add gradients of pulled rows to ``sums``, and give computed rows what waits for them.
+    """Add a hook to a batch's backward pass that stores gradients of pulled rows, and passes stored ones to pushed rows.
 
     Parameters
     ----------
     merged : tensor, shape (n_sources, dim)
-        What enters the last layer, with gradients.
+        The input of the last layer, with gradients.
     rows : HistoryRows
-        A source is pulled or pushed, never both.
+        Pulled and pushed sources. A source is never both.
     sums : tensor, shape (n_kept, dim)
-        A row a slot; zero again once it was given on.
+        The sum of stored gradients for each slot; zero again once it is passed on.
     """
 
     def backward(gradient: torch.Tensor) -> torch.Tensor:

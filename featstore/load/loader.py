@@ -1,4 +1,4 @@
-"""The loader: batches for a training loop, sampled and gathered ahead by threads, within the memory budget."""
+"""The loader, which delivers batches to a training loop: threads sample and gather them ahead, within the memory budget."""
 
 from __future__ import annotations
 
@@ -60,80 +60,80 @@ def _release(held: list[Reservation]) -> None:
 
 
 class Loader:
-    """Iterate over mini-batches of a graph, an epoch a ``for`` loop.
+    """Iterate over mini-batches of a graph; each ``for`` loop is one epoch.
 
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-        The latter, a pack in place of its dataset, for ``strategy="packed"``; the labels are those that it carries.
+        A PackedGraph is a pack in place of its dataset, for ``strategy="packed"``; it has the labels that the pack carries.
     sampler : Sampler
-        :class:`~featstore.NeighborSampler`, :class:`~featstore.LaborSampler`, or anything with their
-        ``sample(seeds, epoch=, index=)``, thread-safe and a pure function of its arguments, or a callable that is given the
-        seeds. It may return any form of ``(input_ids, blocks)``, see :mod:`featstore.sampling.foreign`; each batch of another's
-        sampler is checked. A sampler of another graph is refused, as far as its attributes ``graph`` and ``num_nodes`` tell; a
-        dataset that was opened twice is one graph.
+        :class:`~featstore.NeighborSampler`, :class:`~featstore.LaborSampler`, or any object with their
+        ``sample(seeds, epoch=, index=)``, thread-safe and a pure function of its arguments; or a callable that takes the seeds.
+        The sampler may return any form of ``(input_ids, blocks)``, see :mod:`featstore.sampling.foreign`; each batch of a
+        foreign sampler is checked. A sampler of another graph is refused, as far as its attributes ``graph`` and ``num_nodes``
+        tell; a dataset that was opened twice is one graph.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
-        Distinct nodes that losses are taken over; or which seeds form which batch: :class:`~featstore.RandomBatches`,
-        :class:`~featstore.PartitionBatches`, or an object like them, in place of ``batch_size``, ``shuffle``, ``seed`` and
-        ``drop_last``.
+        Distinct nodes of the losses; or an object that divides seeds into batches, such as :class:`~featstore.RandomBatches` or
+        :class:`~featstore.PartitionBatches`, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``.
     batch_size : int, optional
         Seeds a batch; 1000 by default.
     features : str or sequence of str
         Features to gather; the first is ``batch.x``. May be empty.
     labels : str, sequence of str, or None
-        Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` where the graph has it, else none.
+        Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` if the graph has it, else none.
     edge_features : str or sequence of str
-        Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the one
-        that a pack was sampled with.
+        Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the
+        sampler of a pack.
     strategy : str, Strategy or class
-        How batches come about, and where their rows are found: :class:`~featstore.OnDemand`, :class:`~featstore.Superbatch`,
-        :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or one that
-        was registered. A name, such as ``"superbatch"``, is that strategy with its defaults. ``"auto"``, the default: what is
-        estimated to take least time for ten epochs; it may write run files. A strategy that runs a pack brings sampler and seeds
-        itself.
+        The strategy that supplies batches and plans their rows: :class:`~featstore.OnDemand`, :class:`~featstore.Superbatch`,
+        :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or a
+        registered one. A name, such as ``"superbatch"``, is that strategy with its default options. ``"auto"``, the default,
+        takes the strategy that is estimated to need least time for ten epochs; it may write run files. A strategy that runs a
+        pack has a sampler and seeds of its own.
     prefetch : int or "auto"
-        Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
-        ``"auto"``: one more each time the loop waits, while memory is free, 16 at most; one fewer when all were there for long.
+        Batches made ahead of the one that the loop holds; fewer if memory is short. 0: everything runs in the caller's thread.
+        ``"auto"``: one more each time the loop waits while memory is free, 16 at most; one fewer when all were ready for long.
     threads : int or mapping of str to int, optional
-        By stage: ``{"sample": 2, "gather": 1, "read": 1}`` samples two batches at once, copies rows in one thread, and reads in
-        one thread, so that cores are left to computing. An int is for sampling alone. By default the threads of the graph.
-        ``"read"`` bounds the reads of the whole dataset while the loader lives: with io_uring queues at once, each of one thread
-        with many reads in flight; with pread the threads themselves.
+        Threads by stage: ``{"sample": 2, "gather": 1, "read": 1}`` samples two batches at once, copies rows in one thread, and
+        reads in one thread, so that cores are left for computing. An int is for sampling alone. By default the threads of the
+        graph. ``"read"`` bounds the reads of the whole dataset while the loader lives. With io_uring it bounds the queues in
+        use at once, each driven by one thread with many reads in flight; with pread it bounds the threads.
     shuffle : bool
         A new order of the seeds each epoch, a function of ``seed`` and the epoch.
     seed : int
     device : str or torch.device
-        Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered. RuntimeError
-        where it is not available.
+        Device to which batches are delivered. For a device other than the CPU a thread of its own copies a batch, while the
+        next one is gathered. RuntimeError if the device is not available.
     device_cache : int, str, float or DeviceCache, optional
-        Rows that stay on ``device``, so that the others alone cross to it: bytes for all features together (``"8GiB"``), a share
-        of the rows (``"10%"`` or ``0.1``), or ``"auto"``, what the first step leaves of the device's memory; 0: none. Those of
-        highest degree, or of another static policy's score (:class:`~featstore.DeviceCache`); a pack's layout has chosen them.
-        The host's cache sees the other accesses alone; a static one has the next rows. With ``device="cpu"`` they are counted in
-        the budget.
+        Rows that stay on ``device``, so that only other rows are copied to it. Its size is bytes for all features together
+        (``"8GiB"``), a share of the rows (``"10%"`` or ``0.1``), or ``"auto"``, the device's memory that the first step leaves
+        free; 0: none. The rows are those of highest degree, or of highest score under another static policy
+        (:class:`~featstore.DeviceCache`); for a pack, those that its layout has chosen. The host cache serves the other
+        accesses alone; a static host cache has the next best rows. With ``device="cpu"`` the budget counts the rows.
     drop_last : bool
         Leave out a last batch that is not full.
     history : History, optional
-        Historical embeddings: nodes of the seeds' own hop that have a recent one are not expanded. The loop must call
-        ``batch.history.merge`` for each batch. It goes with :class:`~featstore.NeighborSampler` and
-        :class:`~featstore.LaborSampler` of two hops or more, and runs one epoch at a time.
+        Historical embeddings: nodes of the seeds' own hop with a recent embedding are not expanded. The loop must call
+        ``batch.history.merge`` for each batch. A history needs a :class:`~featstore.NeighborSampler` or
+        :class:`~featstore.LaborSampler` of two hops or more, and allows one epoch at a time.
 
     Raises
     ------
     OptionError
-        A policy of ``device_cache`` that is not static, or a pack's; an option of the strategy that does not go with this
+        The policy of ``device_cache`` is not static, or is given for a pack; an option of the strategy does not suit this
         loader.
     ValueError
-        A value is out of range; the sampler is of another graph; a sampler or seeds where the strategy brings its own.
+        A value is out of range; the sampler is of another graph; a sampler or seeds are given to a strategy that has its own.
     TypeError
         A value is of the wrong type.
     BusyError
-        From the loop: another epoch with this history is running; or another one runs a pack without its dataset.
+        From the loop: another epoch with this history is running; or another epoch runs a pack without its dataset.
     BudgetError
-        The cache is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the least budget
-        that does. The loop still holds one batch while it asks for the next, so two must fit.
+        The cache exceeds the graph's budget. From the loop: a batch does not fit; ``needed`` is a budget that suffices. The
+        loop still holds one batch while it asks for the next, so two must fit.
     PluginError
-        From the loop: the sampler returned what is no batch of this graph, or the strategy another batch than it was asked for.
+        From the loop: the sampler returned no batch of this graph, or the strategy returned another batch than the one asked
+        for.
 
     Warns
     -----
@@ -144,13 +144,14 @@ class Loader:
 
     Notes
     -----
-    Batches are the same, bit for bit, whatever the threads, the prefetch, the cache, the strategy and the budget. Leaving the
-    loop early, an exception, Ctrl-C or the garbage collector stops the threads and frees what was made ahead. Every iterator is
-    one epoch, which begins with its first batch: ``iter(loader)`` alone takes neither an epoch's number nor memory nor caches.
-    Several epochs may run at once, each with its own threads; they share the cache. But plans change the features'
-    cache: while an epoch of any strategy but ``"ondemand"`` runs, another such epoch on the same features, of this loader or of
-    another one of the graph, reads on demand through that cache. In turn each makes its cache anew where the other's is. Not for
-    use across a fork: make the loader in the child.
+    Batches are bit-identical for any threads, prefetch, cache, strategy and budget. When the loop ends early, by an exception,
+    Ctrl-C or the garbage collector, the threads stop and batches made ahead are freed. Every iterator is one epoch, which begins
+    with its first batch: ``iter(loader)`` alone takes neither an epoch's number nor memory nor caches. Several epochs may run at
+    once, each with its own threads; they share the caches.
+
+    Plans change the features' caches. While an epoch of any strategy but ``"ondemand"`` runs, another such epoch of the graph on
+    the same features, of any loader, reads on demand through these caches. If the epochs run in turn, each loader makes its
+    caches anew in place of the other loader's. A loader must not be used across a fork: make it in the child.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class Loader:
         cache = None if device_cache is None else DeviceCache.of(device_cache)
         self._held: list[Reservation] = []
         self._finalizer = weakref.finalize(self, _release, self._held)
-        self._iterators: Living[RunningEpoch] = Living()  # of epochs that have begun
+        self._iterators: Living[RunningEpoch] = Living()  # the epochs that have begun
         self._beginning = threading.RLock()
         self._adapts = prefetch == "auto"
         self._next_epoch = self._next_start = 0
@@ -219,7 +220,7 @@ class Loader:
     def _batches_of(
         self, sampler: Any, seeds: Any, batch_size: int | None, history: History | None, device: torch.device, **options: Any
     ) -> SampledBatches:
-        """Return the batches that the strategy brings, or those that the sampler draws; the last thing is to take the history."""
+        """Return the strategy's own batches, or those that the sampler draws; attach the history last."""
         g = self._g
         if batch_size is not None:
             batch_size = check_at_least("batch_size", batch_size, 1)
@@ -256,7 +257,7 @@ class Loader:
         return Drawn(checked, batches, lists, history.times)
 
     def _make_runner(self, context: Context, cache: DeviceCache | None, history: History | None) -> None:
-        """Divide the memory: first what the loader itself holds, then rows on the device, then what the strategy makes."""
+        """Divide the memory in order: the loader's own tables, the rows on the device, the strategy's runner."""
         divide = None
         if history is not None and history.is_open:
             divide = HistorySplit(history, cast(Drawn, context.batches)).divide
@@ -267,17 +268,17 @@ class Loader:
                 context = with_tier(context, cache)
                 if context.on_device is not None:
                     self._close_tier = finalize_here(self, context.on_device.close)
-        except BudgetError as error:  # batches come on top, and what the strategy holds, which is not known yet
+        except BudgetError as error:  # batches and the strategy's memory, which is not known yet, come on top
             error = Memory(context, caches=self._order_bytes(context)).too_small(error)
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
         self._runner = self._strategy.run(context)
-        if divide is not None:  # by a strategy that sizes no caches
+        if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
         self._stages = Stages(self._runner.context, self._runner.memory, self._history)
 
     def _reserve_order(self, context: Context) -> None:
-        """Count the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
+        """Reserve the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
         g = self._g
         for name in context.labels:
             if (n := len(g.node_data[name])) != g.num_nodes:
@@ -287,7 +288,7 @@ class Loader:
             self._history.make(g, context.device)
 
     def _order_bytes(self, context: Context) -> int:
-        """Add up the bytes that the loader needs in all."""
+        """Compute the bytes of the seeds, the order of an epoch, the labels and the history."""
         history: int = 0 if self._history is None else self._history.needed_bytes(self._g, context.device)
         labels: int = sum(map(self._g.data_bytes, context.labels))
         return context.batches.nbytes + labels + history
@@ -317,13 +318,13 @@ class Loader:
     # Iteration.
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return len(self._runner.context.batches)
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        """Return an iterator over the next epoch (or the rest of the one that :meth:`load_state_dict` restored).
+        """Return an iterator over the next epoch, or over the rest of the epoch that :meth:`load_state_dict` restored.
 
-        The epoch begins with the first ``next()``: only then the iterator takes the epoch's number, memory, threads and the
+        The epoch begins with the first ``next()``: only then the iterator takes the epoch's number, memory and threads, and the
         features' caches.
         """
         self._check_open()
@@ -336,9 +337,9 @@ class Loader:
             raise ClosedError("the loader belongs to the parent process: make one in this process")
 
     def _begin_epoch(self) -> RunningEpoch:
-        """Begin the next epoch; BusyError and the like leave it the next one."""
+        """Begin the next epoch; after an error it is still the next one."""
         self._check_open()  # before the lock, which another thread may have held at a fork
-        with self._beginning:  # of two iterators that begin at once each has an epoch of its own
+        with self._beginning:  # two iterators that begin at once get different epochs
             self._check_open()
             if self._history is not None:
                 self._history.check_idle()
@@ -359,17 +360,17 @@ class Loader:
             return running
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``for`` loop run ``epoch``, from its first batch; without it epochs count up from 0."""
+        """Make the next ``for`` loop run ``epoch``, from its first batch; by default epochs count up from 0."""
         epoch = check_at_least("epoch", epoch, 0)
         self._next_epoch, self._next_start = epoch, 0
         self._position = Position(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: the batch after the last one that was delivered.
+        """Return the position of training: the epoch and the batch after the last one delivered.
 
-        A loader with the same seeds and options goes on there after :meth:`load_state_dict`; its next ``for`` loop runs the
+        A loader with the same seeds and options continues there after :meth:`load_state_dict`; its next ``for`` loop runs the
         rest of the epoch. Batches that were only made ahead do not count, nor does an iterator whose first batch was not asked
-        for. Of several iterators at once the last one begun is meant.
+        for. With several running iterators, the position is that of the last one begun.
         """
         epoch, batch = self._position.epoch, self._position.batch
         if batch >= len(self) > 0:
@@ -378,13 +379,13 @@ class Loader:
         return {"version": 1, "epoch": epoch, "batch": batch, "batches": batches, "graph": graph_id(self._g)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` stood.
+        """Restore the position that :meth:`state_dict` returned. The sampler is not in the state: give the same one.
 
         Raises
         ------
         ValueError
-            The state is of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed`` or ``drop_last``. The
-            sampler is not in the state: give the same one. Or the state is of another graph.
+            The state is of another graph, or of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed``
+            or ``drop_last``.
         """
         if state.get("version") != 1:
             raise ValueError(f"not a loader's state: {sorted(state)}")
@@ -398,36 +399,38 @@ class Loader:
         self._position = Position(self._next_epoch, self._next_start)
 
     def stats(self) -> dict[str, Any]:
-        """Report the loader's counts and seconds since it was made.
+        """Return the loader's counts and seconds since it was made.
 
         Returns
         -------
         dict
-            ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
-            ``hits_lost`` (rows planned as hits of the host cache and loaded, as others had taken their memory back),
-            ``epochs_beside`` (epochs read on demand, as another one's plans had the cache),
-            ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
-            made ahead (fewer than asked for, once memory was short); ``seconds`` by stage; ``hidden``, the share of loading's
-            seconds that the loop did not wait for. Where superbatches are planned, ``superbatch``: its ``batches``, ``of`` how
-            many an epoch has, and the ``passes`` over the features of an epoch where they are streamed. With rows on the device
-            ``device_cache``: ``rows`` of each feature and ``bytes`` of all, or ``why`` there are none. With
-            :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies; with a pack
-            ``layout``: its ``name``, and whether it was ``made`` now.
-            With edge features ``edge_features``: what was read of them alone, by the same names, and the stage ``edges``.
-            With ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over lists a hop,
-            and ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and
-            the ``split`` of the memory that chose the nodes.
+            ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier; ``base`` are the loaded ones),
+            ``hits_lost`` (rows planned as hits of the host cache, but loaded, because the budget had taken their memory back),
+            ``epochs_beside`` (epochs read on demand, because the caches followed another epoch's plans),
+            ``bytes_requested``, ``bytes_read`` and ``reads`` of the features, by this loader alone; ``prefetch``, the batches
+            now made ahead (fewer than asked for, once memory was short); ``seconds`` by stage; ``hidden``, the share of the
+            seconds of loading that the loop did not wait for.
+
+            If superbatches are planned, ``superbatch``: its ``batches``, the number ``of`` batches in an epoch, and, if
+            streamed, the ``passes`` over the features in an epoch. With rows on the device ``device_cache``: ``rows`` of each
+            feature and ``bytes`` of all, or ``why`` there are none. With :class:`~featstore.Auto` ``auto``: ``taken``,
+            ``reason``, and the ``estimates`` of all strategies. With a pack ``layout``: its ``name``, and whether it was ``made``
+            for this loader. With edge features ``edge_features``: the reads of these alone, by the same names, and the stage
+            ``edges``. With ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over
+            lists a hop, and ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and
+            ``pushed``, and, if the loader chose the nodes, the ``split`` of the memory.
 
         Notes
         -----
-        Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
-        ``transfer``: copies to the device and assembly there, in a thread that only loaders for a device, or with a
-        ``device_cache``, have; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for
+        Stages: ``sample``; ``gather`` (reading rows and copying hits); ``update`` (copying rows into the cache); ``labels``;
+        ``transfer`` (copies to the device and assembly there, in a thread that only loaders for a device, or with a
+        ``device_cache``, have); ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for
         counts); ``auto`` (choosing a strategy); ``split`` (choosing a history's nodes).
-        On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
-        of the clock; ``plan`` is its changesets, ``pack`` copying rows into extents, ``load`` reading samples and changesets
-        back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
-        their seconds may add up to more than the clock's.
+
+        On demand, the seconds of ``sample`` are added over threads. A superbatch is sampled by several threads at once, and its
+        seconds are those of the clock. ``plan`` is making its changesets, ``pack`` copying rows into extents, ``load`` reading
+        samples and changesets back. ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and
+        beside the loop, so their seconds may add up to more than the clock's.
         """
         depths = [epoch.depth for epoch in self._iterators]
         context = self._runner.context
@@ -454,7 +457,7 @@ class Loader:
     def _close(self, failed: bool) -> None:
         self._closed = True
         if os.getpid() != self._pid:
-            return  # threads and run files are the parent's, who goes on with them
+            return  # threads and run files belong to the parent process, which still uses them
         with self._beginning:  # an epoch that is beginning is closed, too
             running = list(self._iterators)
         for epoch in running:
@@ -462,7 +465,7 @@ class Loader:
         self._release_all(failed)
 
     def _release_all(self, failed: bool) -> None:
-        with ExitStack() as stack:  # all of it, the last first, whichever raises
+        with ExitStack() as stack:  # calls all of them, the last first, even if one raises
             stack.callback(self._finalizer)
             stack.callback(self._unbound_reads)
             if failed and not hasattr(self, "_stages") and self._history is not None:

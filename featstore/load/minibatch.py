@@ -1,4 +1,4 @@
-"""The batch that a training loop gets."""
+"""The mini-batch that a loader delivers to the training loop."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class MiniBatch:
     Attributes
     ----------
     seeds : int64 tensor, shape (n_seeds,)
-        The nodes that the loss is taken over: the first of ``input_ids``.
+        The nodes of the loss: the first of ``input_ids``.
     input_ids : int64 tensor, shape (n,)
         Distinct nodes of the batch.
     blocks : tuple of Block
-        One bipartite block a hop, outermost first: the order in which layers use them.
+        One bipartite block a hop, outermost first, which is the order in which layers use them.
     features : dict of str to tensor, shape (n, …)
         Row ``k`` of each belongs to ``input_ids[k]``.
     labels : dict of str to tensor, shape (n_seeds, …)
         Row ``k`` of each belongs to ``seeds[k]``.
     index : int
-        The batch's number in the epoch, whatever order batches run in.
+        The batch's number in the epoch, which does not depend on the order in which batches run.
     edge_features : dict of str to tuple of tensors
         One tensor a block, of shape (n_edges, …): its row ``k`` belongs to the ``k``-th edge of the block.
     history : BatchHistory or None
-        What the batch pulls and pushes, where its loader has a :class:`~featstore.History`. The sources of the last block are
-        then more than the destinations of the one before, and ``input_ids`` begins with the latter.
+        The rows that the batch pulls and pushes, if its loader has a :class:`~featstore.History`. The last block then has more
+        sources than the block before has destinations, and ``input_ids`` begins with the destinations of that block.
     """
 
     seeds: torch.Tensor
@@ -50,18 +50,18 @@ class MiniBatch:
     labels: dict[str, torch.Tensor]
     index: int
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    history: BatchHistory | Any = None  # which type checkers need not rule out: a loop knows whether it asked for one
+    history: BatchHistory | Any = None  # Any: type checkers ask for no test for None; a loop knows whether it has a history
 
     @property
     def x(self) -> torch.Tensor:
-        """The first of the features."""
+        """The first feature."""
         for tensor in self.features.values():
             return tensor
         raise AttributeError("this loader was made with features=[]: its batches have no x")
 
     @property
-    def y(self) -> torch.Tensor | Any:  # as history
-        """The first of the labels; None where there are none."""
+    def y(self) -> torch.Tensor | Any:  # Any: as for history
+        """The first of the labels; None if there are none."""
         return next(iter(self.labels.values()), None)
 
     @property
@@ -76,14 +76,15 @@ class MiniBatch:
         return [self.input_ids, *self.features.values(), *self.labels.values(), *of_blocks, *of_edges, *of_history]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
-        """Return the batch with its tensors on ``device``; tensors that are there already are shared.
+        """Copy the batch to ``device``; tensors that are there already are shared.
 
-        The memory of a batch on the CPU is not pinned: with ``non_blocking`` a copy of it has been read when the call returns.
+        The memory of a batch on the CPU is not pinned, so a copy from it has been read when the call returns, even with
+        ``non_blocking``.
         """
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> MiniBatch:
-        """Return a copy in pinned memory, from which copies to an accelerator may run beside computing."""
+        """Copy the batch to pinned memory, from which copies to an accelerator may run beside computing."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def to_pyg(self) -> Any:
@@ -100,9 +101,10 @@ class MiniBatch:
             return adapter("pyg").to_data(self)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory of a batch on a CUDA device from being used again before ``stream`` is done with it.
+        """Prevent reuse of the memory of a batch on a CUDA device before ``stream`` is done with it.
 
-        The loader does so for the stream that is current when it delivers the batch; call it for others that work on it.
+        The loader calls this for the stream that is current when it delivers the batch. Call it for every other stream that
+        uses the batch.
         """
         for tensor in self._tensors():
             tensor.record_stream(stream)

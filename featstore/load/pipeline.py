@@ -1,9 +1,9 @@
 """Stages ahead of a loop: threads prepare batches, one assembles them in order, one transfers them, the loop takes them.
 
-Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` gives back first what was prepared ahead (it can
-be made again), then waits for earlier batches to leave: to be transferred, and the loop to let go of them. Only when the loop
-itself waits for that very batch, so that nothing more can come free, the error is the loop's. So a short budget costs look-ahead,
-never a hang.
+Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` first gives back batches that were prepared ahead;
+they can be made again. Then it waits until earlier batches are transferred, and until the loop drops them. The loop gets the
+error only if it waits for that very batch, so that no more memory can come free. A short budget thus costs look-ahead, but never
+a hang.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 
-# A finalizer may run anywhere, even inside a lock that a stage waits for: there a join must end.
+# A finalizer may run anywhere, even inside a lock that a stage waits for: a join in it needs a timeout.
 FINALIZER_JOIN_S = 10.0
-PATIENCE = 4  # an item less is made ahead once the queue was full for so many times its length
+PATIENCE = 4  # one item less is made ahead once the queue was full for this many times its length of items
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class _Failure:
 
 
 class _End:
-    """What the loop gets instead of an item once the pipeline is closed."""
+    """Marker that the loop gets in place of an item once the pipeline is closed."""
 
 
 class _GivenBack:
-    """What a stage ends with when memory was short and its item waits for another turn."""
+    """Outcome of a stage that was short of memory, and put its item back for later."""
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """Strip an error of its tracebacks: their frames would keep alive what the stage had allocated so far."""
+    """Remove the tracebacks of an error: their frames would keep memory alive that the stage has allocated."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None
@@ -64,34 +64,35 @@ class Pipeline(Generic[A, B, C]):
     Parameters
     ----------
     first : callable (int) -> A
-        Prepares item ``i``; called by ``threads`` threads at once, and perhaps again for the same item: pure.
+        Prepares item ``i``; called by ``threads`` threads at once, and perhaps again for the same item, so it must be pure.
     second : callable (int, A) -> B
         Assembles item ``i``; called once an item (again only after BudgetError), in order, by one thread.
     third : callable (int, B) -> C, optional
-        Transfers item ``i``; called once an item, in order, by one thread, while ``second`` assembles the next. It takes no
-        memory of the budget, so that ``second`` may wait for it. None: items are what ``second`` returned, with no thread or
-        queue between.
+        Transfers item ``i``; called once an item, in order, by one thread, while ``second`` assembles the next item. It takes
+        no memory of the budget, so that ``second`` may wait for it. None: the loop gets the results of ``second``, with no
+        further thread or queue.
     start, stop : int
     threads : int
         Threads for ``first``, at least 1.
     depth : int
-        Items assembled or being assembled, transferred or not, beyond the one the loop holds, from :meth:`begin` on: the bound of
-        both queues. 0: all stages run in the caller's thread.
+        Items that are assembled or being assembled, transferred or not, beyond the one that the loop holds. It bounds both
+        queues. 0: all stages run in the caller's thread.
     watch : Stopwatch
-        Gets ``wait``: seconds that :meth:`get` waited.
-    spare : callable () -> bool, optional
-        Asked for memory when there is none for an item that the loop waits for; False: there is no more.
-    sparing : callable () -> context manager, optional
-        Stages run in it as long as waiting may bring memory: they take none that is dear to others.
+        Measures ``wait``: the seconds that :meth:`get` waited.
+    release : callable () -> bool, optional
+        Called to free memory when there is none for an item that the loop waits for; returns False if none can be freed.
+    releasing : callable () -> context manager, optional
+        Stages run in it as long as waiting may free memory: in it, reservations take no costly loans back.
     may_begin : callable (int) -> bool, optional
-        Whether ``first`` may be called for an item: False where it would wait for an earlier item to be assembled, which may lack
-        the memory that others hold.
+        Returns whether ``first`` may be called for an item. False: the call would wait until an earlier item is assembled, and
+        that item may lack memory that later items hold.
     overlap : Overlap, optional
-        Gets the clock's seconds in which a stage is at work, and those that the loop waits.
+        Measures the clock's seconds in which a stage works, and the seconds that the loop waits.
     most : int
-        Where it is more than ``depth``: so many items are begun ahead at most. One more each time the loop has to wait and
-        ``may_grow()`` says that the memory allows it; one fewer, down to ``depth``, when the queue was full for long.
+        If it exceeds ``depth``: the most items begun ahead. Their number grows by one when the loop has to wait and
+        ``may_grow()`` returns True. It shrinks by one, down to ``depth``, when the queue was full for long.
     may_grow : callable () -> bool
+        Returns whether memory allows one more item.
 
     Notes
     -----
@@ -109,8 +110,8 @@ class Pipeline(Generic[A, B, C]):
         threads: int,
         depth: int,
         watch: Stopwatch,
-        spare: Callable[[], bool] = lambda: False,
-        sparing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        release: Callable[[], bool] = lambda: False,
+        releasing: Callable[[], AbstractContextManager[None]] = nullcontext,
         may_begin: Callable[[int], bool] = lambda item: True,
         overlap: Overlap | None = None,
         most: int = 0,
@@ -118,9 +119,9 @@ class Pipeline(Generic[A, B, C]):
     ) -> None:
         self._overlap = Overlap() if overlap is None else overlap
         self._least, self._most, self._may_grow = depth, max(depth, most), may_grow
-        self._n_full = 0  # items taken one after the other while as many as may be were there
+        self._n_full = 0  # items taken one after the other from a full queue
         self._may_begin = may_begin
-        self._spare, self._sparing = spare, sparing
+        self._release, self._releasing = release, releasing
         self._first = first
         self._second = second
         self._third = third
@@ -128,8 +129,8 @@ class Pipeline(Generic[A, B, C]):
         self._depth = depth
         self._ahead = threads
         self._watch = watch
-        # The loop takes the lock itself, never by way of the condition, whose __enter__ Ctrl-C may leave with the lock taken for
-        # good; and it waits for items in a queue, since Ctrl-C may leave Condition.wait() without the lock.
+        # The loop takes the lock itself, not the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        # The loop waits for items in a queue: Ctrl-C may leave Condition.wait() without the lock.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._pid = os.getpid()
@@ -145,11 +146,11 @@ class Pipeline(Generic[A, B, C]):
         self._transferred = stop if third is None else start  # the item the third stage works on
         self._done: SimpleQueue[C | _Failure | _End] = SimpleQueue()
         self._waiting = False  # the loop waits for item _taken
-        self._urgent: int | None = None  # short of memory: no item after this one is begun
+        self._urgent: int | None = None  # an item that is short of memory: no later item is begun
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Start the threads; apart from the constructor, so that what closes the pipeline can be in place before."""
+        """Start the threads. The constructor does not, so that the caller can first arrange to close the pipeline."""
         if not self._depth:
             return
         try:
@@ -162,7 +163,7 @@ class Pipeline(Generic[A, B, C]):
                 thread.start()
                 self._threads.append(thread)
             with self._lock:
-                self._begun = True  # all is there, so a thread that Ctrl-C left out of the list above does nothing
+                self._begun = True  # only now threads claim items: a thread that Ctrl-C kept out of the list never does
                 self._changed.notify_all()
         except BaseException:
             self.close()
@@ -170,7 +171,7 @@ class Pipeline(Generic[A, B, C]):
 
     @property
     def depth(self) -> int:
-        """Items made ahead now: less than was asked for, once memory was short."""
+        """Number of items made ahead now: fewer than were asked for, once memory was short."""
         return self._depth
 
     @property
@@ -179,7 +180,7 @@ class Pipeline(Generic[A, B, C]):
         return self._taken
 
     def get(self) -> C:
-        """Return the next item; what a stage raised for it is raised here, after all earlier items were returned.
+        """Return the next item. An error of a stage is raised here, after all earlier items were returned.
 
         Raises
         ------
@@ -216,19 +217,19 @@ class Pipeline(Generic[A, B, C]):
             self._overlap.waited(waited)
         if isinstance(outcome, _Failure):
             try:
-                if isinstance(outcome.error, StopIteration):  # would end the loop as if all were well
+                if isinstance(outcome.error, StopIteration):  # would end the loop without an error
                     raise RuntimeError("a stage raised StopIteration") from outcome.error
                 raise outcome.error
             finally:
-                del outcome  # or the error would hold this frame, and the frame the error
+                del outcome  # else the error would hold this frame, and the frame the error
         return outcome
 
     def _adapt(self) -> None:
-        """Look further ahead where the loop is about to wait, less far where it long did not."""
+        """Make one more item ahead if the loop is about to wait, one fewer if the queue was full for long."""
         if self._most <= self._least:
             return
         n_there = self._done.qsize()
-        may_grow = not n_there and self._depth < self._most and self._may_grow()  # outside the lock: it asks the ledger
+        may_grow = not n_there and self._depth < self._most and self._may_grow()  # outside the lock: it asks the budget
         with self._lock:
             if n_there >= self._depth:
                 self._n_full += 1
@@ -255,11 +256,11 @@ class Pipeline(Generic[A, B, C]):
                 return stage()
             except BudgetError as error:
                 _without_frames(error)
-                if not self._spare():
+                if not self._release():
                     raise
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop the threads, wait for them (at most ``timeout`` seconds each), drop what was made ahead. May be called again."""
+        """Stop the threads, wait at most ``timeout`` seconds for each, and drop all items made ahead; may be called again."""
         if os.getpid() != self._pid:
             return  # after a fork the threads are the parent's
         with self._lock:
@@ -279,17 +280,17 @@ class Pipeline(Generic[A, B, C]):
             self._done.put(_End())
 
     def _run(self, once: Callable[[], bool]) -> None:
-        """Run a stage: a call an item, so that no local keeps an item's memory while the thread waits."""
+        """Run a stage. Each item is a call of its own, so that no local keeps an item's memory while the thread waits."""
         try:
             while once():
                 pass
-        except BaseException as error:  # of what stands around the stages, as may_begin: the loop must not wait for this thread
+        except BaseException as error:  # from code around the stages, as may_begin: the loop must not wait for this thread
             self._done.put(_Failure(error))
 
     # First stage.
 
     def _claim(self) -> int | None:
-        """Take the lowest item that may be begun; the lock is held."""
+        """Claim the lowest item that may be begun; the lock is held."""
         if not self._begun:
             return None
         item = self._again[0] if self._again else self._fresh
@@ -320,13 +321,13 @@ class Pipeline(Generic[A, B, C]):
                 heapq.heappush(self._again, item)
             elif not self._closed:
                 self._ready[item] = outcome
-            # This thread may sleep before it returns, and must not keep the item's memory from those it wakes.
+            # This thread may sleep before it returns, and must not hold the item's memory, which woken threads may need.
             del outcome
             self._changed.notify_all()
         return True
 
     def _give_back(self, item: int) -> bool:
-        """Short of memory: put the item back for later, unless it is the one that the second stage needs next (then False)."""
+        """Put an item that is short of memory back for later; return False if the second stage needs this item next."""
         with self._lock:
             if item == self._finishing:
                 return False
@@ -337,7 +338,7 @@ class Pipeline(Generic[A, B, C]):
             return True
 
     def _shrink(self, items: int) -> None:
-        """Begin at most ``items`` items beyond the one the loop holds from now on; the lock is held."""
+        """Limit the items begun beyond the one that the loop holds to ``items`` from now on; the lock is held."""
         items = max(1, items)
         self._most = min(self._most, max(self._least, items))
         self._depth = min(self._depth, items)
@@ -404,14 +405,14 @@ class Pipeline(Generic[A, B, C]):
     def _attempt(self, item: int, stage: Callable[[], D]) -> D | _Failure | _GivenBack:
         """Run a stage until memory suffices, or give its item back.
 
-        Memory that is dear to others is taken only when waiting would bring no more.
+        Costly loans are taken back only when waiting would free no more memory.
         """
         dear = False
         try:
             while True:
                 starved, transferred = self._standing(item)
                 try:
-                    with nullcontext() if dear else self._sparing():
+                    with nullcontext() if dear else self._releasing():
                         return stage()
                 except BudgetError as error:
                     failure = _Failure(_without_frames(error))
@@ -419,25 +420,25 @@ class Pipeline(Generic[A, B, C]):
                     return _GivenBack()
                 if self._relieve(item, starved, transferred):
                     continue
-                if dear and (self._closed or not self._spare()):
+                if dear and (self._closed or not self._release()):
                     return failure
                 dear = True
         except BaseException as error:
             return _Failure(error)
 
     def _standing(self, item: int) -> tuple[bool, int]:
-        """Whether the loop waits for this item, so that it will let go of nothing before it has it; how many were transferred."""
+        """Return whether the loop waits for this item, and so drops no batch before it, and how many items were transferred."""
         with self._lock:
             return self._waiting and self._taken == item, self._transferred
 
     def _relieve(self, item: int, starved: bool, transferred: int) -> bool:
-        """Make room for ``item``, which the second stage needs next; True: try again, False: nothing more can be had.
+        """Make room for ``item``, which the second stage needs next; True: try again, False: no more memory comes free.
 
-        ``starved`` and ``transferred`` are what :meth:`_standing` said when the failed attempt began.
+        ``starved`` and ``transferred`` are the results of :meth:`_standing` when the failed attempt began.
         """
         dropped = []
         with self._lock:
-            if self._transferred < item:  # what those before it hold comes back by itself
+            if self._transferred < item:  # the transfer of earlier items frees their memory
                 self._changed.wait_for(lambda: self._closed or self._transferred > transferred)
             if self._transferred > transferred:
                 return not self._closed

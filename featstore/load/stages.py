@@ -1,4 +1,4 @@
-"""The stages of a batch in a loader, and what each of them counts."""
+"""The stages of a batch in a loader, with their counts and seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Stages"]
 
 
 class Stages:
-    """Sample batches, assemble them, transfer them. Thread-safe: several epochs may run at once.
+    """Sample, assemble and transfer batches. Thread-safe: several epochs may run at once.
 
     Parameters
     ----------
@@ -46,10 +46,10 @@ class Stages:
         self._g, self._context = context.graph, context
         self._stores = context.nodes.stores
         self._on_device = context.on_device
-        # None: a batch is whole once it is assembled.
+        # None: a batch is complete once it is assembled.
         is_whole = context.device.type == "cpu" and self._on_device is None
         self._transfer = None if is_whole else Transfer(context.device, self.watch)
-        # A stage of its own has threads of its own; otherwise the store's are meant.
+        # Passed to stores only if the loader's number of copying threads differs from the graph's.
         own = context.copy_threads != context.graph.options.threads
         self._copying: dict[str, Any] = {"threads": context.copy_threads} if own else {}
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Stages:
         self._g.budget.require(memory)
 
     def receive(self, batch: MiniBatch) -> None:
-        """Take note of a batch, in the loop's thread, before the loop has it."""
+        """Note, in the loop's thread, that a batch is about to be delivered."""
         if self._transfer is not None:
             self._transfer.receive(batch)
         self.memory.delivered(batch)
@@ -72,21 +72,21 @@ class Stages:
             self._history.begin(run)
 
     def check_step(self) -> None:
-        """Raise ValueError, in the loop's thread, where it did not do with a batch what it has to."""
+        """Raise ValueError, in the loop's thread, if the loop did not merge the last batch into the history."""
         if self._history is not None:
             self._history.check_merged()
 
     def step_done(self) -> None:
-        """Note, in the loop's thread, that it has computed on a batch."""
+        """Note, in the loop's thread, that the loop has done a step with a batch."""
         if self._on_device is not None:
             self._on_device.step_done(self._context)
 
     def of(
         self, run: EpochRun, check: Callable[[Any, int], None] | None = None
     ) -> tuple[Callable[[int], Batch], Callable[[int, Batch], Any], Callable[[int, Any], MiniBatch] | None]:
-        """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
+        """Return an epoch's stages for a :class:`Pipeline`; the last is None if a batch is complete once it is assembled.
 
-        ``check`` hears of every batch that the strategy prepares.
+        ``check(batch, position)`` is called for every batch that the strategy prepares.
         """
         sample = self._for_device(partial(self._sample, check=check), run)
         assemble = self._for_device(self._assemble, run)
@@ -94,7 +94,7 @@ class Stages:
         return (sample, last, None) if self._transfer is None else (sample, self._for_device(self._assemble_apart, run), last)
 
     def _for_device(self, stage: Callable[..., Any], run: EpochRun) -> Callable[..., Any]:
-        """Return a stage of an epoch whose memory is for the device that batches are delivered on."""
+        """Bind a stage to an epoch; for a CUDA device, its memory comes from pinned buffers."""
         pool, device = self._g.pool, self._context.device
 
         def stage_of(*given: Any) -> Any:
@@ -104,9 +104,9 @@ class Stages:
         return stage_of if device.type == "cuda" else partial(stage, run)
 
     def may_grow(self) -> bool:
-        """Whether there is memory for one batch more ahead, and three for others, that nobody has to give back for it.
+        """Return whether there is free memory for one more batch ahead and three for other loops, without taking loans back.
 
-        On a CUDA device as well, where batches wait for the loop.
+        On a CUDA device, where batches wait for the loop, the device must have that memory, too.
         """
         needed = 4 * self.memory.batch_bytes(self.memory.batch.n_rows)
         if self.memory.unused() < needed or self._g.budget.available < needed:
@@ -114,28 +114,31 @@ class Stages:
         on_device = spare_bytes(self._context.device)
         return on_device is None or on_device >= needed
 
-    def sparing(self) -> AbstractContextManager[None]:
-        """Take no memory on loan that is dear to its holder."""
+    def releasing(self) -> AbstractContextManager[None]:
+        """Make the context in which reservations take no costly loans back."""
         return self._g.budget.sparing()
 
-    def spare(self, run: EpochRun) -> bool:
-        """Give back memory as :meth:`EpochRun.spare` does; first, once a batch, what nobody uses now."""
+    def release(self, run: EpochRun) -> bool:
+        """Give back idle memory, once a batch; if there is none, memory of :meth:`EpochRun.release`.
+
+        Returns whether memory may have come free.
+        """
         with self._lock:
             n_batches = self._context.counts.n_batches
             trimmed, self._trimmed_for = self._trimmed_for == n_batches, n_batches
             first = run not in self._short
             self._short.add(run)
         if trimmed and not first:
-            return run.spare()
+            return run.release()
         before = self._g.budget.used
-        if first:  # reads of other loops may hold memory that a busy machine takes long to give back
+        if first:  # reads of other loops hold memory, and on a busy machine they take long
             self._g.reader.make_do()
         for idle in (self._context.batches, self._g.pool, self._g.reader):
             idle.trim()
-        return self._g.budget.used < before or run.spare()
+        return self._g.budget.used < before or run.release()
 
     def over(self, run: EpochRun) -> None:
-        """Note that an epoch is over: what it did without is there again."""
+        """Note that an epoch is over; if it made do with one queue of reads, further queues may be made again."""
         self.memory.end()
         if self._history is not None:
             self._history.end(run)
@@ -156,10 +159,10 @@ class Stages:
                 batch.split = part, torch.from_numpy(others)
             return batch
         except BudgetError as error:
-            raise self._too_small(position, error) from None  # how many rows it would have had is unknown
+            raise self._too_small(position, error) from None  # the number of rows is unknown
 
     def _assemble(self, run: EpochRun, position: int, batch: Batch) -> MiniBatch:
-        """Return a batch of what the host has of it: whole, unless a device has some of its rows."""
+        """Assemble the host's part of a batch: the whole batch, unless the device holds some of its rows."""
         sampled, tally = batch.sampled, batch.tally
         n_rows = len(sampled.input_ids)
         try:
@@ -179,11 +182,11 @@ class Stages:
         return made
 
     def _assemble_apart(self, run: EpochRun, position: int, batch: Batch) -> tuple[MiniBatch, Mapping[str, Apart]]:
-        """Assemble a batch that is to be transferred."""
+        """Assemble a batch to be transferred; return it with the features of which the device holds rows."""
         return self._assemble(run, position, batch), batch.apart
 
     def _gather_features(self, run: EpochRun, batch: Batch) -> None:
-        """Gather what the batch lacks, and count seconds and reads, also where it fails: what was read was read."""
+        """Gather the features that the batch still lacks; count the seconds and reads, also of a gather that fails."""
         begin, tally = time.perf_counter(), batch.tally
         try:
             for name in self._context.features:
@@ -198,28 +201,28 @@ class Stages:
             tally.read, tally.update_s = ReadStats(), 0.0
 
     def _gather_edges(self, batch: Batch) -> None:
-        """Gather the rows of the batch's edges, of all blocks of a feature at once; what was gathered is not gathered again."""
+        """Gather the edge features that the batch still lacks, each for all blocks at once."""
         context, blocks = self._context, batch.sampled.blocks
         for name, store in context.edges.stores.items():
             if name not in batch.edge_features:
                 tally = Tally()
                 try:
                     with self.watch.time("edges"):
-                        if batch.edges is None:  # checked and joined once, however often memory is looked for
+                        if batch.edges is None:  # checked and joined once, even if the gather is repeated for lack of memory
                             batch.edges = edge_numbers(blocks, len(store), self._g.pool.array)
                         batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, batch.edges)
                 finally:
                     context.edges.reads.add(tally.read)
-        batch.edges = None  # its memory may serve the features
+        batch.edges = None  # frees its memory for the features
 
     def _gather(self, run: EpochRun, name: str, batch: Batch) -> torch.Tensor:
-        """Return the rows of a feature that the host assembles."""
+        """Gather the rows of a feature that the host assembles; the batch gets the device's part of the feature."""
         tally = batch.tally
         plan, tiers = run.plan(name, batch)
-        # What of the batch the device holds, by its plan, or as it was split without one.
+        # The rows of the batch that the device holds: from the plan, or, without a plan, from the split.
         part = plan.device if plan is not None else None if batch.split is None else batch.split[0]
         array, before = None if part is None else self._device_array(name), tally.read.waited_s
-        whole = None if part is None or array is None else array.memory_for(part)  # before anything has run
+        whole = None if part is None or array is None else array.memory_for(part)  # before the plan runs: it runs once
         ids = batch.sampled.input_ids if plan is not None or batch.split is None else batch.split[1]
         rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:

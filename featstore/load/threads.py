@@ -1,4 +1,4 @@
-"""``threads=`` of a loader: how many threads each of its stages has."""
+"""``threads=`` of a loader: the number of threads of each stage."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ STAGES = {
 
 
 def stage_threads(threads: int | Mapping[str, int] | None, default: int) -> tuple[int, int, int | None]:
-    """Return how many threads sample, copy, and read; None: as many as the dataset reads with by itself.
+    """Return the numbers of threads that sample, copy and read; None for reading: the loader sets no bound.
 
     Parameters
     ----------
     threads : int, mapping of str to int, or None
-        An int is for sampling alone; stages that are not named have ``default`` threads, and reading is not bounded.
+        An int is for sampling alone. Stages that are not named have ``default`` threads, and reading has no bound.
     default : int
-        The graph's.
+        The threads of the graph.
 
     Raises
     ------
     OptionError
-        No such stage.
+        There is no such stage.
     ValueError, TypeError
         Not a number of threads.
     """

@@ -1,4 +1,4 @@
-"""The last stage: a batch goes to the device that it is delivered on, and is put together with the rows that the device holds."""
+"""The last stage: a batch is copied to its device, and joined there with the rows that the device holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Transfer", "numbered"]
 
 
 def numbered(device: torch.device) -> torch.device:
-    """Return a device with its number: ``"cuda"`` is the one that is current now and here, not in another thread or later."""
+    """Return a device with its number: ``"cuda"`` is the device that is current in this thread now."""
     has_none = device.type == "cuda" and device.index is None
     return torch.device("cuda", torch.cuda.current_device()) if has_none else device
 
@@ -28,18 +28,18 @@ class Transfer:
     ----------
     device : torch.device
     watch : Stopwatch
-        Gets ``transfer``.
+        Measures the stage ``transfer``.
 
     Attributes
     ----------
     device : torch.device
-        With its number, where CUDA has several.
+        A CUDA device has its number.
 
     Notes
     -----
-    To a CUDA device copies run in a stream of their own, from pinned memory (:meth:`BufferPool.copied_to`), beside whatever the
-    host and other streams do. The call returns when they are complete: then host memory is not read any more, and goes back to
-    its pool with the assembled batch, and the batch may be used in any stream.
+    Copies to a CUDA device run in a stream of their own, from pinned memory (:meth:`BufferPool.copied_to`), beside the work of
+    the host and of other streams. The call returns when they are complete. The host memory of the assembled batch then goes
+    back to its pool, and the batch may be used in any stream.
     """
 
     def __init__(self, device: torch.device, watch: Stopwatch) -> None:
@@ -49,9 +49,10 @@ class Transfer:
         self._watch = watch
 
     def __call__(self, position: int, assembled: tuple[MiniBatch, Mapping[str, Apart]]) -> MiniBatch:
-        """Return batch ``position`` on the device, with all of its rows.
+        """Copy batch ``position`` to the device, and join all of its rows there.
 
-        ``assembled``: the batch in host memory, and features of which the device holds rows; it has the others of those.
+        ``assembled``: the batch in host memory, and the features of which the device holds rows. Of such a feature the batch
+        has only the other rows.
         """
         with self._watch.time("transfer"):
             if self._stream is None:
@@ -60,7 +61,7 @@ class Transfer:
                 try:
                     with torch.cuda.stream(self._stream):
                         batch = self._move(*assembled)
-                finally:  # whatever failed: what was begun reads the host's memory until it is over
+                finally:  # even after an error: copies that have begun read host memory until they are over
                     self._stream.synchronize()
         return batch
 
@@ -73,7 +74,7 @@ class Transfer:
         return replace(moved, features=features)
 
     def receive(self, batch: MiniBatch) -> None:
-        """Take over a delivered batch into the stream that is current in the loop's thread, which calls this."""
+        """Record a delivered batch with the current stream of the loop's thread; that thread calls this."""
         if self._stream is not None:
-            # Its memory is the copying stream's, which would else take it for a later batch while this one is still computed on.
+            # The memory belongs to the copying stream. Else that could reuse it for a later batch while the loop still computes.
             batch.record_stream(torch.cuda.current_stream(self.device))

@@ -20,13 +20,13 @@ Int64s = npt.NDArray[np.int64]
 
 
 class PackBatches(SampledBatches):
-    """Batches that were sampled offline: epoch ``e`` is the pack's epoch ``e`` modulo how many it has.
+    """Batches that were sampled offline: epoch ``e`` is the pack's epoch ``e`` modulo the pack's number of epochs.
 
-    A pack that is opened here is closed by :meth:`close`. With ``shuffle`` the groups run in a new order each epoch; ``group``
-    consecutive batches run together, in their order.
+    A pack that this object opens is closed by :meth:`close`. ``group`` consecutive batches run together, in their order. With
+    ``shuffle`` the groups run in a new order each epoch.
     """
 
-    together = 1  # the largest is known
+    run_length = 1  # the largest batch is known
 
     def __init__(
         self, pack: Pack | str | os.PathLike[str], pool: BufferPool, shuffle: bool = True, seed: int = 0, group: int = 1
@@ -34,7 +34,7 @@ class PackBatches(SampledBatches):
         self._is_mine = not isinstance(pack, Pack)
         self.pack = pack if isinstance(pack, Pack) else Pack(pack)
         self._pool, self._shuffle, self._seed, self._group = pool, shuffle, seed, group
-        self.batch_size = int(self.pack.record["batch_size"] or 1)  # 1 where the sampler that made it had batches of its own
+        self.batch_size = int(self.pack.record["batch_size"] or 1)  # 1 if the pack's sampler had its own batches
         self.most_rows = int(self.pack.lengths.max(initial=0))
         self.nbytes = 16 * self.pack.n_batches
 
@@ -42,20 +42,20 @@ class PackBatches(SampledBatches):
         return f"PackBatches({self.pack!r}, shuffle={self._shuffle}, seed={self._seed}, group={self._group})"
 
     def grouped(self, group: int) -> PackBatches:
-        """Return these batches with ``group`` of them together."""
+        """Make a view of these batches in groups of ``group``."""
         return PackBatches(self.pack, self._pool, self._shuffle, self._seed, group)
 
     def __len__(self) -> int:
         return self.pack.n_batches
 
     def digest(self) -> str:
-        """Return a text that differs for other samples, and for another order."""
+        """Compute a text that differs for other samples, and for another order."""
         group = self._group if self._shuffle else 0
         text = f"{self.pack.record['samples']} {self._shuffle} {self._seed} {len(self)} {group}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def numbers(self, epoch: int) -> tuple[Int64s, int]:
-        """Return which batch of the pack's epoch runs at each position of ``epoch``, and the number of its first in the pack."""
+        """Compute the pack's batch that runs at each position of ``epoch``, and the number of the epoch's first batch."""
         n = len(self)
         groups = [np.arange(first, min(first + self._group, n)) for first in range(0, n, max(1, self._group))]
         if self._shuffle and len(groups) > 1:
@@ -65,11 +65,11 @@ class PackBatches(SampledBatches):
         return order, epoch % max(1, self.pack.epochs) * n
 
     def sampled(self, epoch: int) -> EpochBatches:
-        """See :class:`~featstore.SampledBatches`: a batch's ``index`` is its number in the pack's epoch."""
+        """See :class:`~featstore.SampledBatches`; a batch's ``index`` is its number in the pack's epoch."""
         order, base = self.numbers(epoch)
         return EpochBatches(len(order), lambda position: self.pack.batch(base + int(order[position]), self._pool))
 
     def close(self) -> None:
-        """Close the pack, where it was opened here; may be called again."""
+        """Close the pack if this object opened it; may be called again."""
         if self._is_mine:
             self.pack.close()

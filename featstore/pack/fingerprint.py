@@ -1,4 +1,4 @@
-"""Fingerprint of a policy. Policies that would choose different rows have different fingerprints, and so different layouts."""
+"""Fingerprint of a policy. Policies that choose different rows have different fingerprints, and so different layouts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _PLAIN = (numbers.Number, str, bytes, type(None), list, tuple, dict)
 
 
 def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[Any]]) -> str:
-    """Return a digest of what decides a layout of ``policy``, beside its name, the pack and the sizes of the tiers.
+    """Compute a digest of a policy's state, which decides a layout together with policy name, pack and sizes of the tiers.
 
-    For the library's own policies "": their names say all. For other static ones a digest of their checked scores,
-    ``scores_of(policy)``; for other planned ones of their class's full name and their public attributes, class attributes such
-    as ``version`` among them. So two planned policies of one class that decide differently need a public attribute (a number,
-    text, an array, a list or dictionary of numbers or text) that differs. PluginError: the attributes cannot be read.
+    The digest of the library's own policies is "": their names suffice. For other static policies it is a digest of their checked
+    scores, ``scores_of(policy)``. For other planned policies it covers the full name of their class and their public attributes,
+    class attributes such as ``version`` included. So two planned policies of one class that decide differently need a public
+    attribute (a number, text, an array, a list or dictionary of numbers or text) that differs. PluginError: the attributes cannot
+    be read.
     """
     if _is_own(policy):
         return ""
@@ -37,7 +38,7 @@ def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[An
 
 
 def digest_bytes(policy: Policy, n: int) -> int:
-    """Return the bytes of the scores of ``n`` rows that :func:`digest_of` looks at."""
+    """Count the bytes of the scores of ``n`` rows that :func:`digest_of` reads; 0 if it reads none."""
     return policy.score_bytes * n if isinstance(policy, StaticPolicy) and not _is_own(policy) else 0
 
 
@@ -50,7 +51,7 @@ def _of_attributes(policy: Policy) -> str:
     state = xxhash.xxh3_64(f"{kind.__module__}.{kind.__qualname__}".encode())
     for name in sorted(name for name in dir(policy) if not name.startswith("_")):
         if isinstance(getattr(kind, name, None), property):
-            continue  # worked out from the others
+            continue  # computed from other attributes
         value = getattr(policy, name)
         if isinstance(value, _PLAIN):
             state.update(f"\0{name}={value!r}".encode())
@@ -67,7 +68,7 @@ def _of_scores(scores: npt.NDArray[Any]) -> str:
 
 
 def same_scores(scores_of: Callable[[StaticPolicy], npt.NDArray[Any]], digest: str) -> Callable[[StaticPolicy], npt.NDArray[Any]]:
-    """Return ``scores_of``, which then raises PluginError unless the scores are those that ``digest`` was made of."""
+    """Wrap ``scores_of`` so that it raises PluginError unless the scores are those that ``digest`` was made of."""
 
     def checked(policy: StaticPolicy) -> npt.NDArray[Any]:
         scores = scores_of(policy)

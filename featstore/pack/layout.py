@@ -1,7 +1,7 @@
-"""Frozen layouts of a pack (DiskGNN): where each row of its batches is, decided once, and the copies that this takes.
+"""Frozen layouts of a pack (DiskGNN): the place of each row of the pack's batches, decided once, and the copied rows.
 
-A layout is a directory in the pack: the address tables of all batches (:mod:`featstore.pack.tiers`); a file of extents a feature,
-which begins with the rows that segments of batches share; ``layout``, its record, written last.
+A layout is a directory in the pack. It has the address tables of all batches (:mod:`featstore.pack.tiers`), a file of extents for
+each feature, which begins with the rows that segments of batches share, and the record ``layout``, written last.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ Int64s = npt.NDArray[np.int64]
 _ANOTHER = "this is the record of another layout, or of another pack"
 LAYOUT_PREFIX, PARTIAL = "layout-", ".partial"
 FILE_ID = re.compile("[0-9a-f]{32}")
-DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passes through host memory
+DEVICE_FILL_BYTES = 4 << 20  # of one read of the device's rows, which pass through host memory
 
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """What a layout is made for.
+    """Options of a layout.
 
-    The host tier holds ``capacity`` rows by ``policy``: a static one, which keeps the same rows for all batches, or a planned
-    one, which plans ``superbatch`` batches together, from an empty cache (0 for static ones). The device holds ``device_rows``.
-    ``digest``: what else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`). ``disk``: bytes that it may
-    take, where it was made beside one that takes more; else 0, whatever it may take.
+    The host tier holds ``capacity`` rows by ``policy``. A static policy keeps the same rows for all batches; a planned one plans
+    ``superbatch`` batches together, from an empty cache (0 for static ones). The device holds ``device_rows``. ``digest`` is the
+    policy's digest (:func:`featstore.pack.fingerprint.digest_of`). ``disk`` is the limit in bytes of a layout that was made
+    beside a larger one; otherwise 0, whatever the limit.
     """
 
     features: tuple[str, ...]
@@ -82,7 +82,7 @@ class LayoutOptions:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
+        """Name of the layout's directory."""
         text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows)) + self.digest
         text += f" {self.disk}" if self.disk else ""
         return LAYOUT_PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -90,7 +90,7 @@ class LayoutOptions:
 
 @dataclass(frozen=True)
 class PackedFeature:
-    """A feature to pack: its file, and what its rows are."""
+    """A feature to pack: its file, and its dtype and shape."""
 
     file: PagedRows
     dtype: str
@@ -98,34 +98,34 @@ class PackedFeature:
 
 
 def find_layouts(pack: OfflineSamples) -> list[LayoutOptions]:
-    """Return the options of every layout that the pack has."""
+    """List the options of every layout of a pack."""
     return [_options(record) for record in layout_records(pack)]
 
 
 def fitting(pack: OfflineSamples, layouts: Iterable[LayoutOptions], disk: int | None) -> LayoutOptions | None:
-    """Return the one of a pack's layouts that takes most of at most ``disk`` bytes; None where all take more."""
+    """Choose the largest of a pack's layouts that takes at most ``disk`` bytes; None if all take more."""
     sizes = {each: layout_bytes(pack.file(each.name)) for each in layouts}
     return max((each for each in sizes if disk is None or sizes[each] <= disk), key=sizes.__getitem__, default=None)
 
 
 def layout_bytes(folder: str) -> int:
-    """Return the bytes of all files of the layout in ``folder``."""
+    """Sum the bytes of all files of the layout in ``folder``."""
     return sum(entry.stat().st_size for entry in os.scandir(folder))
 
 
 def unfinished_bytes(pack: OfflineSamples) -> int:
-    """Return the bytes of layouts whose making was interrupted, which asking for them again finishes."""
+    """Sum the bytes of interrupted layouts; a later request for such a layout finishes it."""
     return sum(map(layout_bytes, partial_layouts(pack)))
 
 
 def partial_layouts(pack: OfflineSamples) -> list[str]:
-    """Return the folders of layouts whose making was interrupted."""
+    """List the folders of interrupted layouts."""
     names = sorted(os.listdir(pack.path))
     return [pack.file(name) for name in names if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
 
 
 def check_disk(folder: str, disk: int | None) -> None:
-    """Raise OSError (ENOSPC), which says what to do, where the layout in ``folder`` takes more than ``disk`` bytes."""
+    """Raise OSError (ENOSPC), with advice, if the layout in ``folder`` takes more than ``disk`` bytes."""
     n_bytes = layout_bytes(folder)
     if disk is not None and n_bytes > disk:
         raise OSError(
@@ -137,7 +137,7 @@ def check_disk(folder: str, disk: int | None) -> None:
 
 
 def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
-    """Return the record of every layout that the pack has."""
+    """Read the record of every layout of a pack."""
     names = [name for name in sorted(os.listdir(pack.path)) if name.startswith(LAYOUT_PREFIX) and not name.endswith(PARTIAL)]
     return [_read(pack, name) for name in names]
 
@@ -170,11 +170,11 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
 
 
 class Layout:
-    """A layout, open.
+    """An open layout.
 
-    ``tables`` say where each row of the pack's batches is. ``group`` batches run in their order, after each other, from an
-    empty cache; 1: in any order. FileNotFoundError: the pack has no such layout. StaleError: another pack was made in its
-    place.
+    ``tables`` has the tier and address of each row of the pack's batches. ``group`` consecutive batches must run in their order,
+    from an empty cache; 1: batches may run in any order. FileNotFoundError: the pack has no such layout. StaleError: another pack
+    was made in this one's place.
     """
 
     def __init__(self, pack: OfflineSamples, options: LayoutOptions, reader: Reader) -> None:
@@ -217,21 +217,21 @@ class Layout:
             raise
 
     def batches(self, name: str, order: Int64s, window_bytes: int) -> ExtentSource:
-        """Return the tier ``PACKED`` of a feature, for batches that run in ``order``."""
+        """Make the source of a feature's tier ``PACKED``, for batches that run in ``order``."""
         plan = self._extents[name]
         return ExtentSource(self._files[name], plan.extents, plan.n_pieces + order, window_bytes)
 
     def fill(self, name: str, tier: Tier, window_bytes: int) -> ExtentSource:
-        """Return the rows that the tier ``HOST`` or ``DEVICE`` of a feature starts with, to be gathered in pieces, ascending."""
+        """Make the source of the rows that fill a feature's tier ``HOST`` or ``DEVICE`` at first, in pieces, ascending."""
         plan = self._extents[name]
         return ExtentSource(self._files[name], plan.extents, plan.fill(tier), window_bytes)
 
     def shared(self, name: str) -> RowFile | None:
-        """Return the tier ``DISK_CACHE`` of a feature; None where batches share nothing."""
+        """Get the source of a feature's tier ``DISK_CACHE``; None if batches share no rows."""
         return self._shared.get(name)
 
     def check(self, sources: Mapping[str, PackedFeature]) -> None:
-        """Raise StaleError unless the features are those that were packed."""
+        """Raise StaleError unless ``sources`` are the features that were packed."""
         for feature in self.record["features"]:
             source = sources[feature["name"]]
             if feature["made_of"] != source.file.fingerprint:
@@ -243,23 +243,23 @@ class Layout:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of all its files."""
+        """Bytes of all files of the layout."""
         return layout_bytes(self.folder)
 
     def close(self) -> None:
-        """Close its files; may be called again."""
+        """Close the layout's files; may be called again."""
         self.tables.close()
         for file in (*self._files.values(), *self._shared.values()):
             file.close()
 
 
 def fill_step(row_bytes: int, tier: Tier) -> int:
-    """Return the rows that are read at once of those that a tier in memory starts with."""
+    """Compute the rows of one read that fills a tier in memory."""
     return max(1, (FILL_BYTES if tier == Tier.HOST else DEVICE_FILL_BYTES) // row_bytes)
 
 
 class FeatureExtents:
-    """The extents of one feature's file: pieces of what batches share, every batch's, those that fill tiers in memory."""
+    """The extents of one feature's file: pieces of shared rows, an extent for every batch, extents to fill tiers in memory."""
 
     def __init__(self, tables: TierTables, number: int, row_bytes: int) -> None:
         self._tables = tables
@@ -274,13 +274,13 @@ class FeatureExtents:
         self._row_bytes = row_bytes
 
     def fill(self, tier: Tier) -> Int64s:
-        """Return the extents of the rows that a tier starts with."""
+        """Get the numbers of the extents that fill a tier at first."""
         n_host = -(-len(self._tables.fill_rows) // fill_step(self._row_bytes, Tier.HOST))
         first = self.n_pieces + self.n_batches
         return np.arange(first, first + n_host) if tier == Tier.HOST else np.arange(first + n_host, len(self.extents.n_rows))
 
     def ordered(self) -> Ordered:
-        """Make what puts shared rows in their order."""
+        """Make the object that puts shared rows in their order."""
         size = self.layout.group_rows
 
         def rows_of(piece: int) -> npt.NDArray[Any]:
@@ -290,7 +290,7 @@ class FeatureExtents:
         return Ordered(self.n_pieces, rows_of, self.layout)
 
     def rows_of(self, pack: OfflineSamples, extent: int) -> npt.NDArray[Any]:
-        """Return the rows of an extent that no :meth:`ordered` puts in order."""
+        """Get the rows of an extent that is no piece of shared rows."""
         number = extent - self.n_pieces
         if number < self.n_batches:
             return self._tables.packed(number, pack.ids(number))
@@ -303,7 +303,7 @@ class FeatureExtents:
 
 
 def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence[int], row_bytes: int) -> ExtentMap:
-    """Rows of every extent; tiers in memory are filled in the pieces in which a cache is."""
+    """Make the map of every extent's rows; tiers in memory are filled in the same pieces as caches (:func:`fill_step`)."""
     pieces = [min(group_rows, n_shared - first) for first in range(0, n_shared, group_rows)]
     fill = [
         min(step, n - first)
@@ -314,7 +314,7 @@ def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence
 
 
 def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
-    """Read a file of extents out of a layout's record; FormatError, which names the record ``where``, if it cannot be one."""
+    """Read the description of a file of extents from a layout's record; FormatError, which names ``where``, if it is none."""
     name, file_id = record["name"], record["id"]
     if os.path.basename(name) != name or not FILE_ID.fullmatch(file_id):
         raise FormatError(f"{where}: {name!r} with the id {file_id!r} is no file of extents", where)

@@ -1,7 +1,7 @@
 """Making a layout: its tables, then one sequential pass over each feature that fills extents, shared rows and tiers.
 
-It is made under the pack's writer lock in ``<name>.partial``; a maker that was killed or interrupted is followed by one that goes
-on from the last checkpoint (see :mod:`featstore.storage.checkpoint`).
+A layout is made under the pack's writer lock in ``<name>.partial``. If the process is killed or interrupted, a later call goes on
+from the last checkpoint (see :mod:`featstore.storage.checkpoint`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from featstore.storage.writer import free_bytes, fsync_directory, make_durable
 __all__ = ["BEGUN", "layout_sizes", "make_layout"]
 
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
-PIECE_DIVISOR = 32  # the part of the memory that is left which a piece may take
-PATIENCE_S = 1.0  # before it is said that others are waited for
-BEGUN = "begun"  # the record of what a layout is made of, written when its tables are whole
+PIECE_DIVISOR = 32  # a piece may take this fraction of the free memory
+PATIENCE_S = 1.0  # of waiting for another process before a note says so
+BEGUN = "begun"  # the record of a layout's samples and features, written when its tables are complete
 RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
 
 
@@ -82,18 +82,18 @@ def make_layout(
 ) -> bool:
     """Make a layout of a pack, or finish one that a killed process began; return whether this call made it.
 
-    Where another process, or thread, is making one of this pack, it is waited for, and what it made is used.
+    If another process or thread is making a layout of this pack, the call waits for it, and uses the same layout if it made it.
 
-    ``policy`` is the one that ``options`` names, and ``scores_of`` returns its scores if it is static. Half of what ``budget``
-    has left is used at most, given back afterwards. Copies of the pack shall have ``node_data`` besides; where the layout is
-    there and the pack cannot be written, they go without. Layout and data may take ``disk`` bytes: where a copy of every row
+    ``policy`` is the one that ``options`` names; ``scores_of`` returns its scores if it is static. At most half of the free
+    memory of ``budget`` is used, and given back afterwards. The pack is to carry ``node_data``, too; if the layout exists
+    already and the pack cannot be written, the pack goes without. Layout and data may take ``disk`` bytes. If a copy of every row
     for each batch would take more, and ``policy`` is static, segments of batches share rows on disk
     (:mod:`featstore.pack.segments`).
 
-    StaleError: another pack was made in the place of this one since it was opened. CommittedError: the layout is whole and in
-    place, but making its name durable failed. OSError: the disk, or ``disk``, is full, or failed, also where the layout that is
-    there takes more; pack and dataset are as they were, and what an earlier maker of this layout had left is removed. Only
-    where the last step failed, which names ``node_data`` in the pack's record, the layout is there.
+    StaleError: another pack was made in this one's place since it was opened. CommittedError: the layout is complete and in
+    place, but making its name durable failed. OSError: the disk, or ``disk``, is full, or failed, or an existing layout takes
+    more than ``disk``. Pack and dataset are then as before, and the remains of an earlier call for this layout are removed. Only
+    if the last step failed, which names ``node_data`` in the pack's record, the layout is in place.
 
     See Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
     """
@@ -102,8 +102,8 @@ def make_layout(
         _use(pack, node_data, target, disk)
         return False
     with _locked(pack, progress) as lock:
-        pack.check_in_place()  # or the new pack would get a layout of samples that are not its own
-        if os.path.exists(target):  # others made it meanwhile, perhaps with other node data
+        pack.check_in_place()  # otherwise a new pack would get a layout of the old samples
+        if os.path.exists(target):  # another process made it meanwhile, perhaps with other node data
             lock.release()
             _use(pack, node_data, target, disk)
             return False
@@ -117,20 +117,20 @@ def make_layout(
             try:
                 _make_whole(job, target)
             finally:
-                if os.path.exists(target):  # its loaders need what it carries
+                if os.path.exists(target):  # loaders of the layout need the node data
                     _commit(carrier, target)
     return True
 
 
 def _use(pack: OfflineSamples, node_data: Sequence[NodeData], target: str, disk: int | None) -> None:
-    """Check a layout that is there, and bring the node data along that copies shall have besides."""
+    """Check the size of an existing layout, and add missing node data to the pack."""
     check_disk(target, disk)
     if not all(is_carried(pack, data) for data in node_data):
         _carry_where_possible(pack, node_data, target, disk)
 
 
 def _commit(carrier: Carrier, target: str) -> None:
-    """Name the node data that belong to a layout that is in place."""
+    """Commit the node data of a layout that is in place; CommittedError if that fails."""
     try:
         carrier.commit()
     except CommittedError:
@@ -141,7 +141,7 @@ def _commit(carrier: Carrier, target: str) -> None:
 
 
 def _carry_where_possible(pack: OfflineSamples, node_data: Sequence[NodeData], target: str, disk: int | None) -> None:
-    """Bring node data into a pack whose layout is there; a pack that cannot be written, or is being written, runs without it."""
+    """Add node data to a pack with an existing layout; a pack that cannot be written, or is being written, stays without it."""
     try:
         lock = FileLock(pack.file(WRITER_LOCK), exclusive=True)
     except OSError as error:
@@ -160,7 +160,7 @@ def _carry_where_possible(pack: OfflineSamples, node_data: Sequence[NodeData], t
 
 
 def _locked(pack: OfflineSamples, progress: bool) -> FileLock:
-    """Take the pack's writer lock; wait, interruptibly, while others make a layout of it, or replace it."""
+    """Take the pack's writer lock; wait, interruptibly, while other processes make a layout of the pack, or replace it."""
     noted = False
     while True:
         try:
@@ -176,10 +176,10 @@ def _locked(pack: OfflineSamples, progress: bool) -> FileLock:
 
 
 def _make_whole(job: _Job, target: str) -> None:
-    """Make the layout in ``job.folder``, from where an earlier maker ended, and give it its name.
+    """Make the layout in ``job.folder``, from where an earlier call ended, and give it its name.
 
-    An error of the disk leaves nothing. Any other end (Ctrl-C, a kill, too little memory) leaves what a later call can go on
-    from, until the pack is removed or replaced; other layouts' makers do not touch it.
+    An error of the disk leaves nothing. After any other end (Ctrl-C, a kill, too little memory) a later call can go on from the
+    files left, until the pack is removed or replaced. Calls for other layouts do not touch these files.
     """
     pack, folder, before = job.pack, job.folder, job.disk.used
     for path in partial_layouts(pack):
@@ -188,7 +188,7 @@ def _make_whole(job: _Job, target: str) -> None:
     goes_on = os.path.isdir(folder)
     try:
         os.makedirs(folder, exist_ok=True)
-        for name in os.listdir(folder):  # half-written; of extents what was recorded counts
+        for name in os.listdir(folder):  # half-written files; of extents, the recorded part counts
             if name.endswith(".tmp") and not name.startswith("extents."):
                 os.unlink(os.path.join(folder, name))
         _make(job)
@@ -199,7 +199,7 @@ def _make_whole(job: _Job, target: str) -> None:
         job.disk.give(job.disk.used - before)
         if not goes_on or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _make_whole(job, target)  # the earlier maker had more disk: one that fits what there is now may be a smaller one
+        _make_whole(job, target)  # the earlier call had more disk; a smaller layout may fit now
     except BaseException:
         if not _can_go_on(job):
             shutil.rmtree(folder, ignore_errors=True)
@@ -213,7 +213,7 @@ def _origin(job: _Job) -> dict[str, Any]:
 
 
 def _can_go_on(job: _Job) -> bool:
-    """Whether there are whole tables, made of the same samples and features."""
+    """Tell whether complete tables exist, made of the same samples and features."""
     try:
         return read_record(os.path.join(job.folder, BEGUN), BEGUN) == _origin(job)
     except (FormatError, CorruptionError, FileNotFoundError):
@@ -251,14 +251,14 @@ def _make(job: _Job) -> None:
 
 
 def _check_drive(job: _Job, tables: TierTables) -> None:
-    """Raise OSError (ENOSPC) before anything is copied where the drive has no room for the files that are not whole yet."""
+    """Raise OSError (ENOSPC), before any copy, if the drive has no room for the files that are not complete yet."""
     needed = 0
     names = os.listdir(job.folder)
     for number, source in enumerate(job.sources.values()):
         if f"done.{number}" not in names:
             extents = FeatureExtents(tables, number, source.file.row_bytes).extents
             mine = [os.path.join(job.folder, name) for name in names if name.startswith(f"extents.{number}.")]
-            there = 512 * sum(os.stat(path).st_blocks for path in mine)  # of an earlier maker
+            there = 512 * sum(os.stat(path).st_blocks for path in mine)  # of an earlier call
             needed += max(0, extents.disk_bytes + extents.progress_bytes - there)
     free = free_bytes(job.folder)
     if free is not None and needed > free:
@@ -270,7 +270,7 @@ def _check_drive(job: _Job, tables: TierTables) -> None:
 
 
 def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
-    """Return the sizes of a layout's tables, for features whose rows have these bytes, with what is left of a budget."""
+    """Compute the sizes of a layout's tables, for features with rows of ``widths`` bytes, within the free memory of a budget."""
     piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_DIVISOR))
     group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
 
@@ -286,7 +286,7 @@ def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) 
 
 
 def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict[str, Any]:
-    """Fill one feature's file; return what the record says of it."""
+    """Fill one feature's file of extents; return the feature's entry in the layout's record."""
     source, disk = job.sources[name], job.disk
     row_bytes = source.file.row_bytes
     plan = FeatureExtents(tables, number, row_bytes)
@@ -327,7 +327,7 @@ def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict
 
 @contextlib.contextmanager
 def _packing_memory(budget: Budget, extents: ExtentMap, beside: int) -> Iterator[Reservation]:
-    """Reserve what filling holds, and ``beside`` it the tables and a piece that is put in order."""
+    """Reserve memory for filling extents, and ``beside`` it memory for the tables and for a piece that is put in order."""
     longest = int(extents.n_rows.max(initial=0))
     sums = 8 * (extents.total_pages + 1024 + len(extents.n_rows))
     most = most_memory(extents.row_bytes, longest, len(extents.n_rows)) + sums

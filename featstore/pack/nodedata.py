@@ -1,7 +1,7 @@
 """Node data that a pack carries, so that a copy of it has the labels that its batches are trained with.
 
-Each array is a file of its own. The pack's record names every one with its id: a file that the record does not name is not read,
-and another file in the place of a named one, or none, is an error.
+Each array has its own file. The pack's record names each file with its id. A file that the record does not name is not read. If a
+named file is missing or has another id, that is an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DESCRIPTION = {"name": str, "dtype": str, "shape": [int], "made_of": str}
 
 @dataclass(frozen=True)
 class NodeData:
-    """An array with an entry a node; ``made_of`` is the id of the file that it is from."""
+    """An array with an entry a node; ``made_of`` is the id of its file in the dataset."""
 
     name: str
     tensor: torch.Tensor
@@ -52,9 +52,9 @@ class NodeData:
 
 
 def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
-    """Return the ``file`` and ``id`` of all node data that a pack's record on disk names, by name.
+    """Read the ``file`` and ``id`` of all node data, by name, from a pack's record on disk.
 
-    FormatError: the record names what can be no file of node data. StaleError: another pack was made in the place of this one.
+    FormatError: an entry of the record can be no file of node data. StaleError: another pack was made in this one's place.
     """
     record = pack.check_in_place()
     path, found = pack.file(RECORD), record.get(NODE_DATA)
@@ -68,7 +68,7 @@ def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
 
 
 def is_carried(pack: OfflineSamples, data: NodeData) -> bool:
-    """Whether a pack has this data already: no earlier version of it, and not in a file that is missing or not its own."""
+    """Tell whether a pack has this very version of the data already, in a valid file."""
     entry = named(pack).get(data.name)
     if entry is None:
         return False
@@ -81,17 +81,17 @@ def is_carried(pack: OfflineSamples, data: NodeData) -> bool:
 
 
 def carried_bytes(pack: OfflineSamples, graph: Any, names: Iterable[str]) -> int:
-    """Return about how many bytes carrying node data of a graph would take; 0 for what a pack has."""
+    """Estimate the bytes that carrying node data of a graph would take; data that the pack has already count 0."""
     made_of = graph.fingerprint()
     data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in names]
     return sum(int(each.tensor.nbytes) + 4096 for each in data if not is_carried(pack, each))
 
 
 class Carrier:
-    """Writes node data into a pack: the files first, then their names and ids in the pack's record, which is the commit.
+    """Writer of node data into a pack: first the files, then their names and ids in the pack's record, which is the commit.
 
-    A context manager. Leaving it without :meth:`commit` removes the files. The caller holds the pack's writer lock. ``disk``
-    pays for the files, and for what the record grows by.
+    A context manager; leaving it without :meth:`commit` removes the files. The caller holds the pack's writer lock. ``disk``
+    pays for the files, and for the growth of the record.
     """
 
     def __init__(self, pack: OfflineSamples, disk: DiskQuota | None = None) -> None:
@@ -104,7 +104,7 @@ class Carrier:
         pack, tensor = self._pack, data.tensor.contiguous()
         dtype = dtype_name(tensor.dtype)
         record = {"format": 1, "name": data.name, "dtype": dtype, "shape": list(tensor.shape), "made_of": data.made_of}
-        path = pack.file(NODE_DATA_PREFIX + uuid.uuid4().hex[:16])  # no name that the record has: its file stays until the commit
+        path = pack.file(NODE_DATA_PREFIX + uuid.uuid4().hex[:16])  # a new name: the old file stays until the commit
         try:
             with SectionWriter(path, NODE_DATA_KIND, self._disk) as writer:
                 writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
@@ -112,7 +112,7 @@ class Carrier:
                 file = writer.finish(durable=True)
                 file.close()
         except BaseException:
-            _remove(path)  # the rename may have been done, and not be durable
+            _remove(path)  # the rename may be done, but not durable
             raise
         entry = {"file": os.path.basename(path), "id": file.file_id}
         self._new[data.name] = entry
@@ -121,9 +121,9 @@ class Carrier:
             self._disk.take(max(0, grown), pack.file(RECORD))
 
     def commit(self) -> None:
-        """Name what was written in the record, then remove the files that it does not name any more.
+        """Name the written files in the record, then remove files that the record does not name any more.
 
-        After an OSError the record is the one before or the new one; no file that it names is removed.
+        After an OSError the record is the old or the new one; no file that it names is removed.
         """
         if not self._new:
             return
@@ -146,13 +146,13 @@ class Carrier:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._new:
-            # A commit may have failed after its rename. A record that cannot be read may name them: the next commit removes them.
+            # A commit may have failed after its rename. An unreadable record may name the files; a later commit cleans up.
             with contextlib.suppress(OSError, FeatstoreError):
                 self._remove_unnamed()
 
 
 def carried(pack: OfflineSamples) -> dict[str, dict[str, Any]]:
-    """Return all node data that a pack carries, by name: ``dtype``, ``shape``, ``made_of``, ``file``, ``id``."""
+    """Describe all node data that a pack carries, by name: ``dtype``, ``shape``, ``made_of``, ``file``, ``id``."""
     return {name: _described(pack, name, entry) for name, entry in sorted(named(pack).items())}
 
 
@@ -185,7 +185,7 @@ def _open(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> SectionF
 
 
 def load_carried(pack: OfflineSamples, record: Mapping[str, Any]) -> torch.Tensor:
-    """Read node data that :func:`carried` has found; StaleError where the pack carries another version of it since."""
+    """Read node data that :func:`carried` has found; StaleError if the pack carries another version since then."""
     name, entry = record["name"], {key: record[key] for key in ("file", "id")}
     try:
         file = _open(pack, name, entry)

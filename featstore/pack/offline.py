@@ -1,7 +1,7 @@
 """Offline samples (DiskGNN): batches of whole epochs sampled once, kept in a directory of their own, the *pack*.
 
-What is known of all batches before the first is trained on is what packed layouts are made from. A pack's files are sections,
-each checked whenever it is read; the record ``pack`` is written last, so a directory without it is no pack.
+Packed layouts are made from these samples: the rows of all batches are known before the first is trained on. A pack's files
+consist of sections, each checked whenever it is read. The record ``pack`` is written last, so a directory without it is no pack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
 from featstore.progress import Progress
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import Batches, as_batches, together_of
+from featstore.sampling.batches import Batches, as_batches, run_length_of
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.sampling.macrolists import DIVISOR, macro_lists
 from featstore.sampling.sampledbatches import Drawn
@@ -40,26 +40,26 @@ __all__ = ["Pack", "in_order", "sample_offline"]
 
 
 class Pack(OfflineSamples):
-    """Sampled batches on disk, in the order in which they were drawn: epoch by epoch. Thread-safe but for :meth:`close`.
+    """Sampled batches on disk, in the order in which they were drawn: epoch by epoch. Thread-safe except for :meth:`close`.
 
-    Made by :func:`sample_offline`; ``Pack(path)`` opens one again, wherever its directory was copied to.
+    :func:`sample_offline` makes a pack; ``Pack(path)`` opens it again, wherever its directory was copied to.
 
     Attributes
     ----------
     path : str
     record : dict
-        The options that it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
-        ``seed``, ``fanouts`` (None if the sampler has no such attribute), ``together`` (consecutive batches that are alike),
-        ``made_of``. Also ``node_data``, the files of node data that it carried when it was opened.
+        The options that the pack was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``,
+        ``drop_last``, ``seed``, ``fanouts`` (None if the sampler has no such attribute), ``together`` (consecutive similar
+        batches), ``made_of``. Also ``node_data``, the files of node data that the pack carried when it was opened.
 
     Raises
     ------
     FileNotFoundError, CorruptionError, FormatError, VersionError
-        No pack is there; it is damaged; the directory is not a pack; a newer release made it.
+        There is no pack at the path; the pack is damaged; the directory is not a pack; a newer release made the pack.
     """
 
     def verify(self, progress: bool = True) -> dict[str, Any]:
-        """Check the whole pack as it is on disk now: every byte of its files, and what samples and plans say.
+        """Check the whole pack as it is on disk now: every byte of its files, and the meaning of samples and plans.
 
         Parameters
         ----------
@@ -69,20 +69,20 @@ class Pack(OfflineSamples):
         Returns
         -------
         dict
-            ``files`` and ``bytes`` that were checked, ``layouts`` (how many), ``node_data`` (names); ``unfinished_bytes`` of
-            interrupted layouts, which are checked when they are gone on with; ``others``, files that are none of the pack's.
+            ``files`` and ``bytes`` checked, ``layouts`` (their number), ``node_data`` (names); ``unfinished_bytes`` of
+            interrupted layouts, which are checked when they are finished; ``others``, files that do not belong to the pack.
 
         Raises
         ------
         CorruptionError, FormatError, VersionError, OSError
-            What is damaged, missing or none of ours, with path and offset.
+            A file is damaged, missing or of an unknown format; the message has path and offset.
         StaleError
-            Another pack was made in the place of this one meanwhile.
+            Another pack was made in this one's place meanwhile.
 
         Notes
         -----
         Reads every file once, samples and plans twice, in a batch's memory and 8 bytes a row of the host tier. The dataset is not
-        needed, and that rows are still the dataset's is not checked: a loader compares the ids of both.
+        needed, and packed rows are not compared with its rows: a loader compares the ids of both.
         """
         return verify_pack(self, progress)
 
@@ -105,18 +105,18 @@ def sample_offline(
 ) -> Pack:
     """Sample epochs of batches now, and keep them on disk (DiskGNN's offline sampling).
 
-    Batches are whole: which nodes a :class:`~featstore.History` would spare depends on training, so packs take none.
+    Batches are whole: the nodes that a :class:`~featstore.History` would prune depend on training, so packs take no history.
 
     Parameters
     ----------
     g : OutOfCoreGraph
     sampler : Sampler, callable, or iterable
-        A sampler of the library or another object with their ``sample(seeds, epoch, index)``; a callable, which is given each
-        batch's seeds; or an iterable with seeds of its own (a PyG or DGL loader), which is iterated once an epoch. Each may
-        return any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
+        A sampler of the library, or another object with ``sample(seeds, epoch, index)``; a callable, which gets each batch's
+        seeds; or an iterable with its own seeds (a PyG or DGL loader), which is iterated once an epoch. Each may return any form
+        of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
-        Distinct nodes; or which seeds form which batch, such as :class:`~featstore.PartitionBatches`, in place of
-        ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``. None with an iterable only.
+        Distinct nodes; or batches of seeds, such as :class:`~featstore.PartitionBatches`, in place of ``batch_size``,
+        ``shuffle``, ``seed`` and ``drop_last``. None with an iterable only.
     batch_size : int
         Seeds a batch. None with an iterable, and with batches.
     epochs : int
@@ -136,18 +136,18 @@ def sample_offline(
     Returns
     -------
     Pack
-        Durable. About ``threads`` batches were held. The next call removes what a killed one left.
+        The durable pack. About ``threads`` batches are held at a time. The next call removes the files of a killed one.
 
     Raises
     ------
     FileExistsError
-        Something is at ``path``.
+        ``path`` exists.
     CommittedError
         The pack is complete and in place, but a later step failed: opening it, or making its name durable.
     OSError
-        The disk, or ``disk``, is full (ENOSPC). Nothing is left, and what was at ``path`` is as it was.
+        The disk, or ``disk``, is full (ENOSPC). No new file is left, and ``path`` is unchanged.
     PluginError, BudgetError
-        The sampler returned what is no batch of this graph; no memory for one batch.
+        The sampler returned no valid batch of this graph; there is no memory for one batch.
 
     References
     ----------
@@ -187,7 +187,7 @@ def sample_offline(
             "drop_last": bool(getattr(batcher, "drop_last", drop_last)),
             "fanouts": _fanouts(sampler, n_hops if n_batches else None),
             "seed": int(getattr(batcher, "seed", seed)),
-            "together": together_of(batcher),
+            "together": run_length_of(batcher),
             "samples": file_id,
             "made_of": adjacency_of(g),
             NODE_DATA: {},
@@ -201,7 +201,7 @@ def sample_offline(
 
 
 def _fanouts(sampler: Any, n_hops: int | None) -> list[int] | None:
-    """Return a sampler's fan-outs, where it says them in the library's way, one a hop."""
+    """Get a sampler's fan-outs, one a hop; None unless its ``fanouts`` are integers as in the library's samplers."""
     fanouts = getattr(sampler, "fanouts", None)
     if not isinstance(fanouts, (list, tuple)) or not all(isinstance(n, (int, np.integer)) for n in fanouts):
         return None
@@ -211,7 +211,7 @@ def _fanouts(sampler: Any, n_hops: int | None) -> list[int] | None:
 def _write_samples(
     path: str, g: OutOfCoreGraph, batches: Iterable[SampledBatch], disk: DiskQuota, bar: Progress, epochs: int
 ) -> tuple[int, int, str]:
-    """Write all batches; return how many an epoch has, their hops, and the file's id."""
+    """Write all batches; return the number of batches of an epoch, of their hops, and the file's id."""
     counts = [0] * epochs
     with SampleWriter(path, g.num_nodes, disk) as writer:
         for batch in batches:
@@ -226,7 +226,7 @@ def _write_samples(
 
 
 def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
-    # Others than those with a method may not be asked for several batches at once.
+    # Only a sampler with a method `sample` may be called by several threads.
     at_once = threads if hasattr(sampler, "sample") else 1
     if batcher is None:
         for epoch in range(epochs):
@@ -247,7 +247,7 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
 
 
 def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Generator[SampledBatch, None, None]:
-    """Yield ``one(0) … one(n - 1)``, ``threads`` at work at once; one at a time from when memory was short."""
+    """Yield ``one(0) … one(n - 1)``, made by ``threads`` threads; after a lack of memory, one at a time."""
     if threads > 1:
         with ThreadPoolExecutor(threads, thread_name_prefix="featstore-sample") as workers:
             pending: deque[Future[SampledBatch]] = deque()
@@ -263,7 +263,7 @@ def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: Buf
                         break
                     index += 1
                     yield sampled
-                    del sampled  # or the next would have to fit beside it
+                    del sampled  # so that the next batch can take its memory
             finally:
                 while pending:
                     pending.popleft().cancel()

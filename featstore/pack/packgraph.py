@@ -1,4 +1,4 @@
-"""A pack in place of its dataset: what a loader needs of a graph, where every row of the plans is in the pack."""
+"""A pack in place of its dataset: the parts of a graph that a loader needs if every row of its plans is in the pack."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Graph: TypeAlias = "OutOfCoreGraph | PackedGraph"
 
 
 class PackedGraph(StoredGraph):
-    """A pack, opened by its own record: on a machine without the dataset, ``Loader(g, strategy="packed")`` runs from it.
+    """A pack opened by its own record, so that ``Loader(g, strategy="packed")`` runs on a machine without the dataset.
 
     Parameters
     ----------
     pack : Pack or path-like
-        With at least one layout.
+        A pack with at least one layout.
     memory, backend, verify, threads
         As for :func:`featstore.open`.
 
@@ -41,14 +41,14 @@ class PackedGraph(StoredGraph):
     ----------
     num_nodes : int
     features : mapping of str to FeatureStore
-        Those that a layout holds. Reading a row by its number raises FileNotFoundError: the pack has batches, not rows.
+        The features of the pack's layouts. Reading a row by its number raises FileNotFoundError: the pack has batches, not rows.
     node_data : mapping of str to Tensor
-        The labels of the loaders that made its layouts: read whole, checked and counted when first asked for.
+        The labels of the loaders that made the layouts. Each is read whole, checked and counted at first use.
 
     Raises
     ------
     FileNotFoundError, CorruptionError, FormatError
-        No pack there, a damaged one, one without a layout.
+        There is no pack, it is damaged, or it has no layout.
     """
 
     def __init__(
@@ -88,29 +88,29 @@ class PackedGraph(StoredGraph):
         return n_bytes
 
     def _read_data(self, name: str) -> torch.Tensor:
-        with self.budget.reserve("node data", self._data_bytes(name)), Pack(self.path) as pack:  # as it is read
+        with self.budget.reserve("node data", self._data_bytes(name)), Pack(self.path) as pack:  # for the read data
             return load_carried(pack, self._carried[name])
 
     def _close_files(self) -> None:
         pass  # layouts are opened by the loaders that run them
 
     def fingerprint(self) -> dict[str, str]:
-        """See :meth:`featstore.OutOfCoreGraph.fingerprint`: of the graph that the pack was made of."""
+        """Get the fingerprint of the graph that the pack was made of; see :meth:`featstore.OutOfCoreGraph.fingerprint`."""
         return self._identity
 
     def policy_inputs(
         self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
     ) -> PolicyInputs:
-        """See :meth:`featstore.OutOfCoreGraph.policy_inputs`; degrees are not there."""
+        """See :meth:`featstore.OutOfCoreGraph.policy_inputs`; the pack has no degrees."""
         budget, absent = self.budget if budget is None else budget, self.short_degrees
         return PolicyInputs(self.num_nodes, row_bytes, budget, absent, absent, counts, parts, seed)
 
     def short_degrees(self) -> NoReturn:
-        """See :meth:`featstore.OutOfCoreGraph.short_degrees`; degrees are not there."""
+        """Raise FileNotFoundError: the pack has no degrees. See :meth:`featstore.OutOfCoreGraph.short_degrees`."""
         raise FileNotFoundError(errno.ENOENT, "degrees are not in the pack, and the dataset is not open", self.path)
 
     def topology_bytes(self) -> int:
-        """See :meth:`featstore.OutOfCoreGraph.topology_bytes`: there is no adjacency."""
+        """Return 0: the pack has no adjacency. See :meth:`featstore.OutOfCoreGraph.topology_bytes`."""
         return 0
 
     def __getattr__(self, name: str) -> Any:

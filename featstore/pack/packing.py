@@ -1,4 +1,4 @@
-"""Packing: the rows that a plan's host cache lacks, copied next to each other, an extent a batch."""
+"""Packing: the rows that a plan's host cache misses are copied next to each other, an extent a batch."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ RowsOf = Callable[[int], npt.NDArray[Any]]
 def fill_extents(
     writer: ExtentWriter, base: PagedRows, rows_of: RowsOf, memory: Reservation, held: int = 0, **options: Any
 ) -> None:
-    """Fill a file of extents within the bytes that ``memory`` holds, of which ``held`` are in use elsewhere.
+    """Fill a file of extents within the bytes that ``memory`` holds; ``held`` of these are in use elsewhere.
 
-    ``options`` go to :meth:`ExtentWriter.fill`. BudgetError: they do not suffice for one batch; ``needed`` is the least that
-    does.
+    ``options`` go to :meth:`ExtentWriter.fill`. BudgetError: the bytes do not suffice for one batch; ``needed`` is the least
+    total of the budget that does.
     """
     id_bytes = 4 if base.n_rows < 2**31 else 8
     try:
@@ -57,28 +57,29 @@ def open_extents(reader: Reader, folder: str, record: FileRecord) -> RowFile:
 
 @dataclass
 class PackArenas:
-    """Memory that packing, and reading each feature's extents (``windows``), use superbatch after superbatch."""
+    """Memory that is reused for every superbatch: for packing, and for reading each feature's extents (``windows``)."""
 
     packing: Arenas
     windows: Mapping[str, Arenas]
 
     def keep(self, packing: int, windows: int) -> None:
-        """Keep no more than so many bytes from now on: what more is held of packing is held before the first buffer is."""
+        """Keep at most ``packing`` bytes for packing, and ``windows`` bytes over all features, from now on."""
         self.packing.keep(packing)
         for arenas in self.windows.values():
             arenas.keep(windows // len(self.windows))
 
     def drop(self) -> None:
-        """Keep nothing."""
+        """Keep no memory from now on."""
         self.keep(0, 0)
 
 
 @dataclass
 class PackCounts:
-    """What packing an epoch's superbatches took so far.
+    """Counts of packing an epoch's superbatches so far.
 
-    ``passes`` go over the features, several for one superbatch where memory is short, ``most_passes`` of one. ``unpacked``
-    superbatches had no room on disk. One pass would have taken ``memory_bytes``; ``disk_bytes`` would have held all.
+    ``done`` superbatches took ``passes`` passes over the features. One superbatch takes several if memory is short, at most
+    ``most_passes`` so far. ``unpacked`` superbatches had no room on disk. ``memory_bytes`` of memory would have sufficed for one
+    pass each, and ``disk_bytes`` of disk for all superbatches.
     """
 
     done: int = 0
@@ -90,12 +91,12 @@ class PackCounts:
 
 
 class RunPacker:
-    """Packs superbatches into run files; see :class:`featstore.plan.overlapped.PackSuperbatch`.
+    """Packer of superbatches into run files; see :class:`featstore.plan.overlapped.PackSuperbatch`.
 
-    ``bases`` are the features' files. Packing may hold ``memory``; reading a feature's extents ``window_bytes``, reserved.
-    Files of ``reuse``, whose batches have run, are written over. ``reads`` hears of what was read while packing, and of extents
-    in vain. ``keep(name)`` lends rows of a feature that a pass over it copies to memory, too, where there are some.
-    ``may_skip``: pack nothing of a superbatch that the disk has no room for.
+    ``bases`` are the features' files. Packing may hold ``memory``; reading a feature's extents takes ``window_bytes``, which are
+    reserved. Files of ``reuse``, whose batches have run, are overwritten. ``reads`` is called with the cost of reads while
+    packing, and of extents read in vain. ``keep(name)`` lends the rows of a feature, if any, that a pass also copies to memory.
+    ``may_skip``: do not pack a superbatch that does not fit the disk.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class RunPacker:
                     finally:
                         self._reads(writer.read)
                     n_passes = max(n_passes, writer.n_episodes)
-                    if writer.n_episodes > 1:  # missed rows that are kept take up to an eighth
+                    if writer.n_episodes > 1:  # kept missed rows take up to an eighth
                         needed = whole_memory(extents, 4 if base.n_rows < 2**31 else 8) + writer.nbytes
                         counts.memory_bytes = max(counts.memory_bytes, needed * 8 // 7 + 1)
                     record = writer.finish()
@@ -167,7 +168,7 @@ class RunPacker:
 
 
 class _PackedRun:
-    """The extents of one superbatch in run files, a file a feature."""
+    """The extents of one superbatch in run files, one file for each feature."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""An opened pack: its record, and the batches that were sampled offline (DiskGNN), each checked whenever it is read."""
+"""An opened pack: its record, and the batches that were sampled offline (DiskGNN), each checked at every read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featstore.errors import CorruptionError, FormatError, StaleError, VersionEr
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import SampleFile
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import UNKNOWN_TOGETHER
+from featstore.sampling.batches import UNKNOWN_RUN
 from featstore.sampling.foreign import adjacency_of
 from featstore.storage.directory import OpenDirectory, with_directory
 from featstore.storage.rundir import DiskQuota
@@ -33,9 +33,9 @@ __all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "
 PACK_VERSION = 1
 MOST = 1 << 62  # no count and no size is larger
 RECORD, SAMPLES = "pack", "samples"
-NODE_DATA = "node_data"  # what the record calls the files of node data that the pack carries
-# What a record must say: a type (of integers those from 0 to 2⁶²), or one of several; ``{str: each}`` is an object of any names,
-# ``[each]`` a list. Names that are not here are for those who ask for them.
+NODE_DATA = "node_data"  # the record's name for the files of node data that the pack carries
+# Required fields of a record: a type (integers are from 0 to 2⁶²), or a tuple of alternatives; ``{str: each}`` is an object of
+# any names, ``[each]`` a list. Other fields are checked by the code that uses them.
 _EXTENTS = {"name": str, "id": str, **dict.fromkeys(("pages", "bytes", "sums_bytes"), int)}
 _FEATURE = {"name": str, "made_of": str, "dtype": str, "shape": [int], "row_bytes": int, "file": _EXTENTS}
 FIELDS: dict[str, dict[str, Any]] = {
@@ -44,11 +44,11 @@ FIELDS: dict[str, dict[str, Any]] = {
     "layout": {"samples": str, "tables": {str: str}, "features": [_FEATURE], "policy": str, "digest": str}
     | dict.fromkeys(("capacity", "superbatch", "device_rows"), int),
 }
-OPTIONAL: dict[str, dict[str, Any]] = {"pack": {"together": int}, "layout": {"disk": int}}  # only where they are there
+OPTIONAL: dict[str, dict[str, Any]] = {"pack": {"together": int}, "layout": {"disk": int}}  # checked if present
 
 
 def fits(value: Any, spec: Any) -> bool:
-    """Whether a value of a record is what :data:`FIELDS` says."""
+    """Tell whether a record's value fits its specification, of the form of :data:`FIELDS`."""
     if isinstance(spec, tuple):
         return any(fits(value, each) for each in spec)
     if isinstance(spec, list):
@@ -63,16 +63,16 @@ def fits(value: Any, spec: Any) -> bool:
 
 
 def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskQuota | None = None) -> None:
-    """Write a JSON object as a file of one section, durably."""
+    """Write a JSON object durably, as a file of one section."""
     with SectionWriter(path, kind, disk) as writer:
         writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
         writer.finish(durable=True).close()
 
 
 def read_record(path: str, kind: str, directory: OpenDirectory | None = None) -> dict[str, Any]:
-    """Read what :func:`write_record` wrote; where ``directory`` is given, it is looked up there.
+    """Read a record that :func:`write_record` wrote; if ``directory`` is given, the file is looked up there.
 
-    CorruptionError, FormatError: damaged, or no such file. VersionError: of a newer release.
+    CorruptionError, FormatError: the file is damaged, or no record. VersionError: the record has another format.
     """
     file = SectionFile(path, kind, directory=directory)
     try:
@@ -95,7 +95,7 @@ def read_record(path: str, kind: str, directory: OpenDirectory | None = None) ->
 
 
 class OfflineSamples:
-    """Batches of a pack; see :class:`featstore.Pack`, which is one of these and can check its layouts, too."""
+    """Batches of a pack; the subclass :class:`featstore.Pack` can also check layouts."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(user_path(path))
@@ -121,7 +121,7 @@ class OfflineSamples:
         return self.samples.n_hops
 
     def file(self, name: str) -> str:
-        """Return the path of one of its files."""
+        """Return the path of one of the pack's files."""
         return os.path.join(self.path, name)
 
     @property
@@ -140,9 +140,9 @@ class OfflineSamples:
         return int(self.record["batches"])
 
     @property
-    def together(self) -> int:
-        """Consecutive batches that are alike, see :class:`~featstore.Batches`; 2 where the record does not say."""
-        return int(self.record.get("together", UNKNOWN_TOGETHER))
+    def run_length(self) -> int:
+        """Consecutive similar batches, see :class:`~featstore.Batches`; 2 if the record lacks it."""
+        return int(self.record.get("together", UNKNOWN_RUN))
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -153,11 +153,11 @@ class OfflineSamples:
         return len(self.samples)
 
     def ids(self, number: int) -> npt.NDArray[Any]:
-        """Return the input ids of batch ``number``, int32 (int64 from 2³¹ nodes on)."""
+        """Read the input ids of batch ``number``, int32 (int64 from 2³¹ nodes on)."""
         return self._nodes(self.samples.ids(number), number)
 
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
-        """Return batch ``number`` as it was sampled; batch ``i`` of epoch ``e`` is number ``e * n_batches + i``."""
+        """Read batch ``number`` as it was sampled; batch ``i`` of epoch ``e`` is number ``e * n_batches + i``."""
         batch = self.samples.batch(number, pool)
         if (batch.epoch, batch.index) != divmod(number, self.n_batches):
             said = f"batch {number} says that it is batch {batch.index} of epoch {batch.epoch}"
@@ -171,14 +171,14 @@ class OfflineSamples:
         return ids
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """Count how many batches need each node, int64 [num_nodes]; streamed, a batch in memory at a time."""
+        """Count the batches that need each node, int64 [num_nodes], with one batch in memory at a time."""
         counts = np.zeros(self.num_nodes, np.int64)
         for number in range(len(self)):
             counts[self.ids(number).astype(np.intp, copy=False)] += 1  # distinct within a batch
         return counts
 
     def check(self, g: StoredGraph) -> None:
-        """Raise StaleError unless the pack was sampled from the graph that ``g`` is."""
+        """Raise StaleError unless the pack was sampled from the adjacency of ``g``."""
         if self.record["made_of"] != adjacency_of(g):
             raise StaleError(
                 f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place; "
@@ -187,7 +187,7 @@ class OfflineSamples:
             )
 
     def check_in_place(self) -> dict[str, Any]:
-        """Return the record on disk now; raise StaleError where another pack was made in the place of this one since."""
+        """Read the record on disk again; raise StaleError if another pack was made in this one's place since."""
         record = read_record(self.file(RECORD), RECORD)
         if record["samples"] != self.record["samples"]:
             raise StaleError(
@@ -197,7 +197,7 @@ class OfflineSamples:
         return record
 
     def close(self) -> None:
-        """Close its files; may be called again."""
+        """Close the pack's files; may be called again."""
         self._finalizer()
 
     def __enter__(self) -> Self:

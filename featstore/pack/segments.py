@@ -1,8 +1,8 @@
-"""The segmented disk cache (DiskGNN): which rows consecutive batches share on disk where a copy for each batch is too much.
+"""The segmented disk cache (DiskGNN): consecutive batches share rows on disk if a copy for each batch takes too much space.
 
-A *segment* is a run of ``length`` consecutive batches. Rows that more than ``threshold`` of its batches need lie once in the
-segment's cache, ordered so that those needed together lie together; the others are copied into the extent of each batch that
-needs them. Everything here counts: no row is read or moved.
+A *segment* is a run of ``length`` consecutive batches. Rows that more than ``threshold`` of its batches need are stored once, in
+the segment's cache, ordered so that rows needed together lie together. Other rows are copied into the extent of each batch that
+needs them. This module only counts: no row is read or moved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 
 
 def stored_bytes(n_pages: int) -> int:
-    """Return the bytes on disk of a file of so many data pages, its header page and its checksums included."""
+    """Count the bytes on disk of a file of ``n_pages`` data pages, header page and checksums included."""
     n_bytes = file_bytes(_PAGES, n_pages)
     return n_bytes + sums_bytes(n_bytes)
 
@@ -46,11 +46,11 @@ def _pages(n_rows: Int64s | int, row_bytes: int) -> Any:
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment's rows, and what its batches ``first … stop - 1`` read.
+    """One segment's rows, and the reads of its batches ``first … stop - 1``.
 
-    ``rows`` of its cache, in the order of the file; ``accesses``, the rows that its batches ask for, all together. Of each
-    batch: rows in an extent of its own (``packed``), distinct ``pages`` of the cache that it touches, and ``runs`` of adjacent
-    ones: the reads, duplicates merged.
+    ``rows`` are the rows of the segment's cache, in the order of the file. ``accesses`` is the number of rows that its batches
+    request, all together. For each batch, ``packed`` counts the rows in the batch's own extent, ``pages`` the distinct pages of
+    the cache that the batch touches, and ``runs`` the runs of adjacent pages, which are the reads.
     """
 
     first: int
@@ -63,20 +63,20 @@ class Segment:
 
 
 def _reserve(budget: Budget | None, n_bytes: int) -> Reservation:
-    """Hold memory for a search; without a budget nobody counts it."""
+    """Reserve memory for a search; without a budget it is not counted."""
     return (budget or Budget(UNBOUNDED)).reserve("segment search", n_bytes)
 
 
 def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> Int64s:
-    """Count the rows that disk must hold for every length of segment, where rows used twice or more in one are shared.
+    """Count the rows that the disk must hold, for every length of segments; rows used twice or more in a segment are shared.
 
     Entry ``s`` is for segments of ``s`` batches; entries 0 and 1: a copy for every access. Batches, of distinct rows in ``[0,
-    n)``, may lie on disk: each is asked for once.
+    n)``, may lie on disk: each is read once.
 
-    With the threshold of 1 a row is stored once a segment that needs it, in an extent or in the cache: so an access counts
-    unless the batch that needed the row before lies in the same segment. A histogram of those earlier batches, one a batch,
-    tells it for all lengths at once: linear in the accesses, and in the square of the batches. Memory: 4 bytes a row, and a
-    batch's ids eight times.
+    With the threshold of 1 each segment that needs a row stores it once, in an extent or in the cache. So an access adds a row
+    unless the previous batch that needed the row lies in the same segment. For each batch, a histogram of these previous batches
+    gives the count for all lengths at once. Time is linear in the accesses, plus the square of the batches. Memory: 4 bytes a
+    row, and a batch's ids eight times.
     """
     n_batches = len(batches)
     lengths = np.arange(1, n_batches + 1)
@@ -89,7 +89,7 @@ def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> In
             ids = batches[b]
             held.resize(fixed + 32 * len(ids))
             before = np.bincount(last.take(ids) + 1, minlength=b + 2)  # entry 0: needed for the first time
-            since = before[::-1].cumsum()[::-1]  # entry a + 1: rows whose batch before is a or later
+            since = before[::-1].cumsum()[::-1]  # entry a + 1: rows whose previous batch is a or later
             shared[1:] += since[b // lengths * lengths + 1]
             last.put(ids, b)
             total += len(ids)
@@ -112,9 +112,9 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows that segments of one length have on disk: of each batch's extent (``packed``), of each segment's cache (``cached``).
+    """Rows on disk with segments of one length: in each batch's extent (``packed``), and in each segment's cache (``cached``).
 
-    ``shared``: accesses, of all batches, to rows of the caches.
+    ``shared``: accesses of all batches to rows of the caches.
     """
 
     length: int
@@ -141,15 +141,15 @@ def shortest_segments(
     takes: Callable[[Stored], int] | None = None,
     budget: Budget | None = None,
 ) -> Segmentation:
-    """Find the shortest segments with which the rows of all batches fit a disk: the shorter, the less is read in vain.
+    """Find the shortest segments with which the rows of all batches fit a disk; shorter segments read less in vain.
 
-    ``n`` rows of ``row_bytes``: of the field, or of several fields together that are stored alike. Extents, caches and
-    checksums may take ``disk_bytes``. ``takes(stored)`` returns what some rows take on disk exactly, not less than their bytes;
-    by default a file of extents and one of caches. OSError (ENOSPC): not even one segment of all batches fits; says what would.
+    The field, or several fields stored alike together, has ``n`` rows of ``row_bytes``. Extents, caches and checksums may take
+    ``disk_bytes``. ``takes(stored)`` returns the exact bytes on disk, not less than those of the rows; by default those of a file
+    of extents and one of caches. OSError (ENOSPC): not even one segment of all batches fits; the message has the bytes needed.
 
-    One pass counts the rows of every length (:func:`stored_rows`), and two more those of the length that is taken, to the page.
-    What a length takes need not fall as it grows: longer segments may part batches that shorter ones join (Liu et al., DiskGNN,
-    SIGMOD 2025, section 5.1).
+    One pass counts the rows for every length (:func:`stored_rows`), and two more passes count the chosen length to the page. A
+    longer length may take more disk: longer segments may separate batches that shorter ones join (Liu et al., DiskGNN, SIGMOD
+    2025, section 5.1).
     """
 
     def exactly(length: int) -> int:
@@ -165,7 +165,7 @@ def shortest_segments(
         stored = int(rows[length]) if n_batches else 0
         if stored_bytes(_pages(stored, row_bytes)) > disk_bytes:
             continue
-        # Extents and caches begin on pages of their own: what that comes to is counted only where it may still fit.
+        # Each extent and cache begins on a new page; the exact bytes are counted only if the length may fit.
         exact = exactly(length)
         if exact <= disk_bytes:
             return Segmentation(length, stored, exact)
@@ -189,16 +189,18 @@ def segments(
     seed: int = 0,
     budget: Budget | None = None,
 ) -> Iterator[Segment]:
-    """Lay out the disk cache of each segment of ``length`` batches in turn; each batch is asked for three times.
+    """Lay out the disk cache of each segment of ``length`` batches in turn; each batch is read four times, or three.
 
-    Rows that more than ``threshold`` batches of the segment need are in its cache, ordered by which batches need them, or by
-    number. ``order`` None: by number, and pages are not counted (they are 0). Rows are sorted by ``n_hashes`` MinHashes, each
-    settling the ties of those before it.
+    Only MinHashes need the fourth time.
 
-    A MinHash of a row is the least place that its batches have in a random order of the segment's batches: rows needed by the
-    same batches have the same, and others the more likely the more batches they share. In Liu et al. (DiskGNN, SIGMOD 2025,
-    algorithm 1) the least over all hash functions is one key, which is the MinHash of a single, coarser function. Memory: 4
-    bytes a row of the field, and about 50 a cached row.
+    Rows that more than ``threshold`` batches of the segment need are in its cache. ``order="minhash"`` sorts them by the batches
+    that need them, ``"row"`` by number. None: by number, and pages are not counted (they are 0). Rows are sorted by ``n_hashes``
+    MinHashes, each of which breaks the ties of the earlier ones.
+
+    A MinHash of a row is the first place of its batches in a random order of the segment's batches. Rows needed by the same
+    batches have equal MinHashes; for other rows equality is more likely the more batches they share. In Liu et al. (DiskGNN,
+    SIGMOD 2025, algorithm 1) the least over all hash functions is one key, which is the MinHash of a single, coarser function.
+    Memory: 4 bytes a row of the field, and about 50 a cached row.
     """
     if length < 1 or threshold < 0 or n_hashes < 1:
         raise ValueError(f"length and n_hashes must be at least 1, threshold at least 0: {length}, {n_hashes}, {threshold}")
@@ -241,7 +243,7 @@ def segments(
 
 
 def _places(ids: Ints, state: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the places of a batch's cached rows in the cache."""
+    """Find the places of a batch's cached rows in the cache."""
     places = state.take(ids)
     return -1 - places[places < 0]
 
@@ -249,7 +251,7 @@ def _places(ids: Ints, state: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 def _minhash_ranks(
     batches: Batches, first: int, stop: int, state: npt.NDArray[np.int32], n_rows: int, n_hashes: int, seed: int
 ) -> npt.NDArray[np.int32]:
-    """Return the place of each of a cache's rows in the order of their MinHashes; ties stay as they were."""
+    """Rank a cache's rows by their MinHashes; ties keep their order."""
     size = stop - first
     rng = np.random.default_rng([seed, first])
     dtype = np.uint16 if size < 2**16 else np.int32  # 16 bits are sorted by radix

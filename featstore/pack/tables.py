@@ -1,4 +1,4 @@
-"""The address tables of a layout, open: which tier holds each row of each batch, and where. :mod:`.tiers` makes them."""
+"""Open address tables of a layout: the tier and address of each row of each batch. :mod:`.tiers` makes them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Ids = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 
 TABLES = PLAN, FILL, DEVICE, SHARED = "plan", "fill", "device", "shared"  # files
-SHARED_HEAD = 1  # sections of the file of shared rows before those of the segments
+SHARED_HEAD = 1  # number of sections in the file of shared rows before those of the segments
 
 
 def checked_ids(ids: Ids, first: int, stop: int, what: str, path: str, *, ascend: bool = False) -> Ids:
-    """Return integers of a file; CorruptionError unless all are in ``[first, stop)`` and, with ``ascend``, ascend."""
+    """Check integers of a file; CorruptionError unless all are in ``[first, stop)`` and, with ``ascend``, ascend."""
     if ids.dtype.kind != "i":
         raise CorruptionError(f"the {what} are {ids.dtype}", path)
     if len(ids) and not first <= int(ids.min()) <= int(ids.max()) < stop:
@@ -38,7 +38,7 @@ def checked_ids(ids: Ids, first: int, stop: int, what: str, path: str, *, ascend
 
 
 class SharedRows:
-    """The rows of the segments' caches in the order in which they lie, from the file of shared rows."""
+    """The rows of the segments' caches, in their order on disk, from the file of shared rows."""
 
     def __init__(self, file: SectionFile, n_batches: int, n_features: int, num_nodes: int) -> None:
         self._num_nodes = num_nodes
@@ -50,7 +50,7 @@ class SharedRows:
             raise CorruptionError(f"segments of {len(head) - 1} features instead of {n_features}", file.path)
         self.length, self.group_rows = int(head[0]), head[1:].tolist()
         n_segments = -(-n_batches // self.length)
-        if len(file) != SHARED_HEAD + n_segments + n_batches:  # before anything of that size is made
+        if len(file) != SHARED_HEAD + n_segments + n_batches:  # checked before arrays of that size are made
             raise CorruptionError(f"{len(file)} sections for {n_batches} batches in segments of {self.length}", file.path)
         self._sections = SHARED_HEAD + (self.length + 1) * np.arange(n_segments)
         self._ends: Int64s = np.cumsum(file.lengths[self._sections])
@@ -58,14 +58,14 @@ class SharedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by :meth:`rows`: those of a segment, and of another that takes its place."""
+        """Bytes held by :meth:`rows`: one segment, and the next one that replaces it."""
         return 16 * int(self._file.lengths[self._sections].max(initial=0))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def rows(self, first: int, stop: int) -> Ids:
-        """Return the rows at places ``first … stop - 1``; keeps the segment that it read last. For one thread."""
+        """Read the rows at places ``first … stop - 1``, and keep the last segment read. For one thread."""
         found: list[Ids] = []
         segment = int(np.searchsorted(self._ends, first, side="right"))
         while first < stop:
@@ -80,7 +80,7 @@ class SharedRows:
         return np.concatenate([NO_ROWS, *found])
 
     def segment(self, batch: int) -> tuple[int, int]:
-        """Return the places of the rows of a batch's segment: the first, and the one after the last."""
+        """Find the places of the rows of a batch's segment: the first, and the one after the last."""
         number = batch // self.length
         return int(self._ends[number - 1]) if number else 0, int(self._ends[number])
 
@@ -88,7 +88,7 @@ class SharedRows:
         return SHARED_HEAD + batch + batch // self.length + 1
 
     def addresses(self, batch: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ids:
-        """Return the places of a batch's shared rows, ascending; ``array`` as for :meth:`PlanFile.plan`."""
+        """Read the places of a batch's shared rows, ascending; ``array`` as for :meth:`PlanFile.plan`."""
         found = self._file.read(self._section(batch), array)
         return checked_ids(found, *self.segment(batch), f"places of batch {batch}", self._file.path)
 
@@ -98,12 +98,11 @@ class SharedRows:
 
 
 class TierTables:
-    """The tables of a layout, open; a batch's plan, by number. Thread-safe but for :meth:`close`.
+    """The open tables of a layout, which give each batch's plan. Thread-safe except for :meth:`close`.
 
-    No slot is beyond ``sizes``, the rows of the host's cache and of the device's. ``fill_rows``, int64, are those that the
-    host's cache starts with, ``device_rows`` those of the device: the i-th in slot i. ``shared`` has the segments' caches,
-    where there are any; ``n_packed``, int64 [n_batches], counts the rows of each batch's extent; ``ids`` has the id of each
-    file.
+    ``sizes`` bounds the slots: the rows of the host's cache and of the device. ``fill_rows``, int64, are the first rows of the
+    host's cache; ``device_rows`` are the device's rows. The i-th of them is in slot i. ``shared`` has the segments' caches, if
+    any. ``n_packed``, int64 [n_batches], counts the rows of each batch's extent. ``ids`` has the id of each file.
     """
 
     def __init__(self, folder: str, pack: OfflineSamples, n_features: int, sizes: tuple[int, int] | None = None) -> None:
@@ -163,12 +162,12 @@ class TierTables:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that making the rows' files holds of them."""
+        """Bytes of the tables that are held while the files of extents are made."""
         fills = 16 * (len(self.fill_rows) + len(self.device_rows))
         return fills + (0 if self.shared is None else self.shared.nbytes)
 
     def packed(self, number: int, ids: Ids) -> Ids:
-        """Return the rows of a batch's extent; ``ids`` are the batch's."""
+        """Find the rows of a batch's extent; ``ids`` are the batch's input ids."""
         positions = self._plans.missed(number)[: int(self.n_packed[number])]
         if self._device is not None:
             ids = ids[self._on_host(number, self._device[2 * number], len(ids))]
@@ -178,14 +177,14 @@ class TierTables:
         return rows
 
     def _on_host(self, number: int, positions: Ids, n: int) -> npt.NDArray[np.bool_]:
-        """Mark those of a batch's ``n`` rows that are not on the device, by the positions of the others."""
+        """Mark the rows of a batch of ``n`` that are not on the device; ``positions`` are those of the device's rows."""
         assert self._device is not None
         on_host = np.ones(n, bool)
         on_host.put(checked_ids(positions, 0, n, f"positions of batch {number}", self._device.path, ascend=True), False)
         return on_host
 
     def plan(self, number: int, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``; ``array`` as for :meth:`PlanFile.plan`."""
+        """Make the plan of a batch with the input ids ``ids``; ``array`` as for :meth:`PlanFile.plan`."""
         device = None
         if self._device is not None:
             slots = self._device.read(2 * number + 1, array)

@@ -1,8 +1,8 @@
-"""Makes the address tables of a frozen layout (DiskGNN's four levels): which tier holds each row of each batch, and where.
+"""Making of a frozen layout's address tables (DiskGNN's four levels): the tier and address of each row of each batch.
 
-Rows go to the device first, then to the host's cache, the rest to the disk: into the batch's own extent, or, where those of all
-batches would be too much, into the cache that a segment of consecutive batches shares. Tables are made once, in files of
-sections, and read batch by batch (:mod:`.tables`): nothing is looked up while batches run.
+Rows go to the device first, then to the host's cache, the rest to the disk. There they go into the batch's own extent, or into a
+cache that a segment of consecutive batches shares, if the extents of all batches would take too much. Tables are made once, in
+files of sections, and read batch by batch (:mod:`.tables`): no row is looked up while batches run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Int64s = npt.NDArray[np.int64]
 ScoresOf: TypeAlias = Callable[[StaticPolicy], npt.NDArray[Any]]
 
 SECTION_BYTES, TAIL_BYTES = 32, 96  # of a file of sections: an array's entry in the index, the end
-TABLE_SECTIONS = 7  # of a batch, at most: its plan, and two arrays of the device's rows
+TABLE_SECTIONS = 7  # sections of a batch, at most: its plan, and two arrays of the device's rows
 
 
 def _narrow(rows: Ids) -> Ids:
@@ -61,11 +61,11 @@ def _narrow(rows: Ids) -> Ids:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a layout's tables are made for, and what the rows will take.
+    """Sizes of a layout: the rows of its tiers, and the bytes of its rows on disk.
 
-    A planned policy plans ``superbatch`` batches together, from an empty cache. ``row_bytes`` is of all features together.
-    ``n_bytes(n_device, n_host, stored)`` returns the bytes on disk of all rows, those of the two tiers in memory among them.
-    ``group_rows``, kept with the tables: rows of a piece of shared rows, a feature.
+    A planned policy plans ``superbatch`` batches together, from an empty cache. ``row_bytes`` is the sum over all features.
+    ``n_bytes(n_device, n_host, stored)`` returns the bytes on disk of all rows, those that fill the two tiers in memory included.
+    ``group_rows`` has the rows of a piece of shared rows for each feature, and is kept with the tables.
     """
 
     device_rows: int
@@ -77,7 +77,7 @@ class Sizes:
 
 
 class DiskRows(Sequence[Ids]):
-    """The rows of each batch that neither device nor host holds."""
+    """For each batch, the rows that neither device nor host holds."""
 
     def __init__(self, pack: OfflineSamples, tier_of_row: npt.NDArray[np.int32]) -> None:
         self._pack, self._tier_of_row = pack, tier_of_row
@@ -91,7 +91,7 @@ class DiskRows(Sequence[Ids]):
 
 
 class _Table:
-    """A file of tables under way: counted and, with a writer, written."""
+    """A file of tables in the making: its bytes are counted and, with a writer, written."""
 
     def __init__(self, writer: SectionWriter | None) -> None:
         self.writer = writer
@@ -103,12 +103,12 @@ class _Table:
 
 
 class _Writers:
-    """The files of tables under way; ``plan`` is finished last, so that it says that all are there. No folder: only counted."""
+    """The files of tables in the making; ``plan`` is finished last, as a sign that all are complete. No folder: only counted."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: str | None, disk: DiskQuota) -> None:
         self._stack, self._folder, self._disk = stack, folder, disk
         self._open: dict[str, _Table] = {}
-        for name in TABLES if folder is not None else ():  # of a maker that was killed before its plan was whole
+        for name in TABLES if folder is not None else ():  # remains of a process that was killed before its plan was complete
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(str(folder), name))
 
@@ -125,7 +125,7 @@ class _Writers:
         return sum(table.n_bytes for table in self._open.values())
 
     def finish(self) -> None:
-        _ = self[PLAN]  # also of no batches
+        _ = self[PLAN]  # exists even without batches
         for name in sorted(self._open, key=lambda name: name == PLAN):
             writer = self._open[name].writer
             if writer is not None:
@@ -135,14 +135,14 @@ class _Writers:
 def make_tables(
     pack: OfflineSamples, sizes: Sizes, policy: Policy, scores_of: ScoresOf, budget: Budget, folder: str, disk: DiskQuota
 ) -> None:
-    """Decide where each row of a pack's batches is, and write it to ``folder``.
+    """Assign each row of a pack's batches a tier and an address, and write the tables to ``folder``.
 
-    A static ``policy`` of the host's rows also says which rows the device holds; with a planned one the device holds the rows
-    that most batches need. ``scores_of`` returns a static policy's scores, checked. Where all rows of all batches do not fit
-    beside each other into what is left of ``disk``, a static policy's batches share caches on disk. OSError (ENOSPC): it is too
-    small even so; names the least that would do.
+    A static ``policy`` chooses the rows of both device and host; with a planned one the device holds the rows that most batches
+    need. ``scores_of`` returns a static policy's checked scores. If copies of all rows for all batches do not fit the rest of
+    ``disk``, a static policy's batches share caches on disk. OSError (ENOSPC): ``disk`` is too small even so; the message has the
+    least that suffices.
 
-    Holds, beside what the policy's scores take, 16 bytes a node. Liu et al., DiskGNN, SIGMOD 2025, sections 4 and 5.1.
+    Takes 16 bytes a node besides the policy's scores. Liu et al., DiskGNN, SIGMOD 2025, sections 4 and 5.1.
     """
     n = pack.num_nodes
     with contextlib.ExitStack() as stack:
@@ -163,7 +163,10 @@ def make_tables(
 
 
 def assign_tiers(scores: npt.NDArray[Any], n_device: int, n_host: int) -> npt.NDArray[np.int32]:
-    """Return for each row its slot in the host's cache, -2 - its slot on the device, or -1."""
+    """Assign the rows of highest score to the device, the next ones to the host.
+
+    Returns for each row its slot in the host's cache, -2 - its slot on the device, or -1 for the disk.
+    """
     n = len(scores)
     device = top_rows(scores, n_device)
     tier_of_row = np.full(n, -1, np.int32)
@@ -175,13 +178,13 @@ def assign_tiers(scores: npt.NDArray[Any], n_device: int, n_host: int) -> npt.ND
 
 
 def _fill(files: _Writers, tier_of_row: npt.NDArray[np.int32] | None) -> None:
-    """Write the rows that host and device start with, each ascending: the i-th in slot i."""
+    """Write the first rows of host and device, each ascending: the i-th in slot i."""
     files[FILL].append(NO_ROWS if tier_of_row is None else np.flatnonzero(tier_of_row >= 0))
     files[FILL].append(NO_ROWS if tier_of_row is None else np.flatnonzero(tier_of_row <= -2))
 
 
 def _leave_device(ids: Ids, tier_of_row: npt.NDArray[np.int32] | None, sizes: Sizes, files: _Writers) -> Ids:
-    """Write which of a batch's rows the device holds, where there is one; return the others."""
+    """Write the positions and slots of a batch's rows on the device, if any; return the other rows."""
     if tier_of_row is None or not sizes.device_rows:
         return ids
     tier = tier_of_row.take(ids)
@@ -194,9 +197,9 @@ def _leave_device(ids: Ids, tier_of_row: npt.NDArray[np.int32] | None, sizes: Si
 def write_static(
     append: Append, ids: Ids, tier_of_row: npt.NDArray[np.int32], place_of_row: npt.NDArray[np.int32] | None = None
 ) -> Int64s:
-    """Write the plan of a batch whose rows in memory stay, and return the places of its shared rows, ascending.
+    """Write the plan of a batch for a cache that does not change; return the places of its shared rows, ascending.
 
-    ``place_of_row`` says where the segment's cache has a row, or -1; None: batches share none.
+    ``place_of_row`` has the place of each row in the segment's cache, or -1; None: batches share no rows.
     """
     slots = tier_of_row.take(ids)
     missed = np.flatnonzero(slots < 0)
@@ -212,7 +215,7 @@ def write_static(
 def _plan_static(
     pack: OfflineSamples, sizes: Sizes, tier_of_row: npt.NDArray[np.int32], files: _Writers, budget: Budget, disk: DiskQuota
 ) -> None:
-    """The same rows in memory for all batches; the others to extents and, where that is too much, to segments' caches."""
+    """Write the tables for a static policy: rows in memory stay; others go to extents or, if too many, to segments' caches."""
     batches, n = DiskRows(pack, tier_of_row), pack.num_nodes
     length = 1
     if disk.total is not None and len(pack):
@@ -250,9 +253,9 @@ def segmentation(
     budget: Budget,
     disk: DiskQuota,
 ) -> Segmentation:
-    """Find how many batches share a cache on disk so that a layout fits what is left of ``disk``; 1 where none need.
+    """Find the shortest segments of batches that share a cache, so that a layout fits the rest of ``disk``; 1: no sharing.
 
-    OSError (ENOSPC): none do; says what would.
+    OSError (ENOSPC): no length fits; the message has the bytes needed.
     """
     assert disk.total is not None
     n = len(pack)
@@ -279,7 +282,7 @@ def segmentation(
 
 
 def windows(pack: OfflineSamples, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
-    """Yield the trace of each superbatch of each epoch, in order: the rows that the device leaves are planned together."""
+    """Yield the trace of each superbatch of each epoch, in order, without the rows on the device."""
 
     def rest(begin: int, batch: int) -> Ids:
         ids = pack.ids(begin + batch)
@@ -304,7 +307,7 @@ def _plan_planned(
     budget: Budget,
     disk: DiskQuota,
 ) -> None:
-    """Other rows in memory from batch to batch; where ``disk`` has no room for the others, say how much would do."""
+    """Write the tables for a planned policy; OSError (ENOSPC), with the bytes needed, if ``disk`` is too small for the rows."""
     before = disk.used
     try:
         n_missed = _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
@@ -334,14 +337,14 @@ def _plan_windows(
     files: _Writers,
     budget: Budget,
 ) -> Int64s:
-    """A cache that changes batch by batch, planned window by window, each from an empty one; return how many rows each lacks."""
+    """Plan a cache window by window, each from an empty cache, and write the plans; return each batch's number of misses."""
     _fill(files, tier_of_row)
     n_missed, number, checked = np.zeros(len(pack), np.int64), 0, CheckedPolicy(policy)
     for trace in windows(pack, sizes.superbatch, tier_of_row):
         n_bytes = planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest, checked=checked.is_checked)
         with budget.reserve("planner", n_bytes):
             checked.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
-            for planned in checked.plan(trace.window(), first=number):
+            for planned in checked.plan(trace.horizon(), first=number):
                 left = _leave_device(pack.ids(number), tier_of_row, sizes, files)
                 n_missed[number] = len(write_plan(files[PLAN].append, planned, left))
                 number += 1

@@ -1,4 +1,4 @@
-"""Checking a whole pack: every byte of every file, that samples are samples, and that plans find every row where they say."""
+"""Check of a whole pack: every byte of every file, valid samples, and plans that find every row at its address."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def verify_pack(pack: OfflineSamples, progress: bool = True) -> dict[str, Any]:
     try:
         return _Check(pack, before, progress).run()
     except (CorruptionError, FormatError, FileNotFoundError):
-        # Or files of two packs, or of two versions of its node data, were compared.
+        # The cause may be a pack, or node data, that was replaced during the check.
         if named(pack) != before:
             raise StaleError(f"{pack.path}: the node data that the pack carries was replaced meanwhile; check it again") from None
         raise
 
 
 class _Check:
-    """One check of a pack; counts what was checked."""
+    """One check of a pack; counts the files and bytes checked."""
 
     def __init__(self, pack: OfflineSamples, node_data: dict[str, dict[str, str]], progress: bool) -> None:
         self._pack, self._node_data, self._show = pack, node_data, progress
@@ -64,7 +64,7 @@ class _Check:
         names = sorted(os.listdir(pack.path))
         layouts = list(zip(find_layouts(pack), layout_records(pack), strict=True))
         folders = [pack.file(options.name) for options, _ in layouts]
-        # Samples and plans are read once more, for what they say.
+        # Samples and plans are read once more, to check their meaning.
         read = [pack.path, *folders, pack.file(SAMPLES), *(os.path.join(folder, PLAN) for folder in folders)]
         with Progress("verify", sum(_size(path) for path in read), self._show) as self._bar:
             self._record(pack.file(RECORD), RECORD, {**pack.record, NODE_DATA: self._node_data})
@@ -103,7 +103,7 @@ class _Check:
         return file.file_id
 
     def _check_samples(self) -> None:
-        """Check that every batch is one: distinct nodes, blocks that fit each other, in the order in which they were drawn."""
+        """Check that every batch is valid: distinct nodes, blocks that fit each other, in the order in which they were drawn."""
         pack, path = self._pack, self._pack.file(SAMPLES)
         pool = BufferPool(Budget(available_memory()))
         size, n = os.path.getsize(path), len(pack)
@@ -155,7 +155,7 @@ class _Check:
         self._bar.add(record.n_sums_bytes)
 
     def _check_plans(self, options: LayoutOptions, tables: TierTables, path: str) -> None:
-        """Follow the plans of all batches: every row must be where its batch finds it. Holds 8 bytes a row of the host tier."""
+        """Replay the plans of all batches: every row must be at its planned address. Takes 8 bytes a row of the host tier."""
         pack, fill = self._pack, tables.fill_rows
         held = np.full(options.capacity, -1, np.int64)  # the row in each slot of the host tier
         held[: len(fill)] = fill
@@ -171,7 +171,7 @@ class _Check:
 
 
 def _places_rows(plan: BatchPlan, ids: Int64s, held: Int64s, tables: TierTables, number: int) -> bool:
-    """Whether a plan finds each of a batch's rows once, and where it is; ``held`` is then what the host's cache holds next."""
+    """Tell whether a plan finds each of a batch's rows once, at its address; ``held``, the host cache's rows, is then updated."""
     device = plan.device
     if device is not None:
         found = _at(tables.device_rows, device.slots)
@@ -201,7 +201,7 @@ def _places_rows(plan: BatchPlan, ids: Int64s, held: Int64s, tables: TierTables,
 
 
 def _at(values: Int64s, places: npt.NDArray[Any]) -> Int64s | None:
-    """Return ``values[places]``; None where one of them is no place."""
+    """Return ``values[places]``; None if a place is out of range."""
     if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(values):
         return None
     found: Int64s = values.take(places)
@@ -209,7 +209,7 @@ def _at(values: Int64s, places: npt.NDArray[Any]) -> Int64s | None:
 
 
 def _shared(tables: TierTables, addresses: Any, number: int) -> Int64s | None:
-    """Return the shared rows at ``addresses``; None where a batch's are not those of its segment."""
+    """Read the shared rows at ``addresses``; None if an address lies outside the batch's segment."""
     if tables.shared is None:
         return None
     begin, end = tables.shared.segment(number)

@@ -56,26 +56,26 @@ def partition(
         At least 1. Needed unless ``method`` is an array. More parts than nodes are allowed: some are then empty.
     method : str, Partitioner, class, or integer array, shape (num_nodes,)
         ``"fennel"`` and ``"ldg"`` stream the adjacency in bounded memory; ``"ranges"`` cuts the ids, ``"random"`` draws.
-        ``"metis"`` needs pymetis, and memory for the whole adjacency several times. Or a registered name; or parts that were
-        made elsewhere.
+        ``"metis"`` needs pymetis, and several times the memory of the whole adjacency. Also a registered name, or an array of
+        parts that were made elsewhere.
     train_idx : integer array or tensor, or boolean mask, shape (num_nodes,), optional
-        Training nodes. ``"fennel"`` spreads them over the parts; they are kept beside the parts.
+        Training nodes. ``"fennel"`` spreads them over the parts; they are kept with the parts.
     passes, gamma, start, levels
         Options of ``"fennel"``: see :class:`~featstore.partitioning.fennel.Fennel`.
     name : str, optional
-        Under which they are kept; ``<method>-<n_parts>`` by default. Parts that had the name are replaced.
+        Name under which the parts are kept; ``<method>-<n_parts>`` by default. Existing parts of that name are replaced.
     keep : bool
         False: leave the dataset as it is.
     keep_lists : bool
-        Also keep the adjacency in part order: whole neighbour lists, those of a part next to each other, so that a loader of
-        :class:`~featstore.PartitionBatches` reads those of a macro-batch in sequence. As large as the adjacency, and 4 bytes
-        a node (8 from 2³¹ nodes on).
+        Also keep the adjacency in part order: whole neighbour lists, the lists of a part next to each other. A loader of
+        :class:`~featstore.PartitionBatches` then reads the lists of a macro-batch in sequence. Takes the size of the adjacency,
+        and 4 bytes a node (8 from 2³¹ nodes on).
     seed : int
-        Of randomised methods.
+        Seed of randomised methods.
     progress : bool
         Show a progress bar, with the time left, on a terminal and in a notebook.
     **options
-        Of other methods.
+        Options of other methods.
 
     Returns
     -------
@@ -87,25 +87,26 @@ def partition(
     OptionError
         The method has no such option, or its value cannot be used.
     ValueError, TypeError, IndexError
-        No such method, a number out of range, a training node that is none, an array of a wrong length, dtype or range.
+        There is no such method, a number is out of range, a training node is no node, or an array has a wrong length, dtype or
+        range.
     MissingExtraError
         ``"metis"`` without pymetis.
     PluginError
-        A partitioner of another package failed, or returned what are no parts.
+        A partitioner of another package failed, or returned no valid parts.
     BudgetError
-        The graph's budget does not suffice; names what does.
+        The graph's budget does not suffice; the error names the memory that does.
     BusyError, CommittedError
-        Somebody else is writing the dataset, or has replaced it; the parts are kept, but making that durable failed.
+        Another process is writing the dataset, or has replaced it; the parts are kept, but making them durable failed.
     CorruptionError, OSError
         Reading or writing failed.
 
     Notes
     -----
-    All is kept in one commit: if it fails or is killed, the dataset is as it was, and a second call starts over. ``g`` has the
-    parts at once (:meth:`OutOfCoreGraph.parts`), other handles when they are opened again. ``"fennel"`` needs 5 bytes a node
-    and the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. So does keeping the parts, which counts
-    each node's edges into other parts: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs 20 bytes a node and 16 a part
-    beside them, and reads the adjacency once more for each half of the memory left that it fills.
+    One commit keeps everything: if the call fails or is killed, the dataset is unchanged, and a second call starts over. ``g``
+    has the parts at once (:meth:`OutOfCoreGraph.parts`); other handles have them after they are opened again. ``"fennel"`` needs
+    5 bytes a node and the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. Keeping the parts takes one
+    more pass, to count each node's edges into other parts: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs 20 bytes a
+    node and 16 a part in addition, and reads the adjacency once more for each half of the free memory that the lists fill.
 
     References
     ----------
@@ -142,7 +143,7 @@ def partition(
     with g.budget.reserve("partitioning", n if train_idx is not None else 0) as held:
         is_train = None if train_idx is None else _mask(train_idx, n)
         recipe: dict[str, Any] = {}
-        # The result: handed out, it is counted for as long as it lives.
+        # The result is counted as long as the tensor lives.
         held.resize(held.n_bytes + 4 * n)
         if given is not None:
             parts = check_parts(given, n, n_parts, "the parts").copy()
@@ -166,7 +167,7 @@ def partition(
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options as JSON has them; those of plug-ins may be anything."""
+    """Convert options to JSON's types; a plug-in's option of another type becomes its repr."""
     simple = (str, int, float, bool, type(None))
     return {
         key: list(each) if isinstance(each, tuple) else each if isinstance(each, simple) else repr(each)
@@ -191,7 +192,7 @@ def _assigned(g: OutOfCoreGraph, chosen: Partitioner, n_parts: int, is_train: By
 
 
 def _mask(train_idx: Given, n: int) -> Bytes:
-    """Return a byte a node: 1 for those that are named, or that a mask has."""
+    """Make a byte a node: 1 for nodes in ``train_idx``, given as ids or as a mask."""
     array = id_array("train_idx", train_idx)
     if array.ndim != 1:
         raise ValueError(f"train_idx must be one-dimensional, not of shape {array.shape}")
@@ -213,10 +214,11 @@ def _mask(train_idx: Given, n: int) -> Bytes:
 
 @dataclass(frozen=True)
 class PartQuality:
-    """How good parts are.
+    """Quality of parts.
 
-    ``cut`` is the share of the edges whose ends are in different parts. ``balance`` and ``train_balance``: nodes, and training
-    nodes, of the largest part over the mean of all; 1 is perfect, NaN where there are none. ``n_empty`` parts have no node.
+    ``cut`` is the share of the edges whose ends are in different parts. ``balance`` and ``train_balance`` are the nodes, and the
+    training nodes, of the largest part over the mean of all parts; 1 is perfect, NaN if there are none. ``n_empty`` parts have no
+    node.
     """
 
     cut: float
@@ -226,7 +228,7 @@ class PartQuality:
 
 
 def judge(g: OutOfCoreGraph, parts: Given, n_parts: int, train_idx: Given | None = None, *, progress: bool = True) -> PartQuality:
-    """Count the edges that parts cut, and how even the parts are; reads the adjacency once, in sequence.
+    """Measure the edges that parts cut, and the balance of the parts; reads the adjacency once, in sequence.
 
     Errors are those of :func:`partition`.
     """

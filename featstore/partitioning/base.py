@@ -32,7 +32,7 @@ _PIECE_NODES = 1 << 16
 class GraphStream:
     """A graph as a partitioner sees it: degrees in memory, neighbour ids block by block from the file.
 
-    None of its arrays can be written to.
+    All arrays are read-only.
 
     Attributes
     ----------
@@ -52,9 +52,9 @@ class GraphStream:
 
     @property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``.
+        """The offset of each node's in-neighbours, int64 ``[num_nodes + 1]``.
 
-        Of a chunked topology they are read when they are first asked for, and counted in the budget as long as this object lives.
+        The offsets of a chunked topology are read at first use, and counted in the budget as long as this object lives.
         """
         if self._read_indptr is None:
             self._read_indptr = self._topology.resident_offsets
@@ -69,8 +69,8 @@ class GraphStream:
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Read the adjacency once: yield ``(first, ids)``, the neighbour ids at positions ``first …``, int32 or int64.
 
-        Blocks come in order and without gaps, and cut lists anywhere; a graph without edges has one, which is empty. The ids are
-        checked. The array is used again for the next block.
+        Blocks come in order and without gaps, and may begin or end within a list. A graph without edges has one empty block. The
+        ids are checked. The array is reused for the next block.
         """
         if not self.num_edges:
             yield 0, np.empty(0, self._topology.id_dtype)
@@ -84,15 +84,18 @@ class GraphStream:
             self._bar.add(block.ids.nbytes)
 
     def reserve(self, n_bytes: int) -> Reservation:
-        """Count memory in the graph's budget: a context manager. For whatever grows with nodes, edges or parts.
+        """Reserve memory in the graph's budget; a context manager. For all memory that grows with nodes, edges or parts.
 
-        BudgetError: they are not available; names the least budget that does.
+        BudgetError: the bytes are not available; the error names the least budget that suffices.
         """
         return self._budget.reserve(HOLDER, n_bytes)
 
 
 class Partitioner(ABC):
-    """Divides nodes into parts. A dataclass, if it has options: its fields are those of :func:`featstore.partition`."""
+    """Contract of a method that divides nodes into parts.
+
+    A partitioner with options is a dataclass; its fields are options of :func:`featstore.partition`.
+    """
 
     _registered: ClassVar[str]
 
@@ -103,15 +106,15 @@ class Partitioner(ABC):
 
     @property
     def n_passes(self) -> int:
-        """How often :meth:`assign` will read the adjacency; for progress bars."""
+        """Number of times that :meth:`assign` reads the adjacency; for progress bars."""
         return 1
 
     def check(self, n_parts: int) -> None:
-        """Raise ValueError where the options do not go with so many parts; called before anything is read."""
+        """Raise ValueError if the options do not allow ``n_parts`` parts; called before anything is read."""
 
     @abstractmethod
     def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
-        """Return the part of every node: integers in ``[0, graph.n_parts)``, shape (num_nodes,).
+        """Assign every node a part: integers in ``[0, graph.n_parts)``, shape (num_nodes,).
 
         A pure function of the graph, ``graph.is_train``, ``graph.seed`` and the options. Parts may be empty.
         """
@@ -129,7 +132,7 @@ PARTITIONERS = Registry(
 
 
 def register_partitioner(name: str) -> Callable[[PartitionerType], PartitionerType]:
-    """Class decorator: make a partitioner known under ``name``.
+    """Register the decorated partitioner class under ``name``.
 
     Raises
     ------
@@ -154,11 +157,11 @@ def available_partitioners() -> list[str]:
 
 
 def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict[str, Any]) -> Partitioner:
-    """Return a partitioner by its registered name, that of an entry point, or a class; an instance has its options.
+    """Get a partitioner by its registered name, the name of an entry point, or a class; an instance is returned as it is.
 
-    ``options`` by name; those that are None are left to the partitioner. ValueError, PluginError: no partitioner has that name;
-    the class cannot be made. OptionError: it has no such option; lists those that it has. TypeError: neither a name, a
-    partitioner nor a class.
+    ``options`` are given by name; None leaves an option to the partitioner. ValueError, PluginError: no partitioner has that
+    name; the class cannot be instantiated. OptionError: the partitioner has no such option; the error lists its options. Or an
+    instance was given with options. TypeError: ``method`` is no name, partitioner or class.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(method, Partitioner):
@@ -179,7 +182,7 @@ def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict
     try:
         return cls(**given)
     except (ValueError, TypeError):
-        raise  # of an option
+        raise  # the error of an option
     except Exception as error:
         raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error}") from error
 

@@ -1,4 +1,4 @@
-"""FENNEL: nodes in the order of their ids, each put where most neighbours are, less what a part weighs."""
+"""FENNEL: each node, in the order of ids, goes to the part with most of its neighbours, less a penalty for the part's size."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class Fennel(Partitioner):
     Parameters
     ----------
     passes : int
-        In the first one, a node's neighbours with higher ids have no part yet, so they do not count. In a later pass every node
-        is taken out of its part and placed again, when all others have one.
+        In the first pass, a node's neighbours with higher ids have no part yet, so they do not count. In a later pass every node
+        is taken out of its part and placed again, while all other nodes have a part.
     gamma : float
         Above 1. Higher values balance more strictly, and cut more edges.
     start : {None, "ranges"}
-        Begin with nothing, or with contiguous ranges of ids, which are already good parts where ids have locality.
+        Begin without parts, or with contiguous ranges of ids, which are already good parts if ids have locality.
     levels : pair of int, optional
-        Make so many parts, and divide each into so many: ``(100, 100)`` for 10,000, as OUTRE does. Takes twice as many passes,
-        and cuts more edges; it is not faster here.
+        Make the first number of parts, and divide each into the second number: ``(100, 100)`` for 10,000 parts, as OUTRE does.
+        Takes twice as many passes, and cuts more edges; it is not faster here.
 
     Notes
     -----
-    ``a`` and ``t`` are FENNEL's alpha times gamma: with ``m`` the stored edges, counted once where both directions are stored,
-    ``n`` nodes and ``k`` parts, ``a = gamma * (m / 2) / n * (k / n)**(gamma - 1)``; ``t`` is half of that, with the number of
-    training nodes in the last factor. A node is compared with the parts of its neighbours, and with the part that weighs least;
-    no other can win. So time follows edges, whatever the number of parts. Memory: 5 bytes a node (13 with levels), about 60 a
-    part, and a block of neighbour ids.
+    ``a`` and ``t`` are FENNEL's alpha times gamma. With ``m`` stored edges, ``n`` nodes and ``k`` parts,
+    ``a = gamma * (m / 2) / n * (k / n)**(gamma - 1)``: edges stored in both directions count once. ``t`` is half of that, with
+    the number of training nodes in the last factor. A node is compared only with the parts of its neighbours and the part of the
+    least penalty; no other part can win. So time is proportional to the edges, whatever the number of parts. Memory: 5 bytes a
+    node (13 with levels), about 60 a part, and a block of neighbour ids.
 
     References
     ----------
@@ -124,7 +124,7 @@ class Fennel(Partitioner):
         n_train: Int64s,
         group: Int32s | None = None,
     ) -> Int64s:
-        """Place all nodes, ``passes`` times; the numbers are those of each group."""
+        """Place all nodes ``passes`` times; the numbers of nodes, edges and training nodes are for each group."""
         degree = self.gamma * (n_edges / 2) / np.maximum(1, n_nodes)
         scale = degree * _powers(width / np.maximum(1, n_nodes), self.gamma - 1)
         train_scale = TRAIN_WEIGHT * degree * _powers(width / np.maximum(1, n_train), self.gamma - 1)
@@ -133,12 +133,12 @@ class Fennel(Partitioner):
 
 
 def _powers(bases: Float64s, exponent: float) -> Float64s:
-    """As the C library rounds them: NumPy has loops of its own for some lengths."""
+    """Compute powers as the C library rounds them; NumPy's own loops may round differently for some lengths."""
     return np.array([math.pow(each, exponent) for each in bases])
 
 
 def most_nodes(n_nodes: Int64s, width: int) -> Int64s:
-    """Return the most nodes that each of ``width`` parts takes of each group: 1.1 times the mean, and room for all."""
+    """Compute the most nodes of each of a group's ``width`` parts: 1.1 times the mean, and enough for all nodes."""
     return np.maximum(-(-n_nodes // width), (n_nodes * IMBALANCE / width).astype(np.int64))
 
 
@@ -155,7 +155,7 @@ def stream(
     *,
     ldg: bool = False,
 ) -> Int64s:
-    """Place every node ``passes`` times, see :class:`~featstore._core.partition.Placer`; return neighbours found inside parts."""
+    """Place every node ``passes`` times, see :class:`~featstore._core.partition.Placer`; return each part's inner neighbours."""
     is_train = None if ldg else graph.is_train
     n_parts = width * len(scale)
     with graph.reserve(table_bytes(len(scale), width) + 24 * n_parts):
@@ -171,7 +171,7 @@ def stream(
 
 
 def _counts(part: Int32s, is_train: npt.NDArray[np.uint8] | None, n_parts: int) -> tuple[Int64s, Int64s]:
-    """Return nodes and training nodes of each part; piece by piece, as counting converts what it counts."""
+    """Count the nodes and training nodes of each part, piece by piece, since ``bincount`` converts its input."""
     members, trained = np.zeros(n_parts, np.int64), np.zeros(n_parts, np.int64)
     for begin in range(0, len(part), _PIECE):
         piece = part[begin : begin + _PIECE]

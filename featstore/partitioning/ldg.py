@@ -1,4 +1,4 @@
-"""LDG: nodes in the order of their ids, each put where most neighbours are, times the room that is left there."""
+"""LDG: each node, in the order of ids, goes to the part with most of its neighbours, weighted by the part's free share."""
 
 from __future__ import annotations
 

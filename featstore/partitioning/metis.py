@@ -1,4 +1,4 @@
-"""METIS, by way of pymetis: fewer edges cut than by streaming, in memory."""
+"""METIS through pymetis: it cuts fewer edges than streaming, but works in memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from featstore.partitioning.base import GraphStream, Partitioner, register_parti
 __all__ = ["Metis"]
 
 _LIST_BYTES = 8 * 2  # ids of both directions of an edge, as METIS takes them
-_EDGE_BYTES = 3 * _LIST_BYTES + 2 * _LIST_BYTES  # sorting them; and what METIS copies and coarsens
+_EDGE_BYTES = 3 * _LIST_BYTES + 2 * _LIST_BYTES  # for sorting, and for METIS's copies and coarser graphs
 
 
 @register_partitioner("metis")
 class Metis(Partitioner):
     """Minimise the edges between parts, in both directions, with METIS; training nodes and the seed do not count.
 
-    Not out of core: needs about 80 bytes an edge, which are counted, and can give no bound for what METIS takes itself. See
+    Not out of core: needs about 80 bytes an edge, which are counted; the memory of METIS itself has no known bound. See
     Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, SIAM J. Sci. Comput. 20(1),
     1998.
     """
@@ -38,7 +38,7 @@ class Metis(Partitioner):
             for first, ids in graph.blocks():
                 source[first : first + len(ids)] = ids
             target = np.repeat(np.arange(n), np.diff(graph.indptr))
-            # Each edge in both directions, once: what METIS asks for.
+            # Each edge once in both directions, as METIS requires.
             keys = np.concatenate([source * n + target, target * n + source])
             del source, target
             keys = np.unique(keys)

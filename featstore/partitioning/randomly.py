@@ -1,4 +1,4 @@
-"""Random parts: what others are compared with."""
+"""Random parts, the baseline of other methods."""
 
 from __future__ import annotations
 

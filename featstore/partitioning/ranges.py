@@ -29,9 +29,9 @@ class Ranges(Partitioner):
 
 
 def ranges(n: int, width: int, group: Int32s | None = None, members: npt.NDArray[np.int64] | None = None) -> Int32s:
-    """Return ``width`` ranges of ids, of every group its own: the ``i``-th of its ``m`` nodes goes to range ``i * width // m``.
+    """Divide each group's ids into ``width`` ranges: the ``i``-th of a group's ``m`` nodes goes to range ``i * width // m``.
 
-    Ranges of group ``g`` are ``g * width`` …; ``members`` counts the nodes of each group.
+    The ranges of group ``g`` are numbered from ``g * width``; ``members`` counts the nodes of each group.
     """
     part = np.empty(n, np.int32)
     seen = None if members is None else np.zeros(len(members), np.int64)

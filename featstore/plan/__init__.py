@@ -1,1 +1,1 @@
-"""Inspectors: what looks at accesses ahead and plans batches."""
+"""Inspectors, which look at accesses ahead of time and plan batches."""

@@ -1,4 +1,4 @@
-"""Plans of one domain's caches, nodes or edges, superbatch by superbatch, written to run files."""
+"""Plans of the caches of one domain (nodes or edges), written to one run file a superbatch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from featstore.budget import Reservation
 from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolicy
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.planfile import write_bytes
@@ -26,23 +26,23 @@ Int64s = npt.NDArray[np.int64]
 
 
 class CachePlanner:
-    """Plans the caches of one domain; one thread plans.
+    """Plan the caches of one domain, in one thread.
 
     Parameters
     ----------
     policy : PlannedPolicy
-        No other domain's.
+        Serves no other domain.
     n, capacity : int
-        Ids of the domain; rows of each of its caches.
+        Number of ids in the domain; rows that each of its caches holds.
     runs : RunDirectory
     disk : DiskQuota
     memory : Reservation
-        What planning may hold; grown where a window is larger than was expected.
+        Memory that planning may hold. The planner enlarges it for a horizon larger than expected.
     room : callable () -> int
-        Bytes that it may grow by: those that no batch needs.
+        Bytes by which ``memory`` may grow: those that no batch needs.
     pool : BufferPool
     label : str
-        Tells the domain's run files from others.
+        Part of the names of the domain's run files.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CachePlanner:
         return self._policy.looks_ahead
 
     def start(self, residents: Int64s = NO_ROWS, *, keeps_memory: bool | None = None) -> None:
-        """Begin with caches that have these rows. ``keeps_memory``: the policy may hold some between plans."""
+        """Start the policy with ``residents`` in the caches. ``keeps_memory``: whether it may hold memory between plans."""
         if keeps_memory is not None:
             self._policy.keep_memory(keeps_memory)
         self._policy.start(self.capacity, PolicyContext(self.n, 1), residents)
@@ -82,8 +82,8 @@ class CachePlanner:
         first: int,
         write: Callable[[SectionWriter, int, PlannedBatch], None],
         *,
-        begin: Callable[[Window], None] = lambda window: None,
-        foresee: Callable[[int, npt.NDArray[np.int32]], None] | None = None,
+        begin: Callable[[Horizon], None] = lambda horizon: None,
+        announce: Callable[[int, npt.NDArray[np.int32]], None] | None = None,
         beside: int = 0,
     ) -> SectionFile:
         """Plan superbatch ``k`` into a run file; return the file.
@@ -91,23 +91,26 @@ class CachePlanner:
         Parameters
         ----------
         lengths : int64 array
-            Distinct ids of each batch: of those that are planned, then of those whose next uses count.
+            Number of distinct ids of each batch: first the batches to plan, then batches whose accesses count as next uses.
         ids : callable (b) -> int array
+            Returns the distinct ids of batch ``b``.
+        n_planned : int
+            Number of batches to plan.
         first : int
             Number of the first batch in its epoch.
         write : callable (writer, number, planned)
-            Stores the plan of a batch.
-        begin : callable (window), optional
+            Writes the plan of batch ``number`` of the superbatch.
+        begin : callable (horizon), optional
             Called before the policy plans.
-        foresee : callable, optional
-            See :class:`~featstore.Window`.
+        announce : callable, optional
+            See :class:`~featstore.Horizon`.
         beside : int
-            Bytes that are held beside planning.
+            Bytes of the same memory that are held during planning, but not by it.
 
         Raises
         ------
         BudgetError, OSError, PluginError
-            No memory to plan in; the disk is full; the policy failed.
+            The memory does not suffice; the disk is full; the policy failed.
         """
         with ExitStack() as removed_after:
 
@@ -118,19 +121,20 @@ class CachePlanner:
 
             spilled = self._must_spill(lengths, n_planned, beside)
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-            window = Window(self.n, offsets, ids, n_planned, spill if spilled else None, foresee)
+            horizon = Horizon(self.n, offsets, ids, n_planned, spill if spilled else None, announce)
             name = self.runs.file(f"plan-{self._label}{k}")
             with SectionWriter(name, "plan", self.disk, write_bytes(int(lengths.max(initial=0)))) as writer:
-                begin(window)
-                for number, planned in enumerate(self._policy.plan(window, first)):
+                begin(horizon)
+                for number, planned in enumerate(self._policy.plan(horizon, first)):
                     write(writer, number, planned)
                 return writer.finish()
 
     def _must_spill(self, lengths: Int64s, n_planned: int, beside: int) -> bool:
-        """Reserve what planning a window of these ``lengths`` holds; return whether next positions must go to disk.
+        """Reserve memory to plan a horizon of these ``lengths``; return whether next positions must be spilled to disk.
 
-        The memory grows where it is too small: with next positions in memory if it then is not more than an eighth of the
-        budget, and there is room for that, after the pool gave back what nobody uses. BudgetError: it does not fit even so.
+        The memory grows if it is too small. Next positions stay in memory on two conditions. Planning, the tables of slots left
+        out, takes at most an eighth of the budget; the growth fits the free memory, after the pool gave back idle buffers.
+        BudgetError: planning does not fit even with next positions on disk.
         """
         memory = self.memory
         accesses = int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0))
@@ -143,7 +147,7 @@ class CachePlanner:
         if whole <= memory.n_bytes:
             return False
         self.pool.trim()
-        # A cache on loan is not taken back for it: what it was to hold would be read again, which is worse than to spill.
+        # No cache on loan is taken back for this: reading its rows again would cost more than spilling.
         fits = whole - memory.n_bytes <= min(memory.budget.available, self._room())
         if fits and needed(0) <= memory.budget.total // PLANNER_DIVISOR:
             with suppress(BudgetError):

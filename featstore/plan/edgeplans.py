@@ -1,4 +1,4 @@
-"""Plans for the caches of edge features: the edges of a superbatch's batches, planned as rows of nodes are."""
+"""Plans of the caches of edge features, made over the edges of a superbatch's batches as plans of node rows are."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Ints = npt.NDArray[np.int32 | np.int64]
 
 
 class EdgePlanner:
-    """Plan an epoch's caches of edge features, empty at first, over the edges of its batches.
+    """Plan the caches of edge features for one epoch, which they begin empty.
 
     Parameters
     ----------
     planner : CachePlanner
-        Of the edges.
+        The planner of the domain of edges.
     """
 
     def __init__(self, planner: CachePlanner) -> None:
@@ -35,7 +35,7 @@ class EdgePlanner:
         planner.start(keeps_memory=False)
 
     def distinct(self, batch: SampledBatch) -> DistinctEdges:
-        """Return the edges of a batch, each once; see :func:`~featstore.plan.edgetrace.distinct_edges`. Thread-safe."""
+        """Compute the distinct edges of a batch; see :func:`~featstore.plan.edgetrace.distinct_edges`. Thread-safe."""
         return distinct_edges(batch, self._planner.n, self._planner.memory.budget)
 
     def writer(self, k: int) -> EdgeTraceWriter:
@@ -45,7 +45,7 @@ class EdgePlanner:
     def plan(
         self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, first: int, check: Callable[[], None]
     ) -> None:
-        """Plan superbatch ``k``, whose first batch is number ``first``; next uses in the one ``ahead`` of it count."""
+        """Plan superbatch ``k``, whose first batch is number ``first``. Edges of the next one, ``ahead``, count as next uses."""
         traces = [each.edges for each in (superbatch, ahead) if each is not None and each.edges is not None]
         lengths, n = np.concatenate([trace.lengths for trace in traces]), len(traces[0])
 
@@ -59,7 +59,7 @@ class EdgePlanner:
         superbatch.edge_plans = PlanFile(self._planner.plan(k, lengths, ids, n, first, write))
 
     def of(self, superbatch: SampledSuperbatch, number: int) -> EdgePlan:
-        """Read the plan that gathers the rows of a batch's edges, into pooled memory; a BudgetError may be tried again."""
+        """Read the plan for the edge rows of a batch into pooled memory. After a BudgetError the call may be repeated."""
         trace, plans, array = superbatch.edges, superbatch.edge_plans, self._planner.pool.array
         assert trace is not None
         assert plans is not None

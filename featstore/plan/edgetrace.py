@@ -1,4 +1,4 @@
-"""The trace that a cache of edge features is planned over: the edges of each batch of a superbatch, in a run file."""
+"""Traces of edges: the edges of each batch of a superbatch, in a run file. Caches of edge features are planned over them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from featstore.storage.sections import SectionFile, SectionWriter
 __all__ = ["DistinctEdges", "EdgeTrace", "EdgeTraceWriter", "distinct_edges"]
 
 KIND = "edges"
-SECTIONS = 2  # a batch's: its distinct edges, and where each of its blocks' edges is among them
-FINDING_BYTES = 48  # an edge, while a batch's distinct edges are found
+SECTIONS = 2  # a batch: its distinct edges, and the position of each edge of its blocks among them
+FINDING_BYTES = 48  # an edge, while the distinct edges of a batch are computed
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-# A batch's distinct edges, and where each edge of its blocks is among them, block after block; no places if all are distinct.
+# The distinct edges of a batch, and the position among them of each edge of its blocks, block after block. The positions are
+# empty if all edges are distinct.
 DistinctEdges: TypeAlias = tuple[Ints, npt.NDArray[np.int32]]
 
 
 def distinct_edges(batch: SampledBatch, n_edges: int, budget: Budget) -> DistinctEdges:
-    """Return the distinct edges of a batch of a graph of ``n_edges``; ``budget`` counts the memory of finding them.
+    """Compute the distinct edges of a batch of a graph of ``n_edges``; ``budget`` counts the memory of the computation.
 
-    Hops that draw anew draw an edge several times; its row is needed once. A BudgetError may be tried again.
+    Several hops may draw the same edge; its row is needed once. After a BudgetError the call may be repeated.
     """
     with budget.reserve("edges of a batch", FINDING_BYTES * sum(len(block.src) for block in batch.blocks)):
         numbers = edge_numbers(batch.blocks, n_edges, whole=True)
@@ -42,7 +43,7 @@ def distinct_edges(batch: SampledBatch, n_edges: int, budget: Budget) -> Distinc
 
 
 class EdgeTraceWriter(SectionWriter):
-    """Write the edges of a superbatch's batches, in order."""
+    """Write the edges of a superbatch, batch after batch."""
 
     def __init__(self, path: str | os.PathLike[str], disk: DiskQuota | None = None) -> None:
         super().__init__(path, KIND, disk)
@@ -57,7 +58,7 @@ class EdgeTraceWriter(SectionWriter):
 
 
 class EdgeTrace:
-    """Edges of the batches of a superbatch, by number; every array is checked when it is read."""
+    """The edges of a superbatch, by the number of the batch; every array is checked when it is read."""
 
     def __init__(self, file: SectionFile) -> None:
         self._file = file
@@ -67,11 +68,11 @@ class EdgeTrace:
         return len(self.lengths)
 
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ints:
-        """Return a batch's distinct edges; ``array(n, dtype)`` makes the memory."""
+        """Return the distinct edges of a batch; ``array(n, dtype)`` allocates them."""
         return self._file.read(SECTIONS * number, array)
 
     def places(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[np.int32]:
-        """Return where the edges of a batch's blocks are among its distinct ones."""
+        """Return the position of each edge of a batch's blocks among its distinct edges; empty if all are distinct."""
         return self._file.read(SECTIONS * number + 1, array)
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""Overlapped packing: extents of a superbatch are filled while the rest of it is planned."""
+"""Overlapped packing: the extents of a superbatch are filled while its plans are still being made."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ Int64s = npt.NDArray[np.int64]
 Check = Callable[[], None]
 
 MOST_PENDING = 4  # batches whose misses are known and not yet sorted
-WAIT_S = 0.05  # between two looks whether the epoch is over
+WAIT_S = 0.05  # between two checks whether the epoch is over
 
 
 class MissedRows:
-    """Rows by batch, ascending: kept in memory as batches are planned where they fit, read back where they do not.
+    """The missed rows of each batch of a superbatch, ascending.
 
-    ``read(batch)`` returns a batch's rows when all are planned. The caller counts ``most_bytes``.
+    They are kept in memory while batches are planned, up to ``most_bytes``; beyond that none are, and ``read(batch)`` reads a
+    batch's rows back once all batches are planned. The caller reserves ``most_bytes``.
     """
 
     def __init__(self, read: Callable[[int], Ids], most_bytes: int) -> None:
@@ -38,7 +39,7 @@ class MissedRows:
         self.nbytes = 0
 
     def add(self, rows: Ids) -> None:
-        """Keep the next batch's rows; where they are too many, none are kept."""
+        """Keep the rows of the next batch. If all together exceed ``most_bytes``, keep none."""
         self.nbytes += rows.nbytes
         if self.nbytes > self._most:
             self.drop()
@@ -46,11 +47,11 @@ class MissedRows:
             self._kept.append(rows)
 
     def drop(self) -> None:
-        """Keep nothing from now on."""
+        """Drop all rows, and keep none from now on."""
         self._kept, self._most, self.nbytes = None, 0, 0
 
     def kept(self, batch: int) -> Ids | None:
-        """Return a batch's rows where they are in memory."""
+        """Return a batch's rows if they are in memory, else None."""
         kept = self._kept
         return None if kept is None else kept[batch]
 
@@ -63,11 +64,11 @@ class SuperbatchExtents(Protocol):
     """The extents of one superbatch."""
 
     def source(self, name: str) -> ExtentSource:
-        """Return the tier ``PACKED`` of a feature; its gathers are asked for in the batches' order."""
+        """Return the tier ``PACKED`` of a feature. Gathers ask for extents in the order of the batches."""
         ...
 
     def stop(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         ...
 
     def remove(self) -> None:
@@ -76,36 +77,38 @@ class SuperbatchExtents(Protocol):
 
 
 class PackSuperbatch(Protocol):
-    """Copies what the cache will lack into extents: ``rows_of(b)`` is what batch ``b`` of superbatch ``k`` misses, ascending."""
+    """Copy the rows that the batches of a superbatch miss into extents."""
 
     @property
     def most_held(self) -> int:
-        """Of the memory for packing, the bytes of missed rows that may be kept until they are packed."""
+        """Bytes of missed rows that may be kept until they are packed, a part of the memory for packing."""
         ...
 
     def fits(self, n_missed: Int64s, n_bytes: int) -> bool:
-        """Whether the disk has room for the extents of a superbatch and for ``n_bytes`` more."""
+        """Return whether the disk has room for the extents of a superbatch and for ``n_bytes`` more."""
         ...
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Check) -> SuperbatchExtents | None:
-        """Pack superbatch ``k``, or return None where there is no room for it: its rows are then read from the base file.
+        """Pack superbatch ``k``. Return None if the disk has no room for it: its rows are then read from the base file.
 
-        ``check`` is called now and then; what it raises (the epoch is over) is passed on.
+        ``rows_of(b)`` returns the rows that batch ``b`` of the superbatch misses, ascending. Packing calls ``check`` from time
+        to time, which raises once the epoch is over; the error is passed on.
         """
         ...
 
 
 class OverlappedPacking:
-    """Pack a superbatch in a thread of its own, as soon as it is known what its batches miss.
+    """Pack a superbatch in a thread of its own, as soon as the misses of all its batches are known.
 
-    A policy that foresees its misses (:class:`~featstore.cache.planned.Window`) has slots and changes still to work out and to
-    write while the extents are filled. Where it foresees nothing, or ``may_begin(n_missed)`` finds no room for both at once,
-    packing comes after.
+    A policy may announce its misses before its slots and changes (:class:`~featstore.cache.planned.Horizon`). The extents are
+    then filled while those are worked out and written. Packing follows planning if the policy announces nothing, or if
+    ``may_begin(n_missed)`` finds no room for both at once.
 
-    ``ids(b)`` returns a batch's rows, thread-safe; ``missed(b)`` those that it misses, ascending, once all is planned, of which
-    ``most_held`` bytes may be kept. ``pack(n_missed, rows_of, check)`` packs in the thread. Both threads call ``check`` now and
-    then; what it raises ends them. A context manager: left by an exception, the thread is stopped, and what it packed is
-    removed.
+    ``ids(b)`` returns the rows of batch ``b``; it is thread-safe. ``missed(b)`` returns the rows that batch ``b`` misses,
+    ascending, once all batches are planned. At most ``most_held`` bytes of missed rows are kept. The thread calls
+    ``pack(n_missed, rows_of, check)``, and ``check`` ends it by raising.
+
+    Used as a context manager: if an exception leaves the block, the thread is stopped and the extents are removed.
     """
 
     def __init__(
@@ -128,8 +131,11 @@ class OverlappedPacking:
         self._packing: Future[SuperbatchExtents | None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-pack")
 
-    def foresee(self, batch: int, positions: Int32s) -> None:
-        """Note which accesses of a batch will miss, from a policy; batch after batch."""
+    def announce(self, batch: int, positions: Int32s) -> None:
+        """Note which accesses of a batch will miss; the policy calls this batch after batch.
+
+        PluginError: the policy announced another batch than the next.
+        """
         if batch != self._n_foreseen or batch >= len(self._n_missed):
             raise PluginError(f"a policy foresaw batch {batch} where {self._n_foreseen} of {len(self._n_missed)} came next")
         self._n_foreseen += 1
@@ -140,7 +146,10 @@ class OverlappedPacking:
             self._packing = self._worker.submit(self._pack, self._n_missed, self._rows, self._go_on)
 
     def planned(self, batch: int, rows: Ids) -> None:
-        """Note what a planned batch misses, ascending; batch after batch. PluginError: the policy foresaw something else."""
+        """Note the rows that a planned batch misses, ascending; called batch after batch.
+
+        PluginError: the policy announced other misses.
+        """
         if not self._n_foreseen:
             self._n_missed[batch] = len(rows)
             self._rows.add(rows)
@@ -152,7 +161,7 @@ class OverlappedPacking:
             raise PluginError(f"batch {batch} misses other rows than its policy foresaw")
 
     def finish(self) -> SuperbatchExtents | None:
-        """Say that all is planned; return the extents, None where there was no room for them."""
+        """End planning and wait for the extents; return None if the disk had no room for them."""
         self._is_planned.set()
         if self._packing is None:
             self._packing = self._worker.submit(self._pack, self._n_missed, self._rows, self._go_on)
@@ -182,7 +191,7 @@ class OverlappedPacking:
     def _go_on(self) -> None:
         self._check()
         if self._stopped:
-            raise RuntimeError("planning failed")  # whose error is the one that is seen
+            raise RuntimeError("planning failed")  # never seen: the error of planning is raised
 
     def _read_back(self, batch: int) -> Ids:
         while not self._is_planned.wait(WAIT_S):

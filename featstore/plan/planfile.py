@@ -1,4 +1,4 @@
-"""Plans of consecutive batches in a file: where each row is, and what changes in the cache."""
+"""Plans of consecutive batches in a file: the tier and address of each row, and the changesets of the cache."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ __all__ = ["STORED_PER_ACCESS", "Append", "PlanFile", "most_bytes", "write_bytes
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-Append: TypeAlias = Callable[[npt.NDArray[Any]], object]  # SectionWriter.append, or what stands for it
-SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted, rows evicted
+Append: TypeAlias = Callable[[npt.NDArray[Any]], object]  # SectionWriter.append, or a substitute
+SECTIONS = 5  # a batch: slots, positions missed, positions and slots admitted, rows evicted
 BYTES_PER_ACCESS = 6  # of a plan on disk, about
-STORED_PER_ACCESS = 12  # bytes on disk to reckon with: where half of the rows are missed, and as many evicted
+STORED_PER_ACCESS = 12  # bytes on disk to allow for: half of the rows missed, and as many evicted
 
 
 def write_bytes(longest: int) -> int:
-    """Return the bytes of each of the two buffers through which plans of batches of up to ``longest`` accesses are written."""
+    """Return the bytes of each of the two buffers that write plans of batches of up to ``longest`` accesses."""
     return min(1 << 20, -(-max(1, BYTES_PER_ACCESS * longest) // PAGE_BYTES) * PAGE_BYTES)
 
 
 def most_bytes(n_batches: int, n_accesses: int, n_missed: int, capacity: int) -> int:
-    """Return the bytes that a file of plans has at most: a slot an access; what is missed may come in, and may leave again."""
+    """Bound the bytes of a file of plans: one slot an access; each missed row may be admitted, and evicted later."""
     return 4 * n_accesses + 20 * n_missed + 8 * capacity + PAGE_BYTES * (2 + n_batches)
 
 
 class PlanFile:
-    """Plans of consecutive batches: the address tables, made once.
+    """Plans of consecutive batches, read from a file.
 
     ``tier`` has the rows that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them. A plan
-    that names a slot from ``n_slots`` on is refused. CorruptionError: the file has not five sections a batch.
+    that names a slot from ``n_slots`` on is refused. CorruptionError: the number of sections is no multiple of five.
     """
 
     def __init__(self, file: SectionFile, tier: Tier = Tier.BASE, n_slots: int | None = None) -> None:
@@ -55,11 +55,11 @@ class PlanFile:
 
     @property
     def n_missed(self) -> Int64s:
-        """Rows that each batch misses."""
+        """Number of rows that each batch misses."""
         return self._file.lengths[1::SECTIONS]
 
     def missed(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[np.int32]:
-        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
+        """Return the positions of a batch's rows that the host cache lacks; for the tier ``PACKED``, ascending by row."""
         found = self._file.read(SECTIONS * number + 1, array)
         if found.dtype != np.int32:
             raise CorruptionError(f"the plan of batch {number} is not of integers", self._file.path)
@@ -68,8 +68,8 @@ class PlanFile:
     def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return the plan of a batch whose input ids are ``ids``; CorruptionError if the file is damaged, or of other batches.
 
-        ``array(n, dtype)`` allocates the plan: 12 bytes a row, and up to 16 more for each miss. Reading needs 4 bytes a row,
-        and 12 for each missed or admitted row, on top. Its exceptions propagate.
+        ``array(n, dtype)`` allocates the plan: 12 bytes a row, and up to 16 more for each miss. Reading needs another 4 bytes a
+        row, and 12 for each missed or admitted row. Exceptions of ``array`` propagate.
         """
         arrays = self._file.run(SECTIONS * number, SECTIONS, array)
         slots, missed, in_positions, in_slots, out_rows = arrays
@@ -85,7 +85,7 @@ class PlanFile:
         changes = None
         if len(in_slots) or len(out_rows):
             positions = _copy(in_positions, np.int64, array)
-            slots = _copy(in_slots, np.int32, array)  # or it would keep all that was read
+            slots = _copy(in_slots, np.int32, array)  # a view would keep the whole buffer alive
             in_rows, gone = self._take(ids, positions, array), _copy(out_rows, np.int64, array)
             changes = Changeset(in_rows, positions, slots, gone, self._file.path)
         missed_at = _copy(missed, np.int64, array)
@@ -104,7 +104,7 @@ class PlanFile:
         return rows if rows.dtype == np.int64 else _copy(rows, np.int64, array)
 
     def _take(self, ids: Ints, positions: Ints, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Return ``ids[positions]`` without the array that NumPy would make of it."""
+        """Return ``ids[positions]`` in memory of ``array``; CorruptionError: a position is out of range."""
         taken, width = array(len(positions), ids.dtype), ids.itemsize
         try:
             copy_rows(ids.view(np.uint8).reshape(-1, width), positions, taken.view(np.uint8).reshape(-1, width), None)
@@ -129,9 +129,10 @@ def _copy(values: npt.NDArray[Any], dtype: npt.DTypeLike, array: Callable[..., n
 def write_plan(
     append: Append, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
 ) -> npt.NDArray[np.int32]:
-    """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
+    """Append a batch's plan to a file; return the positions missed, in the order stored.
 
-    ``missed``: those positions, in the order in which they are to stand. Returns them.
+    With the batch's ``ids`` these positions ascend by row, as extents are filled; without, they ascend. ``missed`` gives the
+    positions in an order of the caller's own.
     """
     changes = planned.changes
     rows = changes.out_rows

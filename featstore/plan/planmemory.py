@@ -1,4 +1,4 @@
-"""The memory of planning a window: its size, a run file for next positions when that is too much, and who has it in turn."""
+"""Memory of planning a horizon: its size, a run file for next positions that do not fit, and the contract of a switch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["PLANNER_DIVISOR", "Spill", "Switch", "planning_bytes"]
 
-PLANNER_DIVISOR = 8  # next positions that make planning need more than this part of the memory are spilled
+PLANNER_DIVISOR = 8  # next positions are spilled if planning would need more than this part of the memory
 BATCH_BYTES = 72  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
-SLOT_BYTES = 13  # a slot: whether it is free, whether its row stays when a window begins, and that row where it leaves
+SLOT_BYTES = 13  # a slot: whether it is free, whether its row stays when a horizon begins, and the row if it leaves
 
 
 def planning_bytes(
@@ -30,13 +30,26 @@ def planning_bytes(
     checked: bool = False,
     looks_ahead: bool = True,
 ) -> int:
-    """Return the bytes that planning windows holds.
+    """Compute the bytes that planning a horizon holds.
 
-    The field's ``n_rows`` take a quarter byte each at the most, where they are more than the accesses of a window, look-ahead
-    included, which take two bits each and a position for each distinct row. Of the ``n_planned`` accesses, all by default, next
-    positions are held, unless ``spilled`` to disk. ``longest``: accesses of the longest batch. ``capacity``: most slots of the
-    cache. ``checked`` plans have an entry a row in a table of slots, and one a slot in a table of rows. A policy that does not
-    look ahead has a quarter byte a row, and a batch.
+    Parameters
+    ----------
+    n_rows : int
+        Rows of the field. They take a quarter byte each if they outnumber the accesses.
+    n_accesses : int
+        Accesses of the horizon, look-ahead included. Each takes a third of a byte; each distinct row takes a position.
+    n_planned : int, optional
+        Accesses of the batches to plan, by default all. Their next positions are held, unless ``spilled`` to disk.
+    longest : int
+        Accesses of the longest batch.
+    capacity : int, optional
+        Most slots of the cache, by default one a row.
+    spilled : bool
+        Next positions are on disk.
+    checked : bool
+        Plans are checked against two tables: the slot of each row, and the row in each slot.
+    looks_ahead : bool
+        False: the policy holds a quarter byte a row and one batch alone, beside the tables of the checks.
     """
     width = 4 if n_accesses < 2**31 - 1 else 8
     id_width = 4 if n_rows < 2**31 - 1 else 8
@@ -51,7 +64,7 @@ def planning_bytes(
 
 
 class Spill:
-    """Next positions of a window's planned batches in a run file, for as long as they are needed."""
+    """Next positions of a horizon's planned batches in a run file: all are written, then read, then the file is removed."""
 
     def __init__(self, path: str, disk: DiskQuota) -> None:
         self._writer = SectionWriter(path, "next", disk)
@@ -62,7 +75,7 @@ class Spill:
         self._numbers[batch] = self._writer.append(positions)
 
     def __getitem__(self, batch: int) -> npt.NDArray[np.int32 | np.int64]:
-        """Read one back; nothing more can be written afterwards."""
+        """Read the positions of a batch back; nothing more can be written afterwards."""
         if self._file is None:
             self._file = self._writer.finish()
         return self._file[self._numbers[batch]]
@@ -75,15 +88,15 @@ class Spill:
 
 
 class Switch(Protocol):
-    """What is done between sampling and running a superbatch where both use one memory, one after the other.
+    """Switch one memory between the neighbour cache, for sampling, and the feature caches, for running a superbatch.
 
-    ``check`` is called now and then; what it raises (the epoch is over) is passed on.
+    Both methods call ``check`` from time to time, which raises once the epoch is over; the error is passed on.
     """
 
     def to_neighbors(self, check: Callable[[], None]) -> None:
-        """Before sampling: no batch of an earlier superbatch is still to run."""
+        """Give the memory to the neighbour cache before sampling. All batches of earlier superbatches have run."""
         ...
 
     def to_features(self, rows: npt.NDArray[np.int64], check: Callable[[], None]) -> None:
-        """Before running: the plans begin with ``rows`` in the cache, the i-th in slot i."""
+        """Give the memory to the feature caches before running. Plans begin with ``rows`` in the cache, the i-th in slot i."""
         ...

@@ -1,4 +1,4 @@
-"""A superbatch between sampling and the loop: its samples, its plans, its extents."""
+"""A superbatch on its way from sampling to the loop: its samples, plans and extents."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass
 class SampledSuperbatch:
-    """Batches that are sampled, and then planned.
+    """The batches of a superbatch: sampled, and planned later.
 
-    ``plans`` are of the rows that ``tier``, the device as they were planned, leaves; ``packed`` has the extents of those that
-    are missed. ``edges`` and ``edge_plans``: where the caches of edge features are planned.
+    ``tier`` holds the device's rows at the time of planning; ``plans`` cover all other rows. ``packed`` has the extents of the
+    missed rows. ``edges`` and ``edge_plans`` exist if the caches of edge features are planned, too.
     """
 
     samples: SampleFile
@@ -37,13 +37,13 @@ class SampledSuperbatch:
     edge_plans: PlanFile | None = None
 
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ints:
-        """Return the rows of a batch that are planned: those that the device leaves."""
+        """Return the rows of a batch that plans cover: all but the device's."""
         ids: Ints = self.samples.ids(number, array)
         return ids if self.tier is None else self.tier.rest(ids)
 
     @property
     def lengths(self) -> Int64s:
-        """How many rows of each batch are planned; beside a tier, a pass over them."""
+        """Number of rows of each batch that plans cover. With a tier, each use passes over all rows."""
         if self.tier is None:
             return self.samples.lengths
         return np.array([len(self.ids(number)) for number in range(len(self.samples))], np.int64)

@@ -1,4 +1,4 @@
-"""Sampled batches on disk: 32-bit ids and sources where they fit, one count a destination; their ids in memory until planned."""
+"""Sampled batches on disk: 32-bit ids and sources where they fit, one count a destination. Ids stay in memory until planned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KIND = "samples"
 HOLDER = "sampled ids"  # in the budget's report
 KEPT_COST = 5  # kept ids are taken back right after idle buffers: reading them again is cheap
 FREE_DIVISOR = 8  # this part of the memory is left free beside kept ids
-SECTION_BYTES = 32  # of an array's entry in the index
+SECTION_BYTES = 32  # an entry of the index, one for each array
 HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of each block
 PLAIN = 2  # form of blocks without optional arrays; each adds a bit
 NO_FORM = PLAIN + (1 << len(EDGE_ARRAYS))
@@ -41,7 +41,7 @@ def _to32(values: Int64s) -> npt.NDArray[np.int32]:
 
 
 def _form_of(arrays: Iterable[str]) -> int:
-    """Return the form of blocks with such optional arrays."""
+    """Return the form of blocks with these optional arrays."""
     return PLAIN + sum(1 << list(EDGE_ARRAYS).index(name) for name in arrays)
 
 
@@ -71,10 +71,10 @@ def _described(n_blocks: int, forms: set[int]) -> str:
 
 
 class KeptIds:
-    """Input ids of a superbatch's first batches: in free memory, and on loan, until the superbatch is planned.
+    """Input ids of a superbatch's first batches, kept in free memory, on loan, until the superbatch is planned.
 
-    Planning passes over the ids several times. What is not kept, or was taken back, is read from the file of samples. One
-    thread appends, any number read. Whoever still uses an array when it is taken back counts it as a batch being planned.
+    Planning passes over the ids several times. Ids that are not kept, or were taken back, are read from the file of samples.
+    One thread appends, any number read. Planning reserves the ids of one batch itself, so an array in use may be taken back.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -86,7 +86,7 @@ class KeptIds:
         self._loan = budget.lend(self._lent_bytes, self._give_back, cost=KEPT_COST, of=HOLDER)
 
     def append(self, ids: npt.NDArray[Any]) -> None:
-        """Keep the next batch's ids; those of later batches neither where there is no room for them."""
+        """Keep the ids of the next batch. If they do not fit, keep none of that batch or of later ones."""
         with self._lock:
             if self._is_over:
                 return
@@ -102,12 +102,12 @@ class KeptIds:
             self._arrays.append(ids)
 
     def get(self, number: int) -> npt.NDArray[Any] | None:
-        """Return a batch's ids, read-only, where they are kept."""
+        """Return a batch's ids, read-only, if they are kept, else None."""
         arrays = self._arrays
         return arrays[number] if number < len(arrays) else None
 
     def drop(self) -> None:
-        """Keep nothing any more; may be called again."""
+        """Drop all ids, and keep none from now on; may be called again."""
         with self._lock:
             self._drop()
         self._loan.end()
@@ -132,9 +132,9 @@ class KeptIds:
 
 
 class SampleWriter(SectionWriter):
-    """Write batches of one superbatch, in order. All have as many blocks (``n_hops``), with the same optional arrays.
+    """Write the batches of one superbatch, in order. All have ``n_hops`` blocks, with the same optional arrays.
 
-    Ids stay in what is free of the memory ``keep``, too, until :meth:`SampleFile.forget`.
+    With ``keep``, ids also stay in free memory of that budget until :meth:`SampleFile.forget`.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class SampleWriter(SectionWriter):
     def add(self, batch: SampledBatch) -> None:
         """Append a batch.
 
-        OSError: the disk is full; the file is gone. PluginError: it has not as many blocks as the first, or not the same arrays
-        of :data:`EDGE_ARRAYS` in every one. ValueError: it has 2³¹ nodes or more.
+        OSError: the disk is full; the file is gone. PluginError: the batch differs from the first in its number of blocks, in
+        the arrays of :data:`EDGE_ARRAYS` that they have, or in having a history. ValueError: it has 2³¹ nodes or more.
         """
         more = 0 if batch.history is None else WITH_HISTORY
         forms = {_form_of(block.edge_arrays) + more for block in batch.blocks} or {PLAIN + more}
@@ -198,7 +198,7 @@ class SampleWriter(SectionWriter):
             raise
 
     def abort(self) -> None:
-        """Give up, and let go of the kept ids."""
+        """Delete the unfinished file, and drop the kept ids."""
         super().abort()
         if self._kept is not None:
             self._kept.drop()
@@ -227,7 +227,7 @@ class SampleFile:
         return len(self.lengths)
 
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[Any]:
-        """Return the input ids of a batch, int32 or int64: kept ones, or in memory that ``array(n, dtype)`` makes."""
+        """Return the input ids of a batch, int32 or int64: the kept ones, or a copy in memory of ``array(n, dtype)``."""
         kept = None if self._kept is None else self._kept.get(number)
         return kept if kept is not None else self._stored_ids(number, array)
 
@@ -254,7 +254,7 @@ class SampleFile:
             n_src, n_dst = head[HEAD + 2 * hop : HEAD + 2 * hop + 2]
             at = first + 2 + self._block_stride * hop
             counts, sources = self._file.run(at, 2, pool.array)
-            edges = pool.tensor((2, len(sources)), torch.int64)  # in one array, which is an edge_index without a copy
+            edges = pool.tensor((2, len(sources)), torch.int64)  # one array, so that it is an edge_index without a copy
             src, dst = edges[0], edges[1]
             is_narrow = counts.dtype == sources.dtype == np.int32
             if not is_narrow or len(counts) != n_dst or not expand(counts, sources, n_src, dst.numpy(), src.numpy()):
@@ -287,7 +287,7 @@ class SampleFile:
         return values
 
     def forget(self) -> None:
-        """Keep no ids in memory any more; may be called again."""
+        """Drop the ids kept in memory; may be called again."""
         if self._kept is not None:
             self._kept.drop()
 

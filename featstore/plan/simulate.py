@@ -1,4 +1,4 @@
-"""Replay a trace under a policy and count what would be loaded, without data."""
+"""Simulation of a cache: replay a trace under a policy and count the rows that it would load, without data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simulate(
     policy : str, Policy or class
         Any registered policy.
     n : int, optional
-        Rows of the field, where ``trace`` is a sequence.
+        Rows of the field, if ``trace`` is a sequence.
     in_degree, out_degree : callable, optional
         Degrees, for policies that score by them.
     seed : int
@@ -62,12 +62,12 @@ def simulate(
     ValueError, TypeError
         The capacity is negative or no integer, or the policy needs an array that is not given.
     PluginError
-        The policy raised, or answered what its contract forbids.
+        The policy raised, or broke its contract.
 
     Notes
     -----
-    Every policy starts with an empty cache; the rows of a static one are loaded when they are first asked for, so their fill is
-    counted. ``frequency`` counts the trace itself.
+    Every policy starts with an empty cache. A static policy's rows are loaded, and counted, when a batch first asks for them.
+    ``frequency`` counts the trace itself.
 
     Examples
     --------
@@ -122,12 +122,12 @@ def _planned(trace: Trace, capacity: int, policy: PlannedPolicy, context: Policy
     checked = CheckedPolicy(policy)
     checked.start(capacity, context)
     foreseen: list[int] = []
-    window = replace(trace.window(), foresee=lambda _, missed: foreseen.append(len(missed)))
+    horizon = replace(trace.horizon(), announce=lambda _, missed: foreseen.append(len(missed)))
     loads = np.empty(len(trace), np.int64)
-    with closing(checked.plan(window)) as batches:
+    with closing(checked.plan(horizon)) as batches:
         for number, batch in enumerate(batches):
             if not checked.is_checked and len(foreseen) == len(trace):
-                return np.array(foreseen, np.int64)  # known before any slot is
+                return np.array(foreseen, np.int64)  # known before any slot
             loads[number] = np.count_nonzero(batch.slots < 0)
     return loads
 

@@ -1,12 +1,13 @@
-"""Superbatches (Ginex): sample many batches ahead, plan the cache over them, and keep looking one superbatch further.
+"""Superbatches (Ginex): sample many batches ahead, and plan the cache over them and one superbatch further.
 
-A background thread samples superbatches. Another one plans and packs ``k`` once ``k + 1`` is sampled, so that next uses in
-``k + 1`` count and the cache survives from one to the next. Meanwhile ``k + 2`` is sampled, and the batches of ``k - 1`` are
-gathered and trained on. A policy that does not look ahead has ``k`` planned as soon as it is sampled.
+One background thread samples superbatches. Another thread plans and packs superbatch ``k`` once ``k + 1`` is sampled. Next uses
+in ``k + 1`` therefore count, and the cache's rows survive from one superbatch to the next. Meanwhile ``k + 2`` is sampled, and
+the batches of ``k - 1`` are gathered and trained on. With a policy that does not look ahead, ``k`` is planned as soon as it is
+sampled.
 
-With a :class:`Switch` it is the paper's schedule instead: the same thread waits until superbatch ``k - 1`` has run, takes the
-feature cache's memory for the neighbour cache, samples ``k + 1`` while another one plans ``k`` alone, and gives the memory back,
-filled with the rows that are used first.
+With a :class:`Switch` the schedule is the paper's. One thread waits until superbatch ``k - 1`` has run, and gives the feature
+caches' memory to the neighbour cache. The thread samples ``k + 1`` while another one plans ``k`` alone. Then it gives the memory
+back to the feature caches, filled with the rows that are used first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.devicetier import REST_BYTES, DeviceTier
-from featstore.cache.planned import NO_ROWS, PlannedBatch, Window
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.plan import BatchPlan, EdgePlan, Tier
 from featstore.gather.sources import ExtentSource
@@ -56,24 +57,24 @@ class SuperbatchInspector:
     sample : callable
         ``sample(position)`` samples the batch that runs as number ``position``; called from several threads.
     start, stop, size : int
-        Batch numbers; batches a superbatch.
+        Number of the first batch, number behind the last, and batches a superbatch.
     planner : CachePlanner
-        Of the nodes; its files, memory and pool are those of samples, too.
+        The planner of the domain of nodes. Samples use its run directory, disk quota, budget and pool, too.
     threads : int
         Batches sampled at once.
     time : callable
         ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` or ``"load"``.
     switch : Switch, optional
-        The serial schedule: one superbatch after the other, each planned alone.
+        Makes the schedule serial: one superbatch after the other, each planned alone.
     pack : PackSuperbatch, optional
-        Copy what the cache will lack into extents: batches then read those and not the base file.
+        Copies missed rows into extents, which batches then read in place of the base file.
     residents : int64 array, optional
-        Rows that the cache begins with, the i-th in slot i; by default none, with a switch those that are used first. Kept
-        with a switch alone.
+        Rows that the cache begins with, the i-th in slot i: of every superbatch with a switch, else of the first. By default
+        none, or with a switch the rows that the superbatch uses first.
     tier : callable () -> DeviceTier or None
-        Asked as a superbatch is planned: what the device holds from then on, which is left out of its plans.
+        Called when a superbatch is planned. Returns the rows on the device, which the superbatch's plans leave out.
     edges : EdgePlanner, optional
-        Plans the caches of edge features, too.
+        Plans the caches of edge features.
     """
 
     def __init__(
@@ -97,28 +98,28 @@ class SuperbatchInspector:
         self._planner, self._pool = planner, planner.pool
         self._residents = None if switch is None else residents
         self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
-        # Not where the memory is another's between epochs.
+        # With a switch the planner's memory has other uses between plans.
         planner.start(NO_ROWS if residents is None else residents, keeps_memory=switch is None)
         self._looks_ahead = switch is None and planner.looks_ahead
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, SampledSuperbatch] = {}
-        self._n_alive = self._n_sampling = 0  # samples being made or not yet written; of them, those being made
+        self._n_alive = self._n_sampling = 0  # samples being made or not yet written; samples being made
         self._is_paused = False
-        self._awaited: Future[_Sample] | None = None  # to be written next
+        self._awaited: Future[_Sample] | None = None  # the sample to be written next
         self._shortage: BudgetError | None = None
-        self._n_freed = 0  # grows with whatever may have let go of memory: then those that lacked some try again
-        self._first_rows = NO_ROWS  # that the cache begins with, in the serial schedule
+        self._n_freed = 0  # counts events that may have freed memory: threads that lacked memory then try again
+        self._first_rows = NO_ROWS  # rows that the cache begins with, in the serial schedule
         self._reached = 0  # superbatch that is being consumed
         self._n_passed = start  # batches before this one have run
         self._error: BaseException | None = None
         self._closed = False
-        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        # Code takes the lock itself, not the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._inspect, name="featstore-inspect", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread; apart from the constructor, so that what closes the inspector can be in place before."""
+        """Start the thread. The constructor does not, so that the caller can first arrange to close the inspector."""
         self._thread.start()
 
     @property
@@ -134,14 +135,14 @@ class SuperbatchInspector:
         Raises
         ------
         BudgetError
-            No memory, for the batch or for sampling its superbatch; may be called again when some came free.
+            No memory for the batch, or for sampling its superbatch. The call may be repeated after memory came free.
         """
         k, number = divmod(position - self._start, self._size)
         with self._lock:
             self._reached = max(self._reached, k)
             if k == self._current and k not in self._ready:
                 self._is_paused = False
-                self._shortage = None  # of before: the batch that ran last may have been let go of since
+                self._shortage = None  # out of date: the loop may have dropped the last batch since
             self._note_freed()
             self._changed.wait_for(lambda: k in self._ready or self._error or self._shortage or self._closed)
             if k not in self._ready:
@@ -160,7 +161,10 @@ class SuperbatchInspector:
             return sampled, replace(superbatch.plans.plan(number, rest, array), device=part)
 
     def edges(self, position: int) -> EdgePlan | None:
-        """Return how rows of edges are gathered, of a batch that :meth:`batch` has returned, which may raise as this; or None."""
+        """Return the plan for the edge rows of a batch that :meth:`batch` has returned; None if edges are not planned.
+
+        Raises as :meth:`batch` does.
+        """
         if self._edges is None:
             return None
         k, number = divmod(position - self._start, self._size)
@@ -172,13 +176,14 @@ class SuperbatchInspector:
             return self._edges.of(superbatch, number)
 
     def may_begin(self, position: int) -> bool:
-        """Whether a batch's superbatch is prepared before all earlier ones have run: not with a switch."""
+        """Return whether a batch's superbatch can be prepared now; with a switch, all earlier ones must have run."""
         return self._switch is None or (position - self._start) // self._size <= self._current
 
     def misses(self, position: int, wait: bool, most: int) -> Int64s | int | None:
-        """Return the rows that a batch will miss, or, unread, how many where more than ``most``; None where none is planned yet.
+        """Return the rows that a batch will miss; if they are more than ``most``, their number alone, without reading them.
 
-        Waiting for it does not hasten it, as :meth:`batch` does; None also where it never will be planned.
+        None if the batch is not planned. With ``wait`` the call first waits for its plan, which does not hasten planning as
+        :meth:`batch` does; None then means that the epoch ended or failed.
         """
         k, number = divmod(position - self._start, self._size)
         with self._lock:
@@ -194,7 +199,7 @@ class SuperbatchInspector:
         return superbatch.plans.misses(number, superbatch.ids(number, array), array)
 
     def source(self, position: int, name: str) -> ExtentSource | None:
-        """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None where nothing is packed."""
+        """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None if its superbatch is not packed."""
         k = (position - self._start) // self._size
         with self._lock:
             for old, earlier in self._ready.items():
@@ -206,7 +211,7 @@ class SuperbatchInspector:
             return None if superbatch.packed is None else superbatch.packed.source(name)
 
     def passed(self, position: int) -> None:
-        """Say that the batch has run, and all before it: run files of earlier superbatches are removed."""
+        """Note that the batch and all before it have run; remove the run files of earlier superbatches."""
         k = (position - self._start) // self._size
         with self._lock:
             self._n_passed = max(self._n_passed, position + 1)
@@ -216,43 +221,43 @@ class SuperbatchInspector:
             self._note_freed()
 
     def freed(self) -> None:
-        """Say that memory came free: sampling is tried again before :meth:`batch` complains of it."""
+        """Note that memory came free: sampling is tried again before :meth:`batch` raises for lack of memory."""
         with self._lock:
             self._shortage = None
             self._note_freed()
 
     def _note_freed(self) -> None:
-        """Wake those that wait, for memory or for anything else; the lock is held."""
+        """Wake all waiting threads, and let sampling that lacked memory try again; the lock is held."""
         self._n_freed += 1
         self._changed.notify_all()
 
     def pause(self) -> bool:
-        """Begin no samples until a batch has run; wait for those being made, and give back what they used.
+        """Pause sampling until a batch has run: wait for the samples being made, and give back idle buffers.
 
-        For whoever lacks memory for a batch. Returns whether that may help: False where it was asked for that batch before, or
-        where its superbatch has to be sampled first.
+        Called when memory is short for a batch. Returns whether the pause may help: False if sampling is paused already, or if
+        the batch's superbatch is not planned yet.
         """
         with self._lock:
             if self._is_paused or self._closed or self._current not in self._ready:
                 return False
             self._is_paused = True
-            # An error leaves samples behind that nobody writes any more.
+            # After an error some samples are never written.
             self._changed.wait_for(lambda: (not self._n_sampling and self._is_written()) or self._error or self._closed)
         self._pool.trim()
         return True
 
     def _is_written(self) -> bool:
-        """Whether all samples are, but for those behind one that is not made yet; the lock is held."""
+        """Return whether all samples are written, except those queued behind one still being made; the lock is held."""
         return not self._n_alive or (self._awaited is not None and not self._awaited.done())
 
     def stop(self) -> None:
-        """Tell the thread, and whoever waits in :meth:`misses`, that the epoch is over; does not wait for them."""
+        """End the epoch: wake the thread and callers that wait in :meth:`batch` or :meth:`misses`. Waits for none of them."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop the thread and remove the run files; may be called again. Nobody may be reading them."""
+        """Stop the thread and remove the run files; may be called again. No thread may be reading them."""
         self.stop()
         if self._thread is not threading.current_thread() and self._thread.is_alive():  # else it never began, or ends by itself
             self._thread.join()
@@ -296,7 +301,7 @@ class SuperbatchInspector:
                     left.remove()
 
     def _fail(self, error: BaseException) -> None:
-        """Say why no superbatch comes any more, unless it was said before."""
+        """Record why no more superbatches come, unless an error is recorded already; wake all waiting threads."""
         with self._lock:
             if not isinstance(error, _Stopped):
                 self._error = self._error or error
@@ -322,7 +327,7 @@ class SuperbatchInspector:
         return k - self._current < AT_ONCE or self._error is not None or self._closed
 
     def _take(self, k: int, sampled: dict[int, SampledSuperbatch]) -> SampledSuperbatch:
-        """Return superbatch ``k`` once it is sampled, and, if it is planned with look-ahead, the next one, too."""
+        """Return superbatch ``k`` once it is sampled; if planning looks ahead, once the next one is sampled, too."""
         last = min(k + self._looks_ahead, self._n - 1)
         with self._lock:
             self._changed.wait_for(lambda: last in sampled or self._error or self._closed)
@@ -332,7 +337,7 @@ class SuperbatchInspector:
             return sampled.pop(k)
 
     def _wait_for(self, k: int) -> None:
-        """Wait until superbatch ``k`` may be sampled: no more than two lie ahead, or, with a switch, all before it have run."""
+        """Wait until superbatch ``k`` may be planned: the loop is at ``k - 1``, or, with a switch, all before ``k`` have run."""
         first = self._start + k * self._size
 
         def may() -> bool:
@@ -390,7 +395,7 @@ class SuperbatchInspector:
             if edges is not None and distinct is not None:
                 edges.add(distinct)
         except BaseException as error:
-            # Said before the workers are waited for, of whom some may wait themselves, for whoever waits in pause().
+            # Recorded before the workers are waited for: some of them, and pause(), wait for this error themselves.
             with self._lock:
                 if not isinstance(error, _Stopped):
                     self._error = error
@@ -403,7 +408,10 @@ class SuperbatchInspector:
             self._check()
 
     def _sample_patiently(self, position: int) -> _Sample:
-        """Sample; where memory is short, try again as batches are let go of. Where not even one batch fits, say so meanwhile."""
+        """Sample a batch. If memory is short, try again whenever some may have come free.
+
+        Meanwhile record the shortage if no other sample can give memory back.
+        """
         while True:
             with self._lock:
                 self._changed.wait_for(lambda: not self._is_paused or self._error or self._closed)
@@ -423,7 +431,7 @@ class SuperbatchInspector:
                     self._changed.notify_all()
                     if not isinstance(error, BudgetError):
                         raise
-                    # Samples that wait behind this one give nothing back.
+                    # Samples queued behind this one give nothing back.
                     if not self._n_sampling and self._is_written():
                         self._shortage = error
                 self._pool.trim()
@@ -442,7 +450,7 @@ class SuperbatchInspector:
     def _plan_beside_sampling(
         self, k: int, superbatch: SampledSuperbatch, sampled: dict[int, SampledSuperbatch], workers: ThreadPoolExecutor
     ) -> None:
-        """Plan superbatch ``k`` while ``k + 1`` is sampled, then let the feature caches have the memory (Ginex, figure 9)."""
+        """Plan superbatch ``k`` while ``k + 1`` is sampled, then give the memory to the feature caches (Ginex, figure 9)."""
         assert self._switch is not None
         superbatch.tier = self._tier()
         with ThreadPoolExecutor(1, thread_name_prefix="featstore-plan") as planner:
@@ -499,11 +507,11 @@ class SuperbatchInspector:
             if b >= n:
                 assert ahead is not None
                 return ahead.ids(b - n)
-            if last[0] != b:  # asked for by the policy, then here
+            if last[0] != b:  # kept, because first the policy reads a batch's ids, then write()
                 last = b, superbatch.ids(b)
             return last[1]
 
-        def begin(window: Window) -> None:
+        def begin(window: Horizon) -> None:
             if self._switch is not None:
                 self._first_rows = window.first_rows(planner.capacity) if self._residents is None else self._residents
                 planner.start(self._first_rows)
@@ -514,10 +522,10 @@ class SuperbatchInspector:
                 packing.planned(number, ids(number).take(positions))
             self._check()
 
-        foresee = None if packing is None else packing.foresee
+        announce = None if packing is None else packing.announce
         with self._time("plan"):
             first = self._start + k * self._size
-            file = planner.plan(k, lengths, ids, n, first, write, begin=begin, foresee=foresee, beside=split_bytes)
+            file = planner.plan(k, lengths, ids, n, first, write, begin=begin, announce=announce, beside=split_bytes)
         return PlanFile(file, Tier.BASE if self._pack is None else Tier.PACKED)
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.distinct import first_bad
-from featstore.cache.planned import Window
+from featstore.cache.planned import Horizon
 from featstore.config import check_at_least, user_path
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
@@ -28,14 +28,17 @@ _NO_BITS = np.empty(0, np.uint64)
 
 
 def _checked(ids: npt.ArrayLike | torch.Tensor, n: int, bits: npt.NDArray[np.uint64] = _NO_BITS) -> tuple[Ints, bool]:
-    """Return the ids of a batch, 1-D, int32 where ``n`` allows, and whether ``bits``, one a row, show that one comes twice."""
+    """Check the ids of a batch, and narrow them to int32 where ``n`` allows; return them, and whether an id comes twice.
+
+    Repeated ids are found with ``bits``, one a row; without ``bits`` they are not looked for.
+    """
     array = id_array("a batch of a trace", ids)
     if array.size == 0:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError(f"a batch of a trace is a 1-D integer array, not {array.dtype} of {array.ndim} dimensions")
     is_narrow = n < 2**31
-    # Of uint64, what int64 does not hold becomes negative, and so is found.
+    # A uint64 beyond int64 becomes negative here, and is found as out of range.
     rows = np.ascontiguousarray(array, np.int32 if is_narrow and np.can_cast(array.dtype, np.int32) else np.int64)
     narrowed = np.empty(len(rows), np.int32) if is_narrow and rows.dtype != np.int32 else None
     bad = first_bad(rows, n, narrowed, bits)
@@ -46,7 +49,10 @@ def _checked(ids: npt.ArrayLike | torch.Tensor, n: int, bits: npt.NDArray[np.uin
 
 
 def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
-    """Return batches checked and narrowed, by a bit a row, or by sorting where rows are far more; ValueError: a row twice."""
+    """Check and narrow batches. ValueError: a batch names a row twice.
+
+    Repeated rows are found with a bit a row, or by sorting if the rows far outnumber the accesses.
+    """
     by_bits = n <= 64 * sum(array.size for array in batches)
     bits = np.zeros(n // 64 + 1, np.uint64) if by_bits else _NO_BITS
     narrowed = []
@@ -62,14 +68,14 @@ class Trace(Sequence[Ints]):
     """The distinct rows of each batch, in order.
 
     ``batches`` are integer arrays in memory; :meth:`open` reads them from a file instead, a batch at a time. The field has
-    ``n`` rows, one more than the largest id if absent. ValueError: a batch names a row twice.
+    ``n`` rows, by default one more than the largest id. ValueError: a batch names a row twice.
     """
 
     _file: SectionFile | None = None
 
     def __init__(self, batches: Sequence[npt.ArrayLike | torch.Tensor], n: int | None = None) -> None:
         arrays = [id_array(f"batch {number}", batch) for number, batch in enumerate(batches)]
-        # Of other dtypes nothing can be said of the largest; they are refused below.
+        # Arrays of other dtypes have no largest id; they are refused below.
         n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
         n = check_at_least("n", n, 0)
         if n >= 2**63:
@@ -83,7 +89,7 @@ class Trace(Sequence[Ints]):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Trace:
-        """Open a trace file that :func:`record` or :meth:`save` wrote; batches are read and checked as they are asked for."""
+        """Open a trace file of :func:`record` or :meth:`save`. A batch is read and checked when it is asked for."""
         file = SectionFile(user_path(path), KIND)
         trace = cls.reading(lambda number: file[number + 1], file.lengths[1:], int(file[0][0]))
         trace._file = file
@@ -91,13 +97,13 @@ class Trace(Sequence[Ints]):
 
     @classmethod
     def reading(cls, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64], n: int) -> Trace:
-        """Return the trace of batches that ``ids(number)`` reads, distinct rows each, ``lengths[number]`` of them."""
+        """Make a trace whose batch ``number`` is read by ``ids(number)``: ``lengths[number]`` distinct rows."""
         trace = cls.__new__(cls)
         trace._set(ids, lengths, n)
         return trace
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to a file, durably, in place of what is there."""
+        """Write the trace to a file, durably, in place of any earlier file."""
         _write(path, self.n, self)
 
     def __len__(self) -> int:
@@ -117,35 +123,35 @@ class Trace(Sequence[Ints]):
 
     @property
     def n_accesses(self) -> int:
-        """Rows asked for, all batches together."""
+        """Number of rows asked for, over all batches."""
         return int(self.offsets[-1])
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Rows that each batch asks for."""
+        """Number of rows that each batch asks for, int64."""
         return np.diff(self.offsets)
 
     @property
     def longest(self) -> int:
-        """Rows that the largest batch asks for."""
+        """Number of rows that the largest batch asks for."""
         return int(self.lengths.max(initial=0))
 
     def head(self, n_batches: int) -> Trace:
-        """Return the trace of the first batches alone, of all where there are fewer; they are read from this one."""
+        """Make a trace of the first ``n_batches`` batches, or of all if there are fewer; it reads from this one."""
         return Trace.reading(self.__getitem__, self.lengths[:n_batches], self.n)
 
-    def window(self) -> Window:
-        """Return the whole trace as what a planned policy sees."""
-        return Window(self.n, self.offsets, self.__getitem__, len(self))
+    def horizon(self) -> Horizon:
+        """Return the whole trace as the horizon of a planned policy."""
+        return Horizon(self.n, self.offsets, self.__getitem__, len(self))
 
     def close(self) -> None:
-        """Close the file, where there is one."""
+        """Close the file, if there is one."""
         if self._file is not None:
             self._file.close()
 
 
 def _write(path: str | os.PathLike[str], n: int, batches: Iterable[Ints], disk: DiskQuota | None = None) -> None:
-    """Write a trace file of a field of ``n`` rows; ``batches`` have distinct ones."""
+    """Write a trace file for a field of ``n`` rows; each batch lists distinct rows."""
     with replacing(user_path(path), KIND, disk) as writer:
         writer.append(np.array([n], np.int64))
         for batch in batches:
@@ -160,10 +166,10 @@ def record(
     epoch: int = 0,
     disk: DiskQuota | None = None,
 ) -> Trace:
-    """Sample batches and keep the rows that each asks for, in memory, or in a trace file that is made at ``path``.
+    """Sample batches and record the rows that each asks for, in memory, or in a trace file at ``path``.
 
-    ``batches`` has the seeds of each batch, in the epoch's order; ``n`` are the rows of the field. A file is written a batch at
-    a time, and ``disk`` pays for it. PluginError: the sampler returned what is no batch of ``n`` nodes.
+    ``batches`` has the seeds of each batch, in the epoch's order; ``n`` is the number of rows of the field. A file is written
+    a batch at a time, and counts against ``disk``. PluginError: the sampler did not return a batch of ``n`` nodes.
     """
     checked = checked_sampler(sampler, n)
     samples = (checked.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))

@@ -11,11 +11,11 @@ import torch
 
 __all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "CheckedSampler", "HistoryRows", "SampledBatch", "Sampler"]
 
-# What a block may have an entry an edge of, beside its edges, by the field's name, and of which dtypes. All who pass blocks on go
-# by this table. In files, position ``i`` is bit ``i``: new ones come last.
+# Optional arrays of a block with one entry per edge, by field name, with their dtypes. All code that passes blocks on uses this
+# table. In files, position ``i`` of the table is bit ``i``, so new arrays come last.
 EDGE_ARRAYS: dict[str, tuple[torch.dtype, ...]] = {"edge_pos": (torch.int64,), "weight": (torch.float32, torch.float64)}
 
-# What a batch may have beside its blocks, see :class:`HistoryRows`. Files hold these arrays in this order, behind the blocks.
+# Optional arrays of a batch, see :class:`HistoryRows`. Files hold these arrays in this order, behind the blocks.
 HISTORY_ARRAYS = ("pull", "pull_slots", "push", "push_slots")
 
 
@@ -29,11 +29,11 @@ class Block:
         Local numbers: positions in the batch's ``input_ids``; ``dst`` ascending. The first ``n_dst`` sources are destinations.
     n_src, n_dst : int
     edge_pos : int64 tensor, shape (n_edges,), optional
-        Number of each edge in the order in which the user gave the edges, where a sampler was asked for it (``edges=True``): the
-        row of its edge data.
+        Number of each edge in the order in which the user gave the edges: the row of its edge data. Only with a sampler's
+        ``edges=True``.
     weight : float32 or float64 tensor, shape (n_edges,), optional
-        What each message is multiplied with before messages are summed, where a sampler draws some neighbours in place of all:
-        one over the expected number of times that the edge is drawn. The library's samplers give float32.
+        Factor of each message before messages are summed: one over the expected number of times that the edge is drawn. Only
+        if a sampler draws some neighbours to stand for all. The library's samplers give float32.
     """
 
     src: torch.Tensor
@@ -49,33 +49,33 @@ class Block:
 
     @property
     def edge_arrays(self) -> dict[str, torch.Tensor]:
-        """What of :data:`EDGE_ARRAYS` is there, by name, in that order."""
+        """The block's arrays of :data:`EDGE_ARRAYS`, by name, in that order."""
         found = ((name, getattr(self, name)) for name in EDGE_ARRAYS)
         return {name: values for name, values in found if values is not None}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that are there: ``src``, ``dst``, and what there is of :data:`EDGE_ARRAYS`."""
+        """The block's tensors: ``src``, ``dst``, and its arrays of :data:`EDGE_ARRAYS`."""
         return self.src, self.dst, *self.edge_arrays.values()
 
     def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Block:
-        """Return the block with ``move(tensor)`` in place of each tensor."""
+        """Make the block with ``move(tensor)`` in place of each tensor."""
         arrays = {name: move(values) for name, values in self.edge_arrays.items()}
         return Block(move(self.src), move(self.dst), self.n_src, self.n_dst, **arrays)
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryRows:
-    """The historical embeddings that a batch takes and leaves, see :class:`~featstore.History`.
+    """The historical embeddings that a batch pulls and pushes, see :class:`~featstore.History`.
 
     Parameters
     ----------
     step : int
         Steps of training before the batch, since the history was empty.
     pull, pull_slots : int64 tensor, shape (n_pull,)
-        Sources of the last block that were not expanded, ascending, and where the table has their rows.
+        Positions of the last block's sources that were not expanded, ascending, and their slots in the history table.
     push, push_slots : int64 tensor, shape (n_push,)
-        Sources of the last block whose rows are kept, ascending, and where; none of them is pulled.
+        Positions of the last block's sources whose rows are kept, ascending, and their slots; none of them is pulled.
     """
 
     step: int
@@ -86,11 +86,11 @@ class HistoryRows:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Those of :data:`HISTORY_ARRAYS`."""
+        """The tensors of :data:`HISTORY_ARRAYS`, in that order."""
         return self.pull, self.pull_slots, self.push, self.push_slots
 
     def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> HistoryRows:
-        """Return the same with ``move(tensor)`` in place of each tensor."""
+        """Make the same rows with ``move(tensor)`` in place of each tensor."""
         return HistoryRows(self.step, *map(move, self.tensors))
 
 
@@ -101,15 +101,15 @@ class SampledBatch:
     Parameters
     ----------
     index, epoch : int
-        Its number in the epoch, and the epoch.
+        Number of the batch in the epoch, and the epoch.
     input_ids : int64 tensor, shape (n,)
         Distinct node ids, the seeds first; row ``k`` of the batch's features belongs to ``input_ids[k]``.
     n_seeds : int
     blocks : tuple of Block
         Outermost hop first: ``blocks[0].n_src == n`` and ``blocks[-1].n_dst == n_seeds``.
     history : HistoryRows, optional
-        What is pulled and pushed, where the batch was sampled with historical embeddings. The destinations of the last block but
-        one are then the sources of the last one that are not pulled, in their order, and ``input_ids`` begins with those.
+        The rows pulled and pushed, if the batch was sampled with historical embeddings. The destinations of the last block but
+        one are then the last block's sources without the pulled ones, in their order; ``input_ids`` begins with them.
     """
 
     index: int
@@ -130,18 +130,18 @@ class SampledBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of the batch's tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Its ids, and the tensors of its blocks and of its history."""
+        """The batch's ids, and the tensors of its blocks and its history."""
         of_blocks = (tensor for block in self.blocks for tensor in block.tensors)
         return self.input_ids, *of_blocks, *(() if self.history is None else self.history.tensors)
 
 
 class Sampler(Protocol):
-    """What a loader needs of a sampler; thread-safe, and a pure function of the graph, its options and the arguments."""
+    """Contract of a sampler: thread-safe, and a pure function of the graph, the sampler's options and the arguments."""
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch for distinct ``seeds`` (int64)."""
@@ -149,17 +149,17 @@ class Sampler(Protocol):
 
 
 class CheckedSampler(ABC):
-    """A sampler whose batches can be relied on: the library's own, or a wrapper that checks those of a :class:`Sampler`."""
+    """A sampler whose batches are valid: one of the library's, or a wrapper that checks the batches of a :class:`Sampler`."""
 
     @property
     def fanouts(self) -> Sequence[int] | None:
-        """Neighbours that a node draws in each hop, the seeds' own first; None where that is not known."""
+        """Neighbours that a node draws in each hop, the seeds' own first; None if unknown."""
         return None
 
     @abstractmethod
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
-        """See :class:`Sampler`."""
+        """Sample one batch; see :class:`Sampler`."""
 
     def trim(self) -> bool:
-        """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
+        """Give back the scratch of threads that do not sample now, except for one; return whether any was held."""
         return False

@@ -1,4 +1,4 @@
-"""Batches of seeds: which seeds form which batch of an epoch, whatever strategy runs the batches."""
+"""Batches of seeds: the division of an epoch's seeds into batches, the same for every strategy."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from featstore.errors import FeatstoreWarning
 from featstore.gather.arrays import id_array
 
 __all__ = [
-    "UNKNOWN_TOGETHER",
+    "UNKNOWN_RUN",
     "Batches",
     "CutSeeds",
     "EpochSeeds",
     "RandomBatches",
     "as_batches",
     "check_seeds",
-    "together_of",
+    "run_length_of",
     "warn_of_none",
 ]
 
-UNKNOWN_TOGETHER = 2  # consecutive batches that are alike, where nobody says: not one batch tells of all
+UNKNOWN_RUN = 2  # consecutive similar batches if unknown: one batch then does not represent all
 
 
 def check_seeds(
     seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None, *, what: str = "seed"
 ) -> torch.Tensor:
-    """Return ``seeds`` as a one-dimensional int64 CPU tensor of distinct nodes; a mask gives its true nodes.
+    """Convert ``seeds`` to a one-dimensional int64 CPU tensor of distinct nodes; a mask gives its true nodes.
 
-    ``what`` is what errors call one of them. Without ``num_nodes`` neither the upper bound nor a mask's length is checked.
-    TypeError: not integers. ValueError: not one-dimensional, a seed twice, a mask of another length. IndexError: a seed is no
-    node; names the first one and its position.
+    ``what`` names one seed in errors. Without ``num_nodes`` neither the upper bound nor a mask's length is checked. TypeError:
+    the seeds are not integers. ValueError: they are not one-dimensional, a seed occurs twice, or a mask has another length.
+    IndexError: a seed is no node; the message names the first such seed and its position.
     """
     given = id_array(f"{what}s", seeds)
     if given.ndim != 1:
@@ -71,24 +71,25 @@ class EpochSeeds(Protocol):
         ...
 
     def seeds(self, index: int) -> torch.Tensor:
-        """Return the seeds of batch ``index``: int64, distinct, in memory of their own."""
+        """Get the seeds of batch ``index``: int64, distinct, a copy."""
         ...
 
 
 class Batches(Protocol):
-    """Which seeds form which batch of every epoch: a pure function of its options and the epoch.
+    """Contract of batches of seeds: the seeds of each batch are a pure function of the object's options and the epoch.
 
     Attributes
     ----------
     batch_size : int
-        Most seeds that a batch has.
+        Maximum seeds of a batch.
     nbytes : int
         Memory that the batches take, one epoch's order included; the loader counts it.
 
     Notes
     -----
-    An attribute ``together`` may say how many consecutive batches are alike, because their seeds are neighbours. 1: each is drawn
-    from all seeds, so that one batch tells how large the others are. Otherwise, and without the attribute, several are measured.
+    The optional attribute ``run_length`` is the number of consecutive batches whose seeds are neighbours, so that they are
+    similar. 1: each batch is drawn from all seeds, so the size of one batch stands for all. Otherwise, and without the attribute,
+    the loader measures several batches.
     """
 
     @property
@@ -102,20 +103,20 @@ class Batches(Protocol):
         ...
 
     def check(self, num_nodes: int) -> None:
-        """Raise ValueError or IndexError where the seeds are not of a graph of ``num_nodes`` nodes."""
+        """Raise ValueError or IndexError unless the seeds are nodes of a graph of ``num_nodes`` nodes."""
         ...
 
     def digest(self) -> str:
-        """Return a text that differs for batches that differ."""
+        """Compute a text that differs for different batches."""
         ...
 
     def epoch(self, epoch: int) -> EpochSeeds:
-        """Return the batches of ``epoch``; the same for the same arguments, in any process."""
+        """Get the batches of ``epoch``; the same for the same arguments, in any process."""
         ...
 
 
 def warn_of_none(n_seeds: int, batch_size: int, drop_last: bool) -> None:
-    """Warn where ``drop_last`` leaves nothing of the seeds."""
+    """Warn if ``drop_last`` leaves no batch."""
     if drop_last and 0 < n_seeds < batch_size:
         warnings.warn(
             f"drop_last=True leaves no batch: {n_seeds} seeds are fewer than batch_size={batch_size}, and every epoch is empty",
@@ -146,7 +147,7 @@ class RandomBatches:
         Seeds that are not integers, or occur twice; ``batch_size`` or ``seed`` out of range.
     """
 
-    together = 1
+    run_length = 1
 
     def __init__(
         self,
@@ -214,14 +215,14 @@ class CutSeeds:
         first = index * self._batch_size
         last = min(first + self._batch_size, len(self._seeds))
         if self._order is None:
-            return torch.from_numpy(self._seeds.numpy()[first:last].copy())  # samplers may change them
-        # By NumPy, which raises MemoryError where there is none; torch raises RuntimeError.
+            return torch.from_numpy(self._seeds.numpy()[first:last].copy())  # a copy, since samplers may change it
+        # With NumPy, which raises MemoryError for lack of memory; torch raises RuntimeError.
         return torch.from_numpy(self._seeds.numpy()[self._order.numpy()[first:last]])
 
 
-def together_of(batches: Any) -> int:
-    """Return how many consecutive batches are alike: 1 where each is drawn from all seeds, 2 where that is unknown."""
-    return int(getattr(batches, "together", UNKNOWN_TOGETHER))
+def run_length_of(batches: Any) -> int:
+    """Get the number of consecutive similar batches: 1 if each is drawn from all seeds, 2 if unknown."""
+    return int(getattr(batches, "run_length", UNKNOWN_RUN))
 
 
 def as_batches(
@@ -230,10 +231,11 @@ def as_batches(
     default: int | None = None,
     **options: Any,
 ) -> Batches:
-    """Return random batches of ids or of a mask, or the batches that are given in place of them.
+    """Make random batches of ids or of a mask; batches that are given as ``seeds`` are returned as they are.
 
-    ``batch_size``, else ``default``, and ``options`` (of :class:`RandomBatches`) go with ids. ValueError: a batch size beside
-    batches, or ids without one; else errors as of :class:`RandomBatches`.
+    ``batch_size`` (by default ``default``) and ``options`` of :class:`RandomBatches` apply to ids. ValueError: a batch size is
+    given with batches, or none is known for ids. TypeError: ``seeds`` are neither. Other errors are those of
+    :class:`RandomBatches`.
     """
     if isinstance(seeds, (torch.Tensor, np.ndarray, Sequence)):
         size = default if batch_size is None else batch_size

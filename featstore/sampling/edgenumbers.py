@@ -1,4 +1,4 @@
-"""Numbers of a batch's edges, of all of its blocks at once: which rows of edge features it needs."""
+"""Numbers of a batch's edges, over all of its blocks: the rows of edge features that the batch needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def are_one_array(blocks: tuple[Block, ...]) -> bool:
-    """Whether each block begins with the edges of the next inner one, in the same memory: nodes draw once."""
+    """Tell whether each block begins with the next inner block's edges, in the same memory, as when nodes draw once."""
     first = None if not blocks or blocks[0].edge_pos is None else blocks[0].edge_pos.data_ptr()
     return first is not None and all(block.edge_pos is not None and block.edge_pos.data_ptr() == first for block in blocks)
 
@@ -25,11 +25,11 @@ def are_one_array(blocks: tuple[Block, ...]) -> bool:
 def edge_numbers(
     blocks: tuple[Block, ...], n_edges: int, array: Callable[..., npt.NDArray[Any]] = np.empty, *, whole: bool = False
 ) -> Int64s:
-    """Return the numbers of the blocks' edges, one block after the other, repeats included.
+    """Collect the numbers of the blocks' edges, one block after the other, repeats included.
 
-    ``array(n, dtype)`` makes the result, except where blocks are one array: that one is returned then, unless ``whole`` asks
-    for block after block, as a file of samples returns them. PluginError: a block has no ``edge_pos``, or one beyond the
-    graph's ``n_edges``.
+    ``array(n, dtype)`` allocates the result. If the blocks are one array, that array is returned instead, each edge once.
+    ``whole`` asks for block after block even then, as a file of samples has them. PluginError: a block has no ``edge_pos``, or
+    one beyond the graph's ``n_edges``.
     """
     positions = [block.edge_pos.numpy() for block in blocks if block.edge_pos is not None]
     if len(positions) < len(blocks):

@@ -29,49 +29,49 @@ __all__ = ["EpochSampler"]
 class EpochSampler(CheckedSampler):
     """Sample many batches at once, hop by hop, each hop in one pass over the neighbour lists.
 
-    The batches are those of :class:`NeighborSampler`, or with ``draws="labor"`` those of :class:`LaborSampler`, with the same
-    options, bit for bit. A loader that takes an epoch's batches one after the other has them drawn a window at a time: the nodes
-    of all batches that draw in a hop are sorted, the lists that they need are read in sequence, and every node draws under its
-    own batch's key, for this hop and all later ones. So a list is read once a hop for a window, and not once a batch.
-    :meth:`sample`, for one batch alone, reads as that other sampler does.
+    The batches equal those of :class:`NeighborSampler`, or with ``draws="labor"`` those of :class:`LaborSampler`, with the same
+    options, bit for bit. For a loader that takes an epoch's batches in order, the sampler draws a window of batches at a time. In
+    each hop the nodes of all batches that draw are sorted, and their lists are read in sequence. Every node draws under its own
+    batch's key, for this hop and all later ones. So a list is read once a hop for a window, and not once a batch. :meth:`sample`
+    draws one batch alone, and reads as the other sampler does.
 
     Parameters
     ----------
     g, fanouts, replace, seed, redraw
         See :class:`NeighborSampler`.
     draws : str
-        ``"neighbor"``: every edge is drawn by itself. ``"labor"``: nodes share the neighbours that they take.
+        ``"neighbor"``: every node draws for itself. ``"labor"``: nodes share the neighbours that they take.
     batch_dependency, layer_dependency
-        See :class:`LaborSampler`; they go with ``draws="labor"``. Importance sampling needs the lists of all nodes of a hop at
-        once, and a pass has a part of them at a time: :class:`LaborSampler` alone offers it.
+        See :class:`LaborSampler`; only with ``draws="labor"``. Only :class:`LaborSampler` offers importance sampling: it needs
+        the lists of all nodes of a hop at once, and a pass has a part of them at a time.
     window : int or "auto"
-        Batches drawn at once; ``"auto"``: the epoch, or as many as ``disk`` and the memory are likely to hold, and fewer where
-        they were too many for ``disk``.
+        Batches drawn at once. ``"auto"``: the whole epoch, or as many batches as ``disk`` and the memory are likely to hold, and
+        fewer once ``disk`` was too small for them.
     disk : int, str or None
-        Most bytes of run files at once, for what is drawn and does not fit the memory; None: a quarter of the free disk.
+        Most bytes of run files at once, for samples that do not fit the memory; None: a quarter of the free disk.
     run_dir : path-like or None
-        Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
-        ``<dataset>.runs`` beside the dataset, or the temporary directory where nothing can be written there.
+        Directory for run files. They go into a directory of their own there, which is removed afterwards, or after a crash by
+        the next run. None: ``<dataset>.runs`` beside the dataset, or the temporary directory if that cannot be written.
     access : {"auto", "pass", "random"}
-        How lists that are not in memory are read. ``"pass"``: whole, in the order of the file. ``"random"``: which neighbours are
-        taken is drawn first, and only the pages that hold them are read, once for all batches of the window that draw together.
-        ``"auto"``: what costs less on this drive, chosen anew in every hop for each range of nodes.
+        Way of reading lists that are not in memory. ``"pass"``: whole lists, in the order of the file. ``"random"``: the sampler
+        first draws which neighbours are taken, then reads only the pages that hold them, once for all batches of the window that
+        draw together. ``"auto"``: the cheaper way on this drive, chosen anew in every hop for each range of nodes.
     edges : bool
-        Fill ``edge_pos`` of the blocks. Taking a batch then looks up where its nodes' lists begin. With ``draws="neighbor"`` the
-        numbers are drawn once more; with ``"labor"`` logs hold a neighbour's place in its list, too, twice the memory.
+        Fill ``edge_pos`` of the blocks. Each batch then looks up the starts of its nodes' lists. With ``draws="neighbor"`` the
+        numbers are drawn once more. With ``"labor"`` logs also hold a neighbour's place in its list, which doubles their memory.
 
     Raises
     ------
     ValueError
-        As the sampler whose batches these are; ``draws`` or ``access`` is another word; an option does not go with the draws
-        (``replace`` and ``access="random"`` with ``"labor"``); ``window`` is below 1.
+        The errors of the sampler with the same batches; ``draws`` or ``access`` is another word; an option does not go with the
+        draws (``replace`` and ``access="random"`` with ``"labor"``); ``window`` is below 1.
 
     Notes
     -----
-    A window's cost is, a hop: the lists that its batches need, read once in the order of the file, or less (``access``; lists in
-    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. With several
-    windows, the next one is drawn while batches of this one are taken, each in half of the memory. So is the first window of a
-    loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone. Thread-safe.
+    The cost of a window's hop: read the lists that its batches need, once in the order of the file, or fewer pages (``access``);
+    sort the nodes that draw; write their draws in logs by batch. Lists in the neighbour cache are not read. With several windows,
+    the next window is drawn while batches of the current one are taken, each in half of the memory. The first window of a
+    loader's next epoch is drawn ahead, too. Batches that are requested again, or out of turn, are sampled alone. Thread-safe.
 
     References
     ----------
@@ -124,7 +124,7 @@ class EpochSampler(CheckedSampler):
             window = check_at_least("window", window, 1)
         self.window = window
         self.access = parse_access(access)
-        # Seconds of reads, bytes of lists, ids read alone and spilled bytes of each window; a deque, as for scratch.
+        # Seconds of reads, bytes of lists, ids read alone and spilled bytes of each window; a deque, whose append is atomic.
         self._windows: deque[tuple[float, int, int, int]] = deque()
         self.disk = None if disk is None else parse_size(disk, "disk")
         self.run_dir = os.path.abspath(runs_directory(g.path, run_dir))
@@ -156,7 +156,7 @@ class EpochSampler(CheckedSampler):
 
     @property
     def threads(self) -> int:
-        """Threads that draw side by side."""
+        """Number of threads that draw at a time."""
         return self.graph.options.threads
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
@@ -164,14 +164,14 @@ class EpochSampler(CheckedSampler):
         return self.hops.sample(seeds, epoch, index)
 
     def trim(self) -> bool:
-        """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
+        """Give back the scratch of threads that do not sample now, except for one; return whether any was held."""
         return self.hops.trim()
 
     def stats(self) -> dict[str, float]:
-        """Return totals as :meth:`NeighborSampler.stats`, and of windows that were drawn and are done.
+        """Return the totals of :meth:`NeighborSampler.stats`, and totals of finished windows.
 
-        ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read in passes;
-        ``drawn_reads``, ids that they read alone; and ``spilled_bytes``, which lay in run files.
+        ``windows``: their number. ``passes_s``: seconds that their threads waited for lists. ``list_bytes``: bytes read in passes
+        over lists. ``drawn_reads``: ids read alone. ``spilled_bytes``: bytes in run files.
         """
         windows = list(self._windows)
         names = ("passes_s", "list_bytes", "drawn_reads", "spilled_bytes")
@@ -179,7 +179,7 @@ class EpochSampler(CheckedSampler):
         return {**self.hops.stats(), "windows": len(windows), **sums}
 
     def count(self, window: EpochWindow) -> None:
-        """Count a window that is done."""
+        """Add a finished window to the totals."""
         self._windows.append((window.passes_s, window.list_bytes, window.drawn_reads, window.spilled_bytes))
 
     def coming(self, seeds_of: Callable[[int], Seeds]) -> Coming:
@@ -189,15 +189,15 @@ class EpochSampler(CheckedSampler):
     def in_turn(
         self, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None = None, coming: Coming | None = None
     ) -> Turns:
-        """Return the batches ``start … stop - 1`` of an epoch, for whoever takes them about in order.
+        """Draw the batches ``start … stop - 1`` of an epoch in windows, for a caller that takes them roughly in order.
 
-        ``seeds(index)`` returns a batch's seeds: pure, thread-safe. Drawing holds ``memory``, or else reserves some of what is
-        left. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
+        ``seeds(index)`` returns a batch's seeds: pure, thread-safe. The windows use ``memory``; without it they reserve a part of
+        the free memory. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
         """
         return Turns(self, seeds, epoch, start, stop, memory, coming)
 
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
-        """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
+        """Return the least and the most useful memory, in bytes, to draw an epoch of so many batches and seeds a batch."""
         n = n_batches if isinstance(self.window, str) else min(self.window, n_batches)
         width = 8 if is_wide(self.graph) else 4
         targets, edges = self.expected(n_seeds)
@@ -207,18 +207,18 @@ class EpochSampler(CheckedSampler):
         return least_bytes(self.graph, fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
 
     def windows(self, n_batches: int, n_seeds: int, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
-        """Return how an epoch is cut into windows in so many bytes; None where the user said.
+        """Cut an epoch into windows within ``n_bytes`` of memory; None if the user set ``window``, or there are no batches.
 
-        ``batch``: nodes and edges of a batch that was sampled.
+        ``batch``: nodes and edges of a sampled batch.
         """
         if not isinstance(self.window, str) or not n_batches:
             return None
         return Cut(self, n_batches, n_seeds, batch).windows(n_bytes, disk_of(self))
 
     def expected(self, n_seeds: int) -> tuple[int, int]:
-        """Return how many nodes of a batch draw, and how many edges: the most that there can be, or the mean of whole lists.
+        """Estimate the nodes of a batch that draw, and the edges that they draw: the maximum, by mean degree for whole lists.
 
-        With ``draws="labor"``, the mean of the most: how many neighbours a node takes is random.
+        With ``draws="labor"`` the number of neighbours that a node takes is random: this is the maximum of its mean.
         """
         n_nodes, n_edges = self.graph.num_nodes, self.graph.topology.num_edges
         mean = n_edges // max(1, n_nodes) + 1

@@ -13,9 +13,9 @@ __all__ = ["FileTurns"]
 class FileTurns:
     """Pieces of work, by number, to be taken by several workers. The caller holds a lock.
 
-    ``file_of`` says which file each piece reads, from 0. A worker gets the next piece of the file that the fewest others work
-    on; of several such files, of the one with the most pieces left. So one worker waits for a slow drive while others go on
-    with a faster one. Pieces of one file are taken in order.
+    ``file_of`` has the number of the file that each piece reads, from 0. A worker gets the next piece of the file with the
+    fewest other workers; of several such files, the one with the most pieces left. So one worker waits for a slow drive while
+    others go on with a faster one. Pieces of one file are taken in order.
     """
 
     def __init__(self, file_of: npt.NDArray[np.int64]) -> None:
@@ -24,7 +24,7 @@ class FileTurns:
         self._at: dict[int, int] = {}  # worker -> file
 
     def take(self, worker: int) -> int | None:
-        """Return the number of a worker's next piece, its last one being done; None: there are no more."""
+        """Record that a worker's last piece is done, and return the number of its next one; None if there are no more."""
         self._at.pop(worker, None)
         busy = list(self._at.values())
         files = [file for file, left in enumerate(self._left) if left]

@@ -1,13 +1,13 @@
-"""Samples of other makes: what any sampler may return, as the library's own form. No framework is imported.
+"""Conversion of other frameworks' samples to the library's own form. No framework is imported.
 
-Accepted are, by their attributes alone:
+These forms are accepted, by their attributes alone:
 
 - a :class:`SampledBatch`;
 - ``(input_ids, blocks)``: blocks outermost first, each a :class:`Block` or ``(src, dst, n_src, n_dst)``;
 - DGL's ``(input_nodes, output_nodes, blocks)``: message-flow graphs with ``edges()``, ``num_src_nodes()``, ``num_dst_nodes()``;
 - PyG's sampler output or batch: ``node`` (or ``n_id``), ``row`` and ``col`` (or ``edge_index``), ``num_sampled_nodes`` and
-  ``num_sampled_edges``, which its neighbour samplers count with pyg-lib: layer ``i`` gets the nodes and edges that
-  ``trim_to_layer`` leaves it.
+  ``num_sampled_edges``, which PyG's neighbour samplers count with pyg-lib. Layer ``i`` gets the nodes and edges that
+  ``trim_to_layer`` leaves for the layer.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", 
 
 
 def _ids(values: Any) -> torch.Tensor:
-    """Return numbers of nodes or edges as a dense int64 tensor in host memory of its own.
+    """Copy numbers of nodes or edges to a dense int64 tensor in host memory.
 
-    A copy: the sampler may use its memory again or keep its batches, and so may the loop.
+    A copy, because the sampler may reuse its memory or keep its batches.
     """
     if isinstance(values, torch.Tensor):
         kind, dtype, ndim = values.dtype, str(values.dtype), values.ndim
@@ -68,7 +68,7 @@ def _size(value: Any, what: str) -> int:
 
 
 def _numbers(name: str, values: Any) -> torch.Tensor:
-    """Return floating-point numbers of edges as a dense tensor in host memory of its own."""
+    """Copy floating-point numbers of edges to a dense tensor in host memory."""
     dtypes = EDGE_ARRAYS[name]
     found = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(as_array(name, values)))
     if found.ndim != 1 or found.dtype not in dtypes:
@@ -78,7 +78,7 @@ def _numbers(name: str, values: Any) -> torch.Tensor:
 
 
 def _block(src: Any, dst: Any, n_src: Any, n_dst: Any, given: Mapping[str, Any] | None = None) -> Block:
-    """Make a block, its edges ordered by destination, with what is given of :data:`EDGE_ARRAYS`."""
+    """Make a block, its edges ordered by destination, with the ``given`` arrays of :data:`EDGE_ARRAYS`."""
     sources, destinations = _ids(src), _ids(dst)
     arrays = {
         name: _ids(values) if EDGE_ARRAYS[name] == (torch.int64,) else _numbers(name, values)
@@ -128,10 +128,10 @@ def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
 
 
 def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBatch:
-    """Check what a sampler returned, in one of the forms above, and return it as a :class:`SampledBatch` of its own memory.
+    """Check a sampler's result, in one of the forms above, and copy it to a :class:`SampledBatch`.
 
-    A :class:`SampledBatch` may have no blocks, for models of features alone. PluginError: in none of the forms; ids that are no
-    nodes or occur twice; blocks that do not fit each other.
+    A :class:`SampledBatch` may have no blocks, for models of features alone. PluginError: the result has none of the forms; ids
+    are no nodes, or occur twice; blocks do not fit each other.
     """
     if isinstance(sample, SampledBatch):
         nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
@@ -176,12 +176,12 @@ def _check(nodes: torch.Tensor, n_seeds: int, blocks: tuple[Block, ...], num_nod
 
 
 class _ForeignSampler(CheckedSampler):
-    """Another's sampler, whose batches are brought into the library's form."""
+    """A sampler of a user or framework, whose batches are checked and converted to the library's form."""
 
     def __init__(self, sampler: Any, num_nodes: int) -> None:
         self._sampler, self.num_nodes = sampler, num_nodes
         self._method = getattr(sampler, "sample", None)
-        fanouts = getattr(sampler, "fanouts", None)  # from which the largest batch is reckoned
+        fanouts = getattr(sampler, "fanouts", None)  # used to bound the largest batch
         self._fanouts = fanouts if isinstance(fanouts, (list, tuple)) else None
 
     @property
@@ -189,33 +189,33 @@ class _ForeignSampler(CheckedSampler):
         return self._fanouts
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
-        seeds = copy.deepcopy(seeds)  # a tensor cannot be read-only, and batches of other makes may keep it
+        seeds = copy.deepcopy(seeds)  # a tensor cannot be read-only, and a foreign batch may keep it
         sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
         return as_sampled(sample, self.num_nodes, epoch, index)
 
 
 def has_own_seeds(sampler: Any) -> bool:
-    """Whether a sampler is run through for its batches, as a ``DataLoader`` is, and not asked for those of given seeds."""
+    """Tell whether a sampler is an iterable of its own batches, as a ``DataLoader`` is, and does not sample given seeds."""
     if isinstance(sampler, (DataLoader, str)):
-        return isinstance(sampler, DataLoader)  # PyG's have a __call__, which takes positions among their own seeds
+        return isinstance(sampler, DataLoader)  # PyG's loaders have a __call__, which takes positions among their own seeds
     return isinstance(sampler, Iterable) and not callable(getattr(sampler, "sample", sampler))
 
 
 def adjacency_of(graph: Any) -> dict[str, str]:
-    """Return the ids of the files that hold a graph's adjacency, by field."""
+    """Collect the ids of the files that hold a graph's adjacency, by field."""
     return {key: file_id for key, file_id in graph.fingerprint().items() if key.startswith("edge/")}
 
 
 def graph_id(graph: Any) -> str | None:
-    """Return the text that tells a graph's adjacency from others; None where that is not known."""
+    """Get a text that distinguishes a graph's adjacency from others; None if unknown."""
     if not hasattr(graph, "fingerprint"):
         return None
-    # Of the files of an adjacency the one that each form has; edge features, which come and go, are no part of it.
+    # The out_degree file, which both forms of an adjacency have; edge features, which may change, are left out.
     return " ".join(file_id for key, file_id in adjacency_of(graph).items() if key.endswith("/out_degree")) or None
 
 
 def check_same_graph(state: Mapping[str, Any], graph: str | None) -> None:
-    """Raise ValueError where a state was saved with another graph than ``graph``, by their :func:`graph_id`."""
+    """Raise ValueError if a state was saved with another graph than ``graph``, by their :func:`graph_id`."""
     saved = state.get("graph")
     if None not in (saved, graph) and saved != graph:
         raise ValueError(
@@ -225,7 +225,7 @@ def check_same_graph(state: Mapping[str, Any], graph: str | None) -> None:
 
 
 def _check_graph(sampler: Any, num_nodes: int, graph: Any) -> None:
-    """Raise ValueError where a sampler says that it is of another graph, or of another number of nodes."""
+    """Raise ValueError if a sampler's attributes name another graph, or another number of nodes."""
     own: Any = getattr(sampler, "graph", None)
     n_own = getattr(sampler if own is None else own, "num_nodes", None)
     there, here = _named(own), _named(graph)
@@ -246,17 +246,17 @@ def _named(graph: Any) -> str:
 
 
 def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedSampler:
-    """Return a sampler whose batches are checked ones: the library's own as it is.
+    """Wrap a sampler so that its batches are checked; the library's own samplers are returned as they are.
 
     ``sampler`` has ``sample(seeds, epoch=…, index=…)``, or is called with the seeds; it may return any of the forms above.
-    Checking a batch takes about as long as sorting its ids. TypeError: it is neither, or an iterable of batches of its own.
-    ValueError: its attribute ``graph`` has another adjacency than ``graph``, or it, or the sampler itself, another
-    ``num_nodes``. Graphs are compared by the ids of their adjacency's files: a dataset opened twice, and a copy of its
-    directory, are one graph.
+    Checking a batch takes about as long as sorting its ids. TypeError: the sampler is neither, or is an iterable of its own
+    batches. ValueError: the sampler's ``graph`` has another adjacency than ``graph``, or that graph, or a sampler without one,
+    has another ``num_nodes``. Graphs are compared by the ids of their adjacency's files: a dataset opened twice, and a copy of
+    its directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
     own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
-    if isinstance(sampler, own) and type(sampler) in own:  # a class that is made from one of them may return anything
+    if isinstance(sampler, own) and type(sampler) in own:  # a subclass may return anything
         return sampler
     if has_own_seeds(sampler):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Batches with historical embeddings: which nodes of a batch are expanded, and which have an embedding that is recent enough."""
+"""Batches with historical embeddings: a node with a recent enough embedding pulls it, other nodes are expanded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featstore.topology.partlists import NearbyLists
 __all__ = ["DECISIONS", "HistoryTurns", "PushTimes", "SeedsOf", "slots_of", "unpushed"]
 
 Bools = npt.NDArray[np.bool_]
-# Of a batch of an epoch, by its position: lends its seeds, and the neighbour lists that are at hand for it.
+# ``seeds_of(position)`` lends a batch's seeds, and the neighbour lists in memory for it.
 SeedsOf = Callable[[int], AbstractContextManager[tuple[torch.Tensor, NearbyLists | None]]]
 
 DECISIONS = "history decisions"  # holder
@@ -28,14 +28,14 @@ NEVER = -1
 
 
 class PushTimes:
-    """The steps of training in which candidates were pushed last: what training has committed.
+    """The training step of each candidate's last push, as committed by training.
 
-    Epochs plan ahead on copies, so that batches that are never trained on change nothing. An embedding is used for
-    ``staleness`` steps after it was pushed; 0: never. ``nodes`` are the candidates, ascending: the i-th has slot i. ``pushed``
-    has the steps before the one in which each was pushed last, -1: never. ``step`` counts steps so far.
+    Epochs plan ahead on copies, so batches that are never trained on change nothing. An embedding is used for ``staleness``
+    steps after its push; 0: never. ``nodes`` are the candidates, ascending; the i-th has slot i. ``pushed`` has the number of the
+    step, from 0, of each candidate's last push; -1: never. ``step`` counts steps so far.
     """
 
-    NODE_BYTES = 24  # of a candidate: its id, its last push, and that of the epoch that plans ahead
+    NODE_BYTES = 24  # of a candidate: its id, its last push, and its last push in the epoch that plans ahead
 
     def __init__(self, staleness: int) -> None:
         self.staleness = staleness
@@ -44,7 +44,7 @@ class PushTimes:
 
 
 def slots_of(nodes: Int64s, ids: Int64s) -> Int64s:
-    """Return the positions of ``ids`` in ``nodes``, which ascend; -1 where one is not there."""
+    """Find the positions of ``ids`` in the ascending ``nodes``; -1 for an id that is not there."""
     if not len(nodes):
         return np.full(len(ids), -1)
     slots = np.minimum(np.searchsorted(nodes, ids), len(nodes) - 1)
@@ -52,12 +52,12 @@ def slots_of(nodes: Int64s, ids: Int64s) -> Int64s:
 
 
 class HistoryTurns:
-    """The batches of an epoch from ``start`` on, pruned; each is one step of training, ``start`` the next one. Thread-safe.
+    """The batches of an epoch from ``start`` on, pruned; each is one training step, ``start`` the next one. Thread-safe.
 
-    Each node of ``sampler`` draws for itself, anew in every hop, in two hops at least. Pulls depend on earlier pushes; pushes
-    depend only on each batch's first hop, whose draws can be made again. So a pass draws that hop of every batch, in order, no
-    further than is asked for, and keeps a bit a node until the batch was trained on. Batches themselves are sampled in any
-    order, by any thread, again where that is asked for.
+    Each node of ``sampler`` draws for itself, anew in every hop, in two hops at least. A batch's pulls depend on earlier pushes.
+    Pulls and pushes concern only the nodes of a batch's first hop, whose draws can be repeated. So a pass draws the first hop of
+    every batch, in order, up to the batch requested. It keeps one bit a node until the batch was trained on. The batches
+    themselves can be sampled in any order, by any thread, and repeatedly.
     """
 
     passes_s = 0.0
@@ -72,7 +72,7 @@ class HistoryTurns:
         self._held = sampler.graph.budget.reserve(DECISIONS, 0, owner=self)
 
     def sample(self, position: int) -> SampledBatch:
-        """Return the batch that runs as number ``position``; ClosedError if it was trained on already, or is before the first."""
+        """Sample batch number ``position``; ClosedError if it was trained on already, or lies before ``start``."""
         step = self._first_step + position
         if not len(self._nodes):  # no embedding is kept
             return self._pruned(position, step, _none)
@@ -83,7 +83,7 @@ class HistoryTurns:
         return _pruned(self._seeds_of, self._sampler, self._epoch, position, self._nodes, step, is_pulled)
 
     def _decided(self, position: int) -> npt.NDArray[np.uint8]:
-        """Return the sources of a batch's last block that are pulled, as bits."""
+        """Decide which sources of a batch's last block are pulled; return them as bits."""
         with self._lock:
             while self._next <= position:
                 self._decide(self._next)
@@ -94,14 +94,14 @@ class HistoryTurns:
         return found
 
     def _decide(self, position: int) -> None:
-        """Decide on one batch; may be interrupted anywhere, and called again."""
+        """Decide on the pulls of one batch; may be interrupted anywhere, and called again."""
         with self._seeds_of(position) as (seeds, lists):
             ids, n_seeds = self._sampler.sources(seeds, self._epoch, position, lists), len(seeds)
         step = self._first_step + position
         slots = slots_of(self._nodes, ids)
         is_candidate = slots >= 0
         pushed = self._pushed[slots[is_candidate]]
-        # Not what was pushed in this very step, by a call that was interrupted.
+        # `pushed < step`: an interrupted call may have recorded pushes of this very step.
         is_recent = (pushed != NEVER) & (pushed < step) & (step - pushed <= self._times.staleness)
         pulled = np.zeros(len(ids), bool)
         pulled[is_candidate] = is_recent
@@ -114,10 +114,10 @@ class HistoryTurns:
         self._pushed[slots[is_candidate & ~pulled]] = step
 
     def stop(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no thread waits."""
 
     def close(self) -> None:
-        """Let go of what was decided; may be called again."""
+        """Drop all decisions; may be called again."""
         with self._lock:
             self._bits.clear()
             self._pushed = EMPTY
@@ -125,7 +125,7 @@ class HistoryTurns:
 
 
 def unpushed(seeds_of: SeedsOf, sampler: HopSampler, times: PushTimes, epoch: int, position: int) -> SampledBatch:
-    """Return a batch as it is if nothing was pushed yet: the largest that it can be."""
+    """Sample a batch as if nothing was pushed yet, which gives the largest batch."""
     return _pruned(seeds_of, sampler, epoch, position, times.nodes, 0, _none)
 
 
@@ -142,7 +142,7 @@ def _pruned(
     step: int,
     is_pulled: Callable[[Int64s], Bools],
 ) -> SampledBatch:
-    """Sample a batch without expanding the sources that are pulled, and say where what it pulls and pushes lies."""
+    """Sample a batch without expanding its pulled sources; record the positions and slots of pulled and pushed rows."""
     pool = sampler.graph.pool
     rows: list[torch.Tensor] = []
 

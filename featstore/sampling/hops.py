@@ -1,4 +1,4 @@
-"""The shared part of samplers that go hop by hop: seeds, look-up of lists, numbering of nodes, blocks."""
+"""Base of samplers that go hop by hop: seeds, look-up of lists, numbering of nodes, blocks."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Draw", "FanoutSampler", "HopKey", "HopSampler", "Prune", "as_ids"]
 
-Prune = Callable[[Int64s], npt.NDArray[np.bool_]]  # given the sources of the seeds' own hop: which of them are not expanded
-LARGE_FANOUT = 4096  # drawing one takes more than 100 kB of scratch
-HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
+Prune = Callable[[Int64s], npt.NDArray[np.bool_]]  # marks the sources of the seeds' own hop that are not expanded
+LARGE_FANOUT = 4096  # a larger fan-out takes more than 100 kB of scratch
+HopKey = tuple[int, int, int]  # key of a hop's draws: epoch, index of the batch, number of the hop
 
 
-Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the nodes that it adds are numbered
+Draw = Callable[[Scratch, int], Block]  # makes the block of a hop, by its number, and numbers the nodes that it adds
 
 
 class HopSampler(CheckedSampler):
-    """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
+    """A sampler that goes hop by hop: each hop adds a block, and its new nodes join the list of the batch.
 
-    Subclasses draw: see :meth:`_expand`, and :meth:`hop_key` where their draws have another key. What they return depends on
-    the graph, their options and the arguments of :meth:`sample` alone. ``hop_sizes`` is what each hop is told to draw. With
-    ``edges`` subclasses note where in its list each edge of a hop is, from :attr:`Scratch.starts` on; :meth:`number_edges`
-    makes these the numbers of the input.
+    Subclasses draw in :meth:`_expand`, and override :meth:`hop_key` if their draws have another key. Their batches depend only on
+    the graph, their options and the arguments of :meth:`sample`. ``hop_sizes`` has the number to draw in each hop. With ``edges``
+    subclasses record the stored position of each edge, counted from :attr:`Scratch.starts`; :meth:`number_edges` turns these into
+    the numbers of the input.
     """
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         if isinstance(g, (str, os.PathLike)):
             raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
         self._g = g
-        self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
+        self._topology: Topology | None = None  # kept, since g.topology takes the graph's lock
         self._hop_sizes = tuple(hop_sizes)
         self.redraw, self.edges = check_flag("redraw", redraw), check_flag("edges", edges)
         self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
@@ -68,7 +68,7 @@ class HopSampler(CheckedSampler):
     def stats(self) -> dict[str, float]:
         """Return totals since the sampler was made, over all threads.
 
-        ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids asked of
+        ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids read from
         the file; ``seconds``, summed over threads.
         """
         scratches = list(self._all)
@@ -81,7 +81,7 @@ class HopSampler(CheckedSampler):
         }
 
     def trim(self) -> bool:
-        """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
+        """Give back the scratch of threads that do not sample now, except for one; return whether any was held."""
         idle = []
         with contextlib.suppress(IndexError):
             while True:
@@ -102,13 +102,14 @@ class HopSampler(CheckedSampler):
         seeds : integer tensor or array, shape (n,)
             Distinct node ids, at most 2³¹; may be empty.
         epoch, index : int
-            What the draws depend on; in ``[0, 2**64)``.
+            Key of the draws; in ``[0, 2**64)``.
         lists : NearbyLists, optional
             Lists that are in memory for this batch: looked up after the neighbour cache, before the file is read. The batch does
             not depend on them.
         prune : callable, optional
-            Says which sources of the seeds' own hop are not expanded; never a seed. All blocks but the last are then those of a
-            batch that begins with the other sources. These draw what they would draw without, where a node's draws are its own.
+            Marks the sources of the seeds' own hop that are not expanded; never a seed. All blocks but the last are then those
+            of a batch that begins with the other sources. In a sampler in which each node draws for itself, the draws of the
+            other sources do not change.
 
         Returns
         -------
@@ -118,7 +119,7 @@ class HopSampler(CheckedSampler):
         Raises
         ------
         IndexError, ValueError, TypeError
-            A seed is no node, or given twice: names it and its position. Seeds are not 1-D, or not integers.
+            A seed is no node, or given twice: the message names the seed and its position. Seeds are not 1-D, or not integers.
         CorruptionError, BudgetError, OSError
             The file holds an id that is no node's; the scratch or the batch does not fit the memory; the drive failed.
         """
@@ -137,7 +138,7 @@ class HopSampler(CheckedSampler):
             return self.assemble(scratch, ids, hops, epoch, index)
 
     def sources(self, seeds: torch.Tensor, epoch: int, index: int, lists: NearbyLists | None = None) -> Int64s:
-        """Return the sources of a batch's last block, the seeds first; arguments and errors as of :meth:`sample`."""
+        """Sample the sources of a batch's last block, the seeds first; arguments and errors as of :meth:`sample`."""
         ids = as_ids(seeds, self._g.num_nodes)
         with self.scratch(len(ids), lists) as scratch:
             self.expand(scratch, ids, self._drawing(epoch, index), 1)
@@ -145,7 +146,7 @@ class HopSampler(CheckedSampler):
 
     @contextlib.contextmanager
     def scratch(self, n_seeds: int, lists: NearbyLists | None = None) -> Iterator[Scratch]:
-        """Lend the scratch memory of a thread, for a batch at a time: with room for ``n_seeds``, and lists at hand."""
+        """Lend scratch memory to a thread for one batch, with ``lists`` attached; new scratch has room for ``n_seeds``."""
         start = time.perf_counter()
         try:
             scratch = self._idle.pop()
@@ -162,11 +163,14 @@ class HopSampler(CheckedSampler):
             scratch.cache = scratch.lists = None
             if scratch.room >= self._room:
                 self._idle.append(scratch)
-            else:  # for when all others are in use: it would have to grow
+            else:  # too small now: taken last, since it would have to grow
                 self._idle.appendleft(scratch)
 
     def expand(self, scratch: Scratch, ids: Int64s, draw: Draw, n_hops: int | None = None, first: int = 0) -> list[Block]:
-        """Number the seeds ``ids``, then what ``draw`` adds in hops ``first … n_hops - 1``, or all; return a block a hop."""
+        """Number the seeds ``ids``, then ``draw`` hops ``first … n_hops - 1``, by default up to the last.
+
+        Returns a block a hop.
+        """
         scratch.need(len(ids))
         bad, twice = scratch.hops.begin(ids)
         if bad >= 0:
@@ -177,7 +181,7 @@ class HopSampler(CheckedSampler):
         return [draw(scratch, hop) for hop in range(first, len(self._hop_sizes) if n_hops is None else n_hops)]
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
-        """Return the batch of all ``hops`` that :meth:`expand` has returned."""
+        """Make the batch of all ``hops`` that :meth:`expand` has returned."""
         blocks = hops if self.redraw else self._nested(hops)
         n = scratch.hops.n_nodes
         input_ids = self._g.pool.tensor((n,), torch.int64)
@@ -188,7 +192,7 @@ class HopSampler(CheckedSampler):
         return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
 
     def _drawing(self, epoch: int, index: int) -> Draw:
-        """Return the function that looks up the lists of a batch's nodes, and draws from them."""
+        """Make the function that looks up the lists of a batch's nodes, and draws from them."""
         topology = self._topology
         if topology is None:
             topology = self._topology = self._g.topology
@@ -201,13 +205,13 @@ class HopSampler(CheckedSampler):
             n_located = n_dst
             block = self._expand(scratch, topology, scratch.cache, n_dst, self._hop_sizes[hop], (epoch, index, hop))
             if not self.redraw:
-                scratch.degree[:n_dst] = 0  # a node without neighbours draws none: these have drawn theirs
+                scratch.degree[:n_dst] = 0  # these nodes have drawn; without neighbours they draw none later
             return block
 
         return draw
 
     def _nested(self, hops: list[Block]) -> list[Block]:
-        """Return the layers' blocks, innermost first, from the edges that each hop added: all of them begin one array."""
+        """Make the layers' blocks, innermost first, from the edges that each hop added; each block is a prefix of one array."""
         n_edges = sum(len(block.src) for block in hops)
         edges = self._g.pool.tensor((2, n_edges), torch.int64)
         src, dst = edges[0], edges[1]
@@ -224,7 +228,7 @@ class HopSampler(CheckedSampler):
         return blocks
 
     def number_edges(self, scratch: Scratch, edge_pos: torch.Tensor | None) -> None:
-        """Put a hop's numbers of edges in the input in the place of those that :attr:`Scratch.starts` counts, if any."""
+        """Replace a hop's stored positions of edges in ``edge_pos``, if any, by the edges' numbers in the input."""
         ids, cache = (self._topology or self._g.topology).edge_ids, scratch.cache
         if ids is None or edge_pos is None:
             return
@@ -232,7 +236,7 @@ class HopSampler(CheckedSampler):
         put(edge_pos.numpy(), self._g.pool.array)
 
     def _locate(self, scratch: Scratch, topology: Topology, first: int, end: int) -> None:
-        """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""
+        """Look up the lists of nodes ``first … end - 1``, which joined in the last hop."""
         if first == end:
             return
         nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
@@ -248,7 +252,7 @@ class HopSampler(CheckedSampler):
             scratch.lists.locate(nodes, place)
 
     def _read(self, scratch: Scratch, topology: Topology, positions: Int64s, out: npt.NDArray[Any]) -> None:
-        """Read the neighbour ids at ``positions``, from the lists at hand or the file."""
+        """Read the neighbour ids at ``positions``, from the lists in memory or from the file."""
         if scratch.lists is None:
             topology.read_edges(positions, out)
             scratch.rows_read += len(positions)
@@ -256,7 +260,7 @@ class HopSampler(CheckedSampler):
             scratch.rows_read += scratch.lists.read_edges(positions, out, self._g.pool)
 
     def hop_key(self, at: HopKey) -> tuple[int, ...]:
-        """Return the words that a hop's draws are keyed with (:mod:`featstore.sampling.rng`): one, of all of ``at``."""
+        """Compute the words that key a hop's draws (:mod:`featstore.sampling.rng`): here one word, of all of ``at``."""
         epoch, index, hop = at
         return (absorb(batch_key(self.seed, epoch, index), hop),)
 
@@ -264,11 +268,11 @@ class HopSampler(CheckedSampler):
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
-        """Draw for the first ``n_dst`` nodes, whose lists are located, and number what they drew; ``size`` is the hop's."""
+        """Draw for the first ``n_dst`` nodes, whose lists are located, and number the drawn nodes; ``size`` is the hop's."""
 
 
 class FanoutSampler(HopSampler):
-    """A sampler in which each node draws for itself, as many neighbours as its hop's fan-out says."""
+    """A sampler with a fan-out for each hop: the number of neighbours that a node draws."""
 
     replace = False  # a node may draw a neighbour several times
 
@@ -293,7 +297,7 @@ class FanoutSampler(HopSampler):
     def drawn_fanouts(self) -> tuple[int, ...]:
         """The fan-outs, with -1 for each that takes all lists whole, so that memory sized by them fits the graph.
 
-        A large fan-out asks for the largest degree: a pass over the offsets, once.
+        For a large fan-out the largest degree is needed: a pass over the offsets, once.
         """
         if self.replace or max(self.fanouts) <= LARGE_FANOUT:
             return self.fanouts
@@ -302,7 +306,7 @@ class FanoutSampler(HopSampler):
 
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:
-    """Return seeds as a contiguous int64 array; only the range is left to check."""
+    """Convert seeds to a contiguous int64 array; range and distinctness are left to check."""
     array = id_array("seeds", seeds)
     if array.ndim != 1:
         raise ValueError(f"seeds must be 1-D, not of shape {array.shape}")

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LaborSampler"]
 
-_LEAST_READ = 1 << 16  # ids that are read at once at the least, where as many are missing
+_LEAST_READ = 1 << 16  # ids that are read at once at the least, if so many are missing
 
-_MOST_DEPENDENCY = 2**32  # batches: words of 64 bits tell their phases apart
+_MOST_DEPENDENCY = 2**32  # batches: 64-bit words distinguish their phases
 
-_CONVERGED = 1e-4  # a step that takes a smaller share off the expected number of sources is the last one
+_CONVERGED = 1e-4  # the iteration ends with a step that lowers the expected number of sources by a smaller share
 
 
 class LaborSampler(FanoutSampler):
     """Sample in-neighbours layer by layer, so that the nodes of a hop share their neighbours (LABOR).
 
     In each hop every source has one random number, the same for all destinations. A destination with ``d`` neighbours takes
-    those whose number is at most ``fanout / d``: as many as with :class:`~featstore.NeighborSampler` on average, but the same
-    ones as others where it can. So a batch has fewer nodes, and fewer rows are read.
+    those whose number is at most ``fanout / d``. It takes as many as with :class:`~featstore.NeighborSampler` on average, but
+    shares them with other destinations. So a batch has fewer nodes, and fewer rows are read.
 
     Parameters
     ----------
@@ -45,40 +45,42 @@ class LaborSampler(FanoutSampler):
     fanouts : sequence of int
         Neighbours that a node takes on average in each hop, the seeds' own first; -1 takes all.
     batch_dependency : int
-        Batches that a source keeps its number for. In every batch one source in so many gets a new number, so that consecutive
-        batches share sources, and a cache that admits what was read is hit more often. 1: all numbers are new in every batch.
+        Number of batches ``K`` for which a source keeps its number. In every batch one source in ``K`` gets a new number. So
+        consecutive batches share sources, and a cache of recently read rows has more hits. 1: all numbers are new in every batch.
     layer_dependency : bool
         A source has the same number in every hop. The hops of a batch then share sources, too.
     importance_sampling : int
         Steps of the iteration that finds importance probabilities (LABOR-i): sources that many destinations have in common become
-        more likely, and fewer distinct ones are taken. 0: none, all have the same. -1: steps until they converge (LABOR-*).
+        more likely, and fewer distinct sources are taken. 0: no steps, equal probabilities. -1: steps until the probabilities
+        converge (LABOR-*).
 
     Raises
     ------
     ValueError, TypeError
-        As of :class:`~featstore.NeighborSampler`; a batch dependency below 1 or above 2³², ``importance_sampling`` below -1.
+        The errors of :class:`~featstore.NeighborSampler`; a batch dependency below 1 or above 2³², ``importance_sampling`` below
+        -1.
 
     Notes
     -----
-    This is Poisson sampling. Each neighbour is taken with probability ``min(1, fanout / d)``, and how many are taken is random:
-    a list that is not longer than the fan-out is taken whole; a longer one gives ``fanout`` on average, and **none at all** with
-    probability ``(1 - fanout / d) ** d``, about ``exp(-fanout)``. A model must cope with nodes without neighbours, as it must
-    where the graph has such nodes. Probabilities are multiples of 2⁻³². A neighbour that is in a list twice counts twice in
-    ``d``, and is taken twice or not at all. The mean over the neighbours that were taken estimates the mean over all.
+    This is Poisson sampling. Each neighbour is taken with probability ``min(1, fanout / d)``, so the number taken is random. A
+    list that is not longer than the fan-out is taken whole. A longer one gives ``fanout`` neighbours on average, and **none at
+    all** with probability ``(1 - fanout / d) ** d``, about ``exp(-fanout)``. A model must cope with nodes without neighbours, as
+    with a graph that has such nodes. Probabilities are multiples of 2⁻³². A neighbour that is in a list twice counts twice in
+    ``d``, and is taken twice or not at all. The mean over the neighbours taken estimates the mean over all.
 
-    With ``importance_sampling`` each hop weighs the sources of all its destinations: neighbour ``t`` of ``s`` is taken with a
-    probability ``c[s] * p[t]``. The mean over those that were taken, each with the weight ``1 / (d * c[s] * p[t])``
-    (Horvitz-Thompson), has no bias; ``c[s]`` is such that its variance is that of ``fanout`` uniform draws. Each step lowers the
-    expected number of distinct sources of the hop, or leaves it. More edges are taken than without. **Blocks hold no weights**,
-    so a plain mean leans towards the sources that destinations share.
+    With ``importance_sampling`` each hop weighs the sources of all its destinations: neighbour ``t`` of ``s`` is taken with
+    probability ``c[s] * p[t]``. The mean over the neighbours taken, each with the weight ``1 / (d * c[s] * p[t])``
+    (Horvitz-Thompson), has no bias. ``c[s]`` is such that the mean's variance is that of ``fanout`` uniform draws. Each step
+    lowers the expected number of distinct sources of the hop, or keeps it. More edges are taken than without. **Blocks hold no
+    weights**, so a plain mean leans towards the sources that destinations share.
 
-    Blocks and the order of edges and nodes are as with :class:`~featstore.NeighborSampler`, and so are threads and scratch. A
-    batch depends on ``index`` as a place in the epoch where ``batch_dependency`` is more than 1. Numbers are new in every epoch.
+    Blocks, the order of edges and nodes, threads and scratch are as with :class:`~featstore.NeighborSampler`. With
+    ``batch_dependency`` above 1 a batch depends on ``index`` as its place in the epoch. Numbers are new in every epoch.
 
-    Whole lists are gone through: a hop costs less than a nanosecond a neighbour of its destinations (more with
+    A hop goes through whole lists. It costs less than a nanosecond a neighbour of its destinations (more with
     ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is expected to have
-    edges, 65,536 at least; :class:`EpochSampler` reads them in sequence, once a hop for many batches. Importance probabilities
-    need all lists of a hop at once: 4 or 8 bytes a neighbour, about a hundred a distinct source.
+    edges, 65,536 at least. :class:`EpochSampler` reads them in sequence, once a hop for many batches. Importance probabilities
+    need all lists of a hop at once: 4 or 8 bytes a neighbour, and about a hundred a distinct source.
 
     References
     ----------
@@ -118,7 +120,7 @@ class LaborSampler(FanoutSampler):
         return type(self), (self._g, self.fanouts, *options)
 
     def hop_key(self, at: HopKey) -> tuple[int, int, int, int]:
-        """Return the keys of the numbers that sources have in a hop: ``early, late, phase, turn``."""
+        """Compute the keys of the sources' numbers in a hop: ``early, late, phase, turn``."""
         epoch, index, hop = at
         return source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
 
@@ -151,7 +153,7 @@ class LaborSampler(FanoutSampler):
     def _weigh(
         self, scratch: Scratch, layer: _core.Layer, fanout: int, listed: npt.NDArray[Any], counts: Int64s, edge_pos: Int64s | None
     ) -> None:
-        """Keep of whole lists what is taken with importance probabilities, in place; ``scratch`` numbers their sources."""
+        """Cut whole lists, in place, to the neighbours taken with importance probabilities; ``scratch`` numbers their sources."""
         scratch.hops.begin(EMPTY)
         importance = _core.Importance(layer, scratch.hops, fanout, listed, counts)
         while not importance.number():
@@ -163,9 +165,9 @@ class LaborSampler(FanoutSampler):
     def _choose(
         self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s, n_read: int
     ) -> tuple[npt.NDArray[Any], Int64s | None]:
-        """Go through all lists, those in the file ``n_read`` ids at a time; return ids taken, and their edges' numbers."""
+        """Choose neighbours from all lists, reading the file ``n_read`` ids at a time; return their ids and edge positions."""
         pool, n = self._g.pool, layer.n_expected
-        if n < layer.n_ids:  # random, and correlated: this is not always enough
+        if n < layer.n_ids:  # the number taken is random, and draws are correlated: this is not always enough
             n = min(n + 4 * math.isqrt(n), layer.n_ids)
         n += _core.STEP
         chosen = pool.array((n,), topology.id_dtype)

@@ -30,8 +30,8 @@ class LayerSampler(HopSampler):
     """Sample a fixed number of nodes a layer, by importance, and weigh the edges to them (FastGCN, LADIES).
 
     A layer's destinations are all nodes that the batch has so far. Of the distinct nodes in their neighbour lists, the layer
-    takes ``sizes[hop]``. The edges from these to the destinations form the block. A batch has at most ``sum(sizes)`` nodes
-    beside its seeds, however many neighbours they have.
+    takes ``sizes[hop]``. The edges from these nodes to the destinations form the block. A batch has at most ``sum(sizes)`` nodes
+    besides its seeds, however many neighbours they have.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ class LayerSampler(HopSampler):
     sizes : sequence of int
         Nodes that each layer takes, that of the seeds first; at least 1. A layer with fewer neighbours takes all of them.
     skip : bool
-        Skip connections: neighbours that the batch has already are taken beside the others, with probability 1. Their rows are
-        there, so they cost edges only.
+        Skip connections: neighbours that the batch has already are taken in addition, with probability 1. The batch has their
+        rows, so they cost edges only.
     replace : bool
-        Draw ``sizes[hop]`` times with replacement, as the papers do; a node that is drawn more than once counts as often, so
-        layers have fewer distinct nodes. If false, all are distinct.
+        Draw ``sizes[hop]`` times with replacement, as the papers do. Each draw of a node counts, so layers have fewer distinct
+        nodes. If false, all are distinct.
     op : {"sum", "mean"}
-        What the weighted sum over a block's edges estimates: the sum over all neighbours of a destination, or their mean.
+        Estimate of the weighted sum over a block's edges: the sum over all neighbours of a destination, or their mean.
 
     Raises
     ------
@@ -59,20 +59,21 @@ class LayerSampler(HopSampler):
     number of edges from ``u`` to destinations, with ``"mean"`` the sum over these edges of ``1 / degree(destination) ** 2``. The
     probability ``q(u)`` is its share of the importance of all. A neighbour that is in a list twice has two edges.
 
-    Each edge from ``u`` has the weight ``1 / (n q(u))`` (float32), over the destination's degree with ``"mean"``. With
-    ``replace``, this is times how often ``u`` was drawn. Without, nodes are drawn with probabilities of exactly
-    ``min(1, c n q(u))``, and the weight is one over that; ``c`` is such that they sum to ``n``, and 1 where no node is certain to
-    be taken (ordered pivotal sampling). Either way **the weighted sum over the block's edges has no bias**. Weights of one over
-    ``n q(u)`` for distinct nodes drawn one after the other, as in some released code, do not have this property.
+    Let ``n`` be the layer's size. With ``replace``, each edge from ``u`` has the weight ``1 / (n q(u))`` (float32) times the
+    number of draws of ``u``. Without, nodes are drawn with probabilities of exactly ``min(1, c n q(u))``, and the weight is one
+    over this probability. ``c`` is such that the probabilities sum to ``n``; it is 1 if no node is certain to be taken (ordered
+    pivotal sampling). With ``"mean"`` each weight is also divided by the destination's degree. Either way **the weighted sum over
+    the block's edges has no bias**. Weights of one over ``n q(u)`` for distinct nodes drawn one after the other, as in some
+    released code, do not have this property.
 
-    A destination of which no neighbour was taken has no edges, so its sum is 0. A model must cope with that, as where the graph
-    has such nodes. The sum of a destination's weights estimates its degree (or 1), so dividing by it gives a mean that varies
+    A destination without a taken neighbour has no edges, so its sum is 0. A model must cope with that, as with a graph that has
+    such nodes. The sum of a destination's weights estimates its degree (or 1), so dividing by that sum gives a mean that varies
     less, with a small bias.
 
-    Blocks, the order of edges and nodes, and threads are as with :class:`~featstore.NeighborSampler`. The lists of all
-    destinations are gone through, so a layer costs time in proportion to their degrees. Lists that are not in memory are read
-    whole, a piece at a time, and a second time where they do not fit one piece (:class:`Pieces`). About a hundred bytes are held
-    for each distinct neighbour of the destinations.
+    Blocks, the order of edges and nodes, and threads are as with :class:`~featstore.NeighborSampler`. A layer goes through the
+    lists of all destinations, so its time is proportional to their degrees. Lists that are not in memory are read whole, a piece
+    at a time, and a second time if they do not fit one piece (:class:`Pieces`). About a hundred bytes are held for each distinct
+    neighbour of the destinations.
 
     References
     ----------
@@ -147,7 +148,7 @@ class LayerSampler(HopSampler):
         return Block(src, dst, hops.n_nodes, n_dst, edge_pos, weight)
 
     def _draw(self, sources: Scratch, pieces: Pieces, candidates: Candidates, size: int, at: HopKey) -> npt.NDArray[np.float64]:
-        """Weigh the sources of all lists, draw from them, and return what their edges are multiplied with."""
+        """Weigh the sources of all lists, draw from them, and return the factors of the sources' edges."""
         pool = self._g.pool
         importance, n_edges = pool.array((sources.room,), np.float64), pool.array((sources.room,), np.int64)
         for n_ids in pieces:

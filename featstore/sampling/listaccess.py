@@ -1,4 +1,4 @@
-"""The choice of how a hop's lists are read: in one pass, or only the pages that hold drawn neighbours."""
+"""Choice between two ways of reading a hop's lists: in one pass, or only the pages that hold drawn neighbours."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Int64s = npt.NDArray[np.int64]
 ACCESSES = ("auto", "pass", "random")
 MAX_DRAWN = 1 << 18  # ids that are read at once: many times a drive's queue
 
-_PIECE = 1 << 16  # nodes handled at once: that takes temporary arrays
+_PIECE = 1 << 16  # nodes at a time, which bounds temporary arrays
 
 
 def parse_access(access: str) -> str:
-    """Return ``access``; raise ValueError unless it is one of :data:`ACCESSES`."""
+    """Check that ``access`` is one of :data:`ACCESSES`, and return it; ValueError otherwise."""
     if access not in ACCESSES:
         raise ValueError(f"access is one of {', '.join(map(repr, ACCESSES))}, not {access!r}")
     return access
 
 
 def costs_less_drawn(topology: Topology, nodes: Int64s, n_targets: Int64s, fanouts: list[int]) -> bool:
-    """Return whether reading what is drawn of lists costs less than passing over them.
+    """Tell whether reading the pages of drawn ids costs less than a pass over the lists.
 
-    ``nodes`` ascend, are distinct, and draw ``n_targets`` times each in every hop of these ``fanouts``. Costs are bytes;
-    beginning a read counts as the bytes that the drive reads meanwhile, which is measured. Of a list of ``p`` pages, ``m``
-    draws touch ``p * (1 - (1 - 1 / p) ** m)`` on average. One read of several lists is not foreseen: short lists are passed
-    over.
+    ``nodes`` ascend, are distinct, and draw ``n_targets`` times each in every hop of these ``fanouts``. Costs are in bytes; the
+    start of a read counts as the bytes that the drive reads meanwhile, which is measured. Of a list of ``p`` pages, ``m`` draws
+    touch ``p * (1 - (1 - 1 / p) ** m)`` on average. The estimate assumes that no read serves several lists, so short lists are
+    read by a pass.
     """
     if -1 in fanouts:
-        return False  # all of the lists
+        return False  # whole lists are taken
     each = PAGE_BYTES + topology.gap_bytes
     whole, found = topology.pass_cost(nodes), topology.lookup_cost(nodes)
     if found + each * len(nodes) >= whole:

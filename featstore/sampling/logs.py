@@ -1,4 +1,4 @@
-"""Logs that many batches, or ranges of nodes, are written to side by side: in memory, and in run files once that is full."""
+"""Logs of many batches, or ranges of nodes, that are written at the same time: in memory, and in run files once it is full."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["SpillingLogs", "least_log_bytes"]
 Words = npt.NDArray[Any]
 
 _MOST_BLOCK = 4096  # words
-_FEW = 8  # logs, of which one can be a large part of all
-_FILLED = 4  # blocks a log that an arena should have: more of them leave less of it unused when it is spilled
+_FEW = 8  # logs: with so few, one log can have a large part of all words
+_FILLED = 4  # blocks per log that an arena should have: with more blocks, less of the arena is unused when it is spilled
 
 
 def _block_words(n_logs: int, n_bytes: int, width: int) -> int:
-    """Return the words of a block where so many logs share an arena."""
+    """Choose the words of a block if ``n_logs`` logs share an arena of ``n_bytes``."""
     words = _MOST_BLOCK
     while words // 2 >= LEAST_BLOCK_WORDS and words * width * (_FILLED * n_logs + LEAST_BLOCKS) > n_bytes:
         words //= 2
@@ -31,7 +31,7 @@ def _block_words(n_logs: int, n_bytes: int, width: int) -> int:
 
 
 def least_log_bytes(n_logs: int, n_workers: int, wide: bool) -> int:
-    """Return the least memory in which :class:`SpillingLogs` works, if slowly."""
+    """Return the least memory, in bytes, in which :class:`SpillingLogs` works, if slowly."""
     width = 8 if wide else 4
     block = 2 * LEAST_BLOCK_WORDS * width + BLOCK_BYTES
     return n_workers * (n_logs * LOG_BYTES + LEAST_BLOCKS * block)
@@ -40,9 +40,9 @@ def least_log_bytes(n_logs: int, n_workers: int, wide: bool) -> int:
 class SpillingLogs:
     """Logs of words, one set a worker; reading a log gives all workers' words of it.
 
-    ``wide`` words are int64, not int32. ``n_bytes``, at least :func:`least_log_bytes`, are reserved by the caller. ``path()``
-    names another run file when memory is full. A worker's words of a log stay in order. Each worker is one thread at a time;
-    all have come to their end before anybody reads.
+    ``wide`` words are int64, otherwise int32. The caller has reserved ``n_bytes``, at least :func:`least_log_bytes`. ``path()``
+    names another run file when memory is full. A worker's words of a log stay in order. Each worker is one thread at a time; no
+    log is read before all workers have ended.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class SpillingLogs:
         width = 8 if wide else 4
         each = n_bytes // n_workers - n_logs * LOG_BYTES
         if n_logs <= _FEW:
-            # The rest is for a log on its way to the disk.
+            # The rest holds a log that is being spilled.
             each = max(each // 2, least_log_bytes(n_logs, 1, wide) - n_logs * LOG_BYTES)
         words = _block_words(n_logs, each, width)
         n_blocks = each // (words * width + BLOCK_BYTES)
         self.workers = [Logs(n_logs, huge_array(n_blocks * words * width).view(np.int8), words, wide) for _ in range(n_workers)]
-        # A file a worker, however often it spills; of each log the numbers of its sections, and its words there.
+        # One file per worker, however often it spills; for each log its sections' numbers, and its number of words there.
         self._files: list[SectionWriter | None] = [None] * n_workers
         self._sections: list[dict[int, list[int]]] = [{} for _ in range(n_workers)]
         self._spilled = np.zeros((n_workers, n_logs), np.int64)
 
     @property
     def dtype(self) -> type[np.int32] | type[np.int64]:
-        """Of the words."""
+        """Dtype of the words."""
         return np.int64 if self._wide else np.int32
 
     @property
@@ -74,7 +74,7 @@ class SpillingLogs:
         return int(self._spilled.sum()) * (8 if self._wide else 4)
 
     def spill(self, worker: int) -> None:
-        """Write a worker's logs to its run file, and empty them; an OSError (the disk is full) loses what it spilled."""
+        """Write a worker's logs to its run file, and empty them; after an OSError (the disk is full) the logs are of no use."""
         logs, file = self.workers[worker], self._files[worker]
         if file is None:
             file = self._files[worker] = SectionWriter(self._path(), "log", self._disk)
@@ -91,11 +91,11 @@ class SpillingLogs:
         return words
 
     def length(self, log: int) -> int:
-        """Return the words of a log."""
+        """Count the words of a log."""
         return int(self._spilled[:, log].sum()) + sum(logs.length(log) for logs in self.workers)
 
     def pieces(self, log: int, array: Callable[..., Words] = np.empty) -> Iterator[Words]:
-        """Yield a log's words, piece after piece, in arrays that ``array(n, dtype)`` makes; those of one worker in order."""
+        """Yield a log's words, piece after piece, in arrays of ``array(n, dtype)``; the words of one worker are in order."""
         for logs, file, sections in zip(self.workers, self._files, self._sections, strict=True):
             if file is not None:
                 for number in sections.get(log, ()):
@@ -104,7 +104,7 @@ class SpillingLogs:
                 yield self._copy(logs, log, array)
 
     def read(self, log: int, array: Callable[..., Words] = np.empty) -> Words:
-        """Return a log's words in one array that ``array(n, dtype)`` makes."""
+        """Read a log's words into one array of ``array(n, dtype)``."""
         pieces = self.pieces(log, array)
         first, second = next(pieces, None), next(pieces, None)
         if first is None:
@@ -135,6 +135,6 @@ class SpillingLogs:
         self._spilled[:] = 0
 
     def close(self) -> None:
-        """Give the memory back, and remove the run files; there are no logs any more."""
+        """Give the memory back, and remove the run files; the logs cannot be used again."""
         self.clear()
         self.workers = []

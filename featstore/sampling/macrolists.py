@@ -1,4 +1,4 @@
-"""Dynamic neighbour cache: the neighbour lists of the macro-batches that are sampled now (OUTRE, VLDB 2024, section 4.2)."""
+"""Dynamic neighbour cache: the neighbour lists of the current macro-batches (OUTRE, VLDB 2024, section 4.2)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["DIVISOR", "HOLDER", "MacroLists", "macro_lists"]
 
 HOLDER = "lists of parts"  # in the budget's report
-DIVISOR = 8  # they get one part of so many of what is left of the memory
-AT_ONCE = 2  # macro-batches whose lists are in memory: a few batches of the one before are still being sampled
+DIVISOR = 8  # the lists get this fraction of the memory that is left
+AT_ONCE = 2  # macro-batches whose lists are in memory: a few batches of the previous one are still being sampled
 LOAN_COST = 8  # given back before caches are: lists can be read from the file
 
 
@@ -40,8 +40,8 @@ class _Slot:
 class MacroLists:
     """Neighbour lists of two macro-batches at most, read in sequence when the first of their batches is sampled. Thread-safe.
 
-    Lists are used only once :meth:`use` has given them memory; all of it is on loan, but for lists in use. Where a
-    macro-batch's do not fit, those of some of its parts are read. Samples do not depend on it.
+    The cache is empty until :meth:`use` gives it memory. All memory but that of lists in use is on loan. If the lists of a
+    macro-batch do not fit, the lists of some of its parts are read. Samples do not depend on the cache.
     """
 
     def __init__(self, g: OutOfCoreGraph, lists: PartLists, batches: PartitionBatches) -> None:
@@ -49,7 +49,7 @@ class MacroLists:
         sizes = np.sort(lists.sizes(batches.part_numbers))[::-1]
         self._most_bytes = huge_bytes(int(sizes[: batches.macro].sum()) + lists.beside())
         self._lock = threading.Lock()
-        self._slots: dict[tuple[int, int], _Slot] = {}  # by epoch and macro-batch, the one that was used last at the end
+        self._slots: dict[tuple[int, int], _Slot] = {}  # by epoch and macro-batch, the last used one at the end
         self._room = 0  # bytes of each
         self._n_slots = 0
         self._reservation: Reservation = g.budget.reserve(HOLDER, 0)
@@ -57,7 +57,7 @@ class MacroLists:
 
     @property
     def useful_bytes(self) -> int:
-        """Bytes beyond which more does nothing: none where all lists are in memory anyway."""
+        """Most bytes that the cache can use; 0 if the neighbour cache holds all lists."""
         return 0 if self._is_idle() else AT_ONCE * self._most_bytes
 
     def _is_idle(self) -> bool:
@@ -65,7 +65,7 @@ class MacroLists:
         return cache is not None and cache.whole
 
     def use(self, n_bytes: int) -> None:
-        """Have ``n_bytes`` of memory from now on, or none where others have taken them; nothing is being sampled."""
+        """Set the memory to ``n_bytes``, or none if the budget lacks them; call it while no batch is sampled."""
         with self._lock:
             self._slots.clear()
             self._room = n_bytes // AT_ONCE // PAGE_BYTES * PAGE_BYTES
@@ -80,13 +80,13 @@ class MacroLists:
             self._n_slots = self._reservation.n_bytes // self._room if self._room else 0
 
     def begin(self) -> None:
-        """Note that an epoch begins: have the memory again that was given back, where it is free."""
+        """Begin an epoch: take given-back memory again if it is free."""
         if 0 < AT_ONCE * self._room - self._reservation.n_bytes <= self._g.budget.available:
             self._grow()
 
     @contextmanager
     def of(self, epoch: int, order: PartitionEpoch, position: int) -> Iterator[NearbyLists | None]:
-        """Lend the lists for a batch, read if they are not there; None while other batches use all the memory."""
+        """Lend the lists for a batch, and read them first if needed; None while other batches use all the memory."""
         slot = self._take(epoch, order, position)
         if slot is None:
             yield None
@@ -115,7 +115,7 @@ class MacroLists:
             return slot
 
     def _free_memory(self) -> Uint8s | None:
-        """Return memory for lists, in place of those that were not used for longest; None where all are in use."""
+        """Find memory for lists, if needed in place of the least recently used ones; None if all are in use."""
         if len(self._slots) < self._n_slots:
             return huge_array(self._room)
         for key, slot in self._slots.items():
@@ -149,11 +149,11 @@ class MacroLists:
 
 
 def macro_lists(g: OutOfCoreGraph, sampler: object, batches: object) -> MacroLists | None:
-    """Return a loader's dynamic neighbour cache; None unless its batches are of parts that are kept with their lists."""
-    # An epoch-wide sampler is none of these: its passes over all lists take the place of a macro-batch's.
+    """Make a loader's dynamic neighbour cache; None unless its batches are of parts that are kept with their lists."""
+    # An epoch-wide sampler is no HopSampler: it passes over all lists, and needs no lists of a macro-batch.
     if not (isinstance(sampler, HopSampler) and isinstance(batches, PartitionBatches) and len(batches)):
         return None
-    if sampler.graph is not g or batches.kept is None:  # memory is that of one graph
+    if sampler.graph is not g or batches.kept is None:  # the cache takes the memory of one graph
         return None
     kept = g.parts().get(batches.kept[0])
     if kept is None or kept.generation != batches.kept[1] or not kept.has_lists or kept.is_stale:

@@ -28,7 +28,7 @@ class NeighborSampler(FanoutSampler):
     Parameters
     ----------
     g : OutOfCoreGraph
-        A loader takes the sampler for this graph only, or for the same dataset opened again. Samples take its memory.
+        A loader takes the sampler for this graph only, or for the same dataset opened again. Samples take the graph's memory.
     fanouts : sequence of int
         Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
     replace : bool
@@ -56,10 +56,10 @@ class NeighborSampler(FanoutSampler):
     A batch is a pure function of the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`). It
     does not depend on caches, threads or the order of batches.
 
-    Thread-safe; any number of threads may sample at once. Each has scratch for a number of nodes, 56 to 88 bytes a node (less on
-    a small graph, 8 more with ``edges``), which doubles until the largest batch fits and is kept for the next one. Releases the
-    GIL. Lists that are not in memory cost one batch of asynchronous reads a hop. With ``edges``, where lists were not given in
-    ascending order, the numbers of a hop's edges cost another batch of reads, of the pages that hold them.
+    Thread-safe; any number of threads may sample at once. Each thread has scratch of 56 to 88 bytes a node (less on a small
+    graph, 8 more with ``edges``). The scratch doubles until the largest batch fits, and is kept for the next one. Sampling
+    releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop. With ``edges``, if lists were not
+    given in ascending order, the numbers of a hop's edges cost another batch of reads, of the pages that hold them.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class NeighborSampler(FanoutSampler):
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
     """
 
-    numbers_drawn: ClassVar[bool] = True  # whether the edges of a batch are those that its hops draw
+    numbers_drawn: ClassVar[bool] = True  # whether a batch has exactly the edges that its hops draw
 
     def __init__(
         self,
@@ -121,9 +121,10 @@ class NeighborSampler(FanoutSampler):
         return Block(src, dst, hops.n_nodes, n_dst, edge_pos)
 
     def draw_again(self, scratch: Scratch, n_dst: int, dst: torch.Tensor, at: HopKey) -> torch.Tensor:
-        """Return the numbers of the edges that a hop has drawn, where only their ids are known.
+        """Repeat a hop's draws to number its edges, if only the drawn ids are known.
 
-        Called for hop after hop of a batch. Draws are a function of the key, the node and its degree: so they are the same.
+        To be called for hop after hop of a batch. Draws are a function of the key, the node and its degree, so the repeated
+        draws are the same.
         """
         pool, hop, cache = self._g.pool, at[2], scratch.cache
         first = scratch.n_located if hop else 0

@@ -1,4 +1,4 @@
-"""Batches of seeds from few parts of a graph: seeds that are neighbours share neighbours, so their batch asks for fewer rows."""
+"""Batches of seeds from few parts of a graph: close seeds share neighbours, so their batch requests fewer rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["PartitionBatches", "PartitionEpoch"]
 Int64s = npt.NDArray[np.int64]
 Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
-# Macro-batches by default. A batch of seeds of so many parts trains as well as a random one, if the next is of others.
+# Default macro-batches. Seeds of this many parts train as well as random ones, if the next batch is of other parts.
 PARTS = 40
-LEAST_PARTS = 36  # of those that were made a tenth may have no seed
-# Of fewer parts: one part of so many of all, and at the least so many batches of seeds.
+LEAST_PARTS = 36  # a tenth of the parts made may have no seed
+# With fewer parts: a macro-batch has this fraction of all parts, and at least this many batches of seeds.
 MACRO_DIVISOR, MACRO_BATCHES = 2, 2
 
 
@@ -34,8 +34,8 @@ class PartitionBatches:
     """Seeds cut into batches, each from a few random parts.
 
     An epoch takes the parts in a random order, ``macro`` at a time, and shuffles the seeds of each such macro-batch. Batches are
-    cut from that order, so seeds that are left over go into the next macro-batch's first batch: every epoch has as many batches,
-    and each seed occurs once.
+    cut from that order, so left-over seeds go into the first batch of the next macro-batch. Every epoch has the same number of
+    batches, and each seed occurs once.
 
     Parameters
     ----------
@@ -47,11 +47,11 @@ class PartitionBatches:
         Seeds a batch; at least 1.
     parts : integer array or tensor, shape (num_nodes,), str or KeptParts, optional
         The part of every node; or parts that the dataset keeps, by their name (:meth:`OutOfCoreGraph.parts
-        <featstore.OutOfCoreGraph.parts>`). By default those that were kept last.
+        <featstore.OutOfCoreGraph.parts>`). By default the parts that were kept last.
     macro : int or "auto"
-        Parts of a macro-batch, of those that have a seed. Fewer parts share more neighbours, so that fewer rows are read, and mix
-        seeds less, which can cost accuracy. ``"auto"``, as None: as many as hold one batch of seeds, if all had as many and these
-        are 36 or more; of larger parts half, and at least as many as hold two batches.
+        Parts of a macro-batch; only parts with a seed count. Fewer parts share more neighbours, so fewer rows are read. They also
+        mix seeds less, which can cost accuracy. ``"auto"``, as None: the parts that hold one batch of seeds on average, if these
+        are 36 or more. Otherwise half of all parts, and at least the parts that hold two batches.
     shuffle : bool
         A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
         are in the order of ``ids``.
@@ -65,7 +65,7 @@ class PartitionBatches:
     macro : int
         Parts of a macro-batch.
     macro_reason : str
-        Why so many.
+        Reason for this number.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class PartitionBatches:
 
     Notes
     -----
-    Where the parts are kept with their lists (``keep_lists`` of :func:`featstore.partition`), a loader reads the lists of a
+    If the parts are kept with their lists (``keep_lists`` of :func:`featstore.partition`), a loader reads the lists of a
     macro-batch in sequence. Memory: 16 bytes a seed and 40 a part that has seeds; 4 bytes a node while kept parts are read.
 
     References
@@ -116,7 +116,7 @@ class PartitionBatches:
             parts = g.partitions.find(parts)
         self.kept = (parts.name, parts.generation) if isinstance(parts, KeptParts) else None
         part = check_parts(parts.load() if isinstance(parts, KeptParts) else parts, self.num_nodes)
-        # Parts that are empty of seeds are left out: there may be many more of them.
+        # Parts without seeds are left out: there may be many of them.
         self.part_numbers, dense = np.unique(part[seeds], return_inverse=True)
         del part
         n_parts = len(self.part_numbers)
@@ -144,7 +144,7 @@ class PartitionBatches:
         return 16 * len(self.seeds) + 40 * len(self._offsets)
 
     @property
-    def together(self) -> int:
+    def run_length(self) -> int:
         """Consecutive batches whose seeds are from the same parts."""
         n_parts = max(1, len(self._offsets) - 1)
         return max(2, -(-len(self.seeds) * self.macro // (n_parts * self.batch_size)))
@@ -174,7 +174,7 @@ class PartitionBatches:
         return PartitionEpoch(self.seeds, order, self.batch_size, len(self), self.part_numbers[parts], self.macro, ends[last])
 
     def _order(self, generator: np.random.Generator, parts: Int64s) -> Int64s:
-        """Return the places of an epoch's seeds, macro-batch by macro-batch."""
+        """Shuffle the positions of an epoch's seeds, macro-batch by macro-batch."""
         starts, lengths = self._offsets[:-1], np.diff(self._offsets)
         order, end = np.empty(len(self.seeds), np.int64), 0
         for first in range(0, len(lengths), self.macro):
@@ -187,7 +187,7 @@ class PartitionBatches:
 
 
 def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
-    """Return the parts of a macro-batch by default, and why."""
+    """Choose the default number of parts of a macro-batch, and its reason."""
     n_seeds = max(1, n_seeds)
     of_a_batch, of_two = -(-batch_size * n_parts // n_seeds), -(-MACRO_BATCHES * batch_size * n_parts // n_seeds)
     if of_a_batch >= LEAST_PARTS:
@@ -201,7 +201,8 @@ def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
 class PartitionEpoch(CutSeeds):
     """The batches of one epoch, and the macro-batches that they are cut from; immutable.
 
-    ``parts`` are the numbers of the parts in the epoch's order, ``macro`` a macro-batch; ``ends`` counts seeds up to its end.
+    ``parts`` has the numbers of the parts in the epoch's order, ``macro`` of them a macro-batch. ``ends`` has the number of
+    seeds up to the end of each macro-batch.
     """
 
     def __init__(
@@ -221,11 +222,11 @@ class PartitionEpoch(CutSeeds):
         return f"<{len(self)} batches of up to {self._batch_size} seeds, {self._macro} parts at a time>"
 
     def macro_of(self, index: int) -> int:
-        """Return the number of the macro-batch that a batch's middle seed is of."""
+        """Find the number of the macro-batch of a batch's middle seed."""
         begin = index * self._batch_size
         end = min(begin + self._batch_size, int(self._ends[-1]))
         return int(np.searchsorted(self._ends, (begin + end) // 2, "right"))
 
     def parts_of(self, macro: int) -> npt.NDArray[np.int32]:
-        """Return the numbers of a macro-batch's parts."""
+        """Get the numbers of a macro-batch's parts."""
         return self._parts[macro * self._macro : (macro + 1) * self._macro]

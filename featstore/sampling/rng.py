@@ -1,4 +1,4 @@
-"""Randomness of the samplers: counter-based, so that any draw can be made again alone, anywhere, in any order.
+"""Randomness of the samplers: counter-based, so that any draw can be repeated alone, anywhere, in any order.
 
 ``absorb(key, x)`` is output number ``x`` of the SplitMix64 generator whose state is ``key``: with all arithmetic modulo 2⁶⁴,
 ``mix(key + 0x9E3779B97F4A7C15 · (x + 1))``, where ``mix(z)`` is ``z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27;
@@ -12,12 +12,12 @@ z *= 0x94D049BB133111EB; z ^= z >> 31``. It is a bijection in either argument. K
 Draw ``i`` of ``k`` from a list of ``d`` neighbours turns its word into a position by ``below(word, n) = word · n >> 64``:
 
 - with replacement ``below(word, d)``;
-- without (``d > k``), by Floyd's method: ``t = below(word, d - k + i + 1)``, or ``d - k + i`` where ``t`` was drawn before.
+- without (``d > k``), by Floyd's method: ``t = below(word, d - k + i + 1)``, or ``d - k + i`` if ``t`` was drawn before.
 
-Where ``d <= k`` without replacement, or the fan-out is -1, the whole list is taken and nothing is drawn.
+If ``d <= k`` without replacement, or the fan-out is -1, the whole list is taken and nothing is drawn.
 
 Layer-neighbour sampling draws a number for each source, not for each edge: ``number(hop, id)``, of 32 bits, whose share of 2³²
-is uniform. A list of ``d > k`` neighbours gives its destination those whose number is below ``floor(k · 2³² / d)``. With all
+is uniform. A destination takes from a list of ``d > k`` neighbours those whose number is below ``floor(k · 2³² / d)``. With all
 arithmetic modulo 2³², ``number(key, id)`` is three rounds on the id, keyed with the halves of ``key`` and the low half of
 ``absorb(key, 0)``::
 
@@ -27,17 +27,18 @@ arithmetic modulo 2³², ``number(key, id)`` is three rounds on the id, keyed wi
 
 For ids of more than 32 bits, the low half of ``absorb(key, id >> 32)`` is first xored to the low half of the id.
 
-With importance probabilities the number ``r`` of a source that has the weight ``w``, one over its probability, is compared as the
-double ``w · r``: those below ``c · 2³²`` are taken, where ``c`` is the destination's scale (``importance.h``).
+With importance probabilities a source has a number ``r`` and a weight ``w``, one over its probability. The source is taken if
+the double ``w · r`` is below ``c · 2³²``, where ``c`` is the destination's scale (``kernels/importance.c``).
 
 With a batch dependency of ``K`` a source's number stays for ``K`` batches, and each source changes at a time of its own. The
 batch's key is then ``absorb(absorb(absorb(0, seed), epoch), (index + phase) // K)``. The phase, in ``[0, K)``, is
-``number(phases, id) · K >> 32``, where ``phases`` is the hop's key in batch 2⁶⁴ - 1. So every number is uniform,
-it is independent of the other sources' numbers, and in each batch one number in ``K`` is a new one.
+``number(phases, id) · K >> 32``, where ``phases`` is the hop's key in batch 2⁶⁴ - 1. So every number is uniform, and independent
+of the other sources' numbers. In each batch one number in ``K`` is new.
 
-Layer-wise sampling draws for the sources of a layer, in the order in which they first appear in the lists. A word stands for
+Layer-wise sampling draws for the sources of a layer, in the order of their first appearance in the lists. A word stands for
 ``(word >> 11) / 2⁵³``. With replacement, draw ``i`` takes the source in whose share of the summed importance ``absorb(hop, i)``
-lies. Without, source ``id`` fights the one before it with ``absorb(hop, id)`` (``layerwise.h``).
+lies. Without, pivotal sampling decides between source ``id`` and the one before it by ``absorb(hop, id)``
+(``kernels/layerwise.c``).
 
 References
 ----------
@@ -57,15 +58,15 @@ _PHASES = 2**64 - 1  # in place of a batch's index, which is divided by a depend
 
 
 def batch_key(seed: int, epoch: int, index: int) -> int:
-    """Return the key of one batch; all arguments in ``[0, 2**64)``."""
+    """Compute the key of one batch; all arguments in ``[0, 2**64)``."""
     return absorb(absorb(absorb(0, seed), epoch), index)
 
 
 def source_keys(seed: int, epoch: int, index: int, hop: int, batch_dependency: int) -> tuple[int, int, int, int]:
-    """Return the keys of the sources' numbers in one hop: ``early, late, phase, turn``.
+    """Compute the keys of the sources' numbers in one hop: ``early, late, phase, turn``.
 
-    ``early`` and ``late`` key the numbers before and after a source changes, the same where none has changed. A source has
-    changed if its number under ``phase`` is ``turn`` or more.
+    ``early`` and ``late`` key the numbers before and after a source changes; they are equal if no source has changed. A source
+    has changed if its number under ``phase`` is ``turn`` or more.
     """
     era, since = divmod(index, batch_dependency)
     early = absorb(batch_key(seed, epoch, era), hop)

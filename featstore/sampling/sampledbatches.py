@@ -1,4 +1,4 @@
-"""Sampled batches: what a strategy runs, drawn by a sampler when asked for, or there already."""
+"""Sampled batches, which a strategy runs: drawn by a sampler on demand, or read from a pack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from featstore.budget import Reservation
 from featstore.sampling.batch import CheckedSampler, SampledBatch
-from featstore.sampling.batches import UNKNOWN_TOGETHER, Batches, together_of
+from featstore.sampling.batches import UNKNOWN_RUN, Batches, run_length_of
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpushed
 from featstore.sampling.hops import HopSampler
@@ -25,17 +25,17 @@ __all__ = ["Drawn", "EpochBatches", "Memo", "SampledBatches"]
 
 
 class Memo(ABC):
-    """Batches of epoch 0 that were sampled already, such as to judge the epoch by; see :meth:`SampledBatches.remember`."""
+    """Batches of epoch 0 that were sampled already, for example to measure them; see :meth:`SampledBatches.remember`."""
 
     @abstractmethod
     def batch(self, position: int) -> SampledBatch | None:
-        """Return the batch that runs as number ``position``, if it is there. Thread-safe."""
+        """Get the batch that runs as number ``position``; None if the memo lacks it. Thread-safe."""
 
     def trim(self) -> None:
-        """Give memory back: batches can be sampled again."""
+        """Give memory back; its batches can be sampled again."""
 
     def forget(self) -> None:
-        """Note that a later epoch begins."""
+        """Drop the batches, since a later epoch begins."""
 
 
 class EpochBatches:
@@ -46,10 +46,10 @@ class EpochBatches:
     n : int
         Batches.
     sample : callable
-        ``sample(position)`` returns a batch, a pure function.
+        ``sample(position)`` returns a batch; a pure function.
     turns : callable, optional
-        ``turns(start, memory, stop)`` returns what samples the batches ``start … stop - 1`` for whoever takes them about in
-        order; by default they are sampled one by one. ``memory``: what it may hold, if that is bounded.
+        ``turns(start, memory, stop)`` makes an object that samples the batches ``start … stop - 1`` for a caller that takes them
+        roughly in order. By default batches are sampled one by one. ``memory``: reservation for sampling ahead, if bounded.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class EpochBatches:
         return self._n
 
     def sample(self, position: int) -> SampledBatch:
-        """Return the batch that runs as number ``position``.
+        """Get the batch that runs as number ``position``.
 
         Raises
         ------
         ClosedError, BudgetError, OSError, CorruptionError
-            As the sampler's ``sample``.
+            The errors of the sampler's ``sample``.
         """
         for memo in self._memos:
             found = memo.batch(position)
@@ -80,13 +80,13 @@ class EpochBatches:
         return self._sample(position)
 
     def in_turn(self, start: int, memory: Reservation | None = None, *, stop: int | None = None) -> EpochBatches:
-        """Return the epoch for whoever takes its batches from ``start`` on about in order, so that many can be sampled at once.
+        """Make a copy of the epoch that samples many batches at once, for a caller that takes them from ``start`` in order.
 
         Parameters
         ----------
         start : int
         memory : Reservation, optional
-            What sampling ahead may hold, see :meth:`SampledBatches.ahead_bytes`.
+            Memory for sampling ahead, see :meth:`SampledBatches.ahead_bytes`.
         stop : int, optional
             Batches from here on will not be taken.
         """
@@ -98,50 +98,50 @@ class EpochBatches:
         return found
 
     def remembering(self, memos: tuple[Memo, ...]) -> EpochBatches:
-        """Return the epoch with batches that are there already."""
+        """Make a copy of the epoch that takes batches from ``memos`` first."""
         found = copy(self)
         found._memos = memos
         return found
 
     @property
     def passes_s(self) -> float:
-        """Seconds that passes over neighbour lists have taken so far, each for many batches."""
+        """Seconds of passes over neighbour lists so far; each pass serves many batches."""
         return 0.0 if self._ahead is None else self._ahead.passes_s
 
     def stop(self) -> None:
-        """Send away, with ClosedError, whoever waits for a batch; waits for nobody."""
+        """Raise ClosedError in all threads that wait for a batch; does not wait for them."""
         if self._ahead is not None:
             self._ahead.stop()
 
     def close(self) -> None:
-        """Let go of what was sampled ahead; may be called again."""
+        """Drop everything sampled ahead; may be called again."""
         if self._ahead is not None:
             self._ahead.close()
 
 
 class SampledBatches(ABC):
-    """The sampled batches of every epoch; thread-safe. What is not overridden is so little as stands here.
+    """The sampled batches of every epoch; thread-safe. The methods' defaults suit batches that come one by one.
 
     Attributes
     ----------
     batch_size : int
-        Most seeds that a batch has.
+        Maximum seeds of a batch.
     fanouts : sequence of int or None
-        Neighbours a hop, where they are known.
+        Neighbours a hop, if known.
     most_rows : int or None
-        Nodes of the largest batch, where all of them are known.
-    together : int
-        Consecutive batches that are alike; see :class:`~featstore.Batches`.
+        Nodes of the largest batch, if all batches are known.
+    run_length : int
+        Consecutive similar batches; see :class:`~featstore.Batches`.
     nbytes : int
         Memory of the seeds, and of one epoch's order.
     lists : MacroLists or None
-        The dynamic neighbour cache that batches are sampled with, which has no memory until it is given some.
+        The dynamic neighbour cache of the sampler. It is empty until :meth:`MacroLists.use`.
     """
 
     batch_size: int
     fanouts: Sequence[int] | None = None
     most_rows: int | None = None
-    together = UNKNOWN_TOGETHER
+    run_length = UNKNOWN_RUN
     nbytes = 0
     lists: MacroLists | None = None
     _memos: tuple[Memo, ...] = ()
@@ -152,14 +152,14 @@ class SampledBatches(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a text that differs for batches that differ, or run in another order."""
+        """Compute a text that differs for different batches, and for another order of the same batches."""
 
     @abstractmethod
     def sampled(self, epoch: int) -> EpochBatches:
-        """Return the batches of ``epoch``, each of which is sampled when it is asked for."""
+        """Get the batches of ``epoch``; each is sampled on request."""
 
     def epoch(self, epoch: int) -> EpochBatches:
-        """Return the batches of ``epoch``, those that are there already among them."""
+        """Get the batches of ``epoch``; remembered batches of epoch 0 are not sampled again."""
         memos = self._memos
         if not epoch:
             return self.sampled(epoch).remembering(memos)
@@ -168,32 +168,33 @@ class SampledBatches(ABC):
         return self.sampled(epoch)
 
     def remember(self, memo: Memo) -> None:
-        """Let epoch 0 have batches that were sampled already, before those that were remembered earlier."""
+        """Let epoch 0 take already sampled batches from ``memo``, before memos that were given earlier."""
         self._memos = (memo, *self._memos)
 
     def reordered(self, order: Callable[[EpochBatches], Callable[[int], int]], name: str) -> SampledBatches:
-        """Return these batches in another order; each keeps its ``index``.
+        """Make a view of these batches in another order; each keeps its ``index``.
 
         Parameters
         ----------
         order : callable
-            Given an epoch, returns what says which of its batches runs at a position: a pure function, thread-safe.
+            ``order(epoch)`` returns a function from a position to the number of the batch that runs there; it is pure and
+            thread-safe.
         name : str
-            Tells this order from others: a loader's state of one does not fit the other.
+            Name of the order in :meth:`digest`: a loader's state in one order does not fit another.
         """
         return _Reordered(self, order, name)
 
     def ahead_bytes(self) -> tuple[int, int]:
-        """Return the least and the most useful bytes of sampling many batches at once; zeros where they come one by one."""
+        """Return the least and the most useful memory, in bytes, for sampling many batches at once; zeros for one by one."""
         return 0, 0
 
     def keep_ahead(self, n_bytes: int) -> None:
-        """Let what is sampled ahead of the next epoch hold no more than that; nothing of it is lost but time."""
+        """Drop batches sampled ahead for the next epoch if they hold more than ``n_bytes``; they can be sampled again."""
 
     def windows(self, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
-        """Return the windows in which a sampler draws an epoch in so many bytes of memory.
+        """Compute the windows in which a sampler draws an epoch within ``n_bytes`` of memory.
 
-        None where it draws batch by batch, or the user said how many at once. ``batch``: nodes and edges of one.
+        None if the sampler draws batch by batch, or the user set the window. ``batch``: nodes and edges of one batch.
         """
         return None
 
@@ -203,7 +204,7 @@ class SampledBatches(ABC):
             memo.trim()
 
     def close(self) -> None:
-        """Give back what is held for as long as a loader lives; may be called again."""
+        """Give back memory that is held for as long as a loader lives; may be called again."""
 
 
 class _Reordered(SampledBatches):
@@ -212,7 +213,7 @@ class _Reordered(SampledBatches):
     def __init__(self, batches: SampledBatches, order: Callable[[EpochBatches], Callable[[int], int]], name: str) -> None:
         self._batches, self._order, self._name = batches, order, name
         self.batch_size, self.fanouts, self.most_rows = batches.batch_size, batches.fanouts, batches.most_rows
-        self.together, self.nbytes, self.lists = batches.together, batches.nbytes, batches.lists
+        self.run_length, self.nbytes, self.lists = batches.run_length, batches.nbytes, batches.lists
 
     def __repr__(self) -> str:
         return f"{self._batches!r} {self._name}"
@@ -234,16 +235,16 @@ class _Reordered(SampledBatches):
 
 
 class Drawn(SampledBatches):
-    """Batches that a sampler draws when they are asked for.
+    """Batches that a sampler draws on request.
 
     Parameters
     ----------
     sampler : CheckedSampler
     batches : Batches
     lists : MacroLists, optional
-        Lists of the macro-batches that are sampled, by a :class:`HopSampler`; closed with this.
+        Lists of the current macro-batches, for a :class:`HopSampler`; closed with this object.
     times : PushTimes, optional
-        When historical embeddings were pushed; the sampler is then one that :class:`HistoryTurns` takes.
+        Steps in which historical embeddings were pushed; the sampler is then one that :class:`HistoryTurns` takes.
     """
 
     def __init__(
@@ -251,7 +252,7 @@ class Drawn(SampledBatches):
     ) -> None:
         self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
         self.batch_size, self.fanouts = batches.batch_size, sampler.fanouts
-        self.together, self.nbytes = together_of(batches), getattr(batches, "nbytes", 0)
+        self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
         self._hops = sampler if isinstance(sampler, HopSampler) else None
         self._many = sampler if isinstance(sampler, EpochSampler) else None
         self._coming = None if self._many is None else self._many.coming(lambda epoch: batches.epoch(epoch).seeds)
@@ -279,7 +280,7 @@ class Drawn(SampledBatches):
         )
 
     def whole(self, epoch: int) -> EpochBatches:
-        """Return the batches of ``epoch`` as they are without a history."""
+        """Get the batches of ``epoch`` as they are without a history."""
         if self._many is not None:
             return self._many_at_once(self._many, epoch)
         seeds_of, sampler, hops = self.seeds_of(epoch), self.sampler, self._hops
@@ -296,14 +297,14 @@ class Drawn(SampledBatches):
         order, n = self.batches.epoch(epoch), len(self)
 
         def turns(start: int, memory: Reservation | None, stop: int) -> Turns:
-            # Memory that is only there for this epoch is gone when the next one begins.
+            # Without given memory the windows reserve it for this epoch alone, so none can be drawn for the next one.
             coming = self._coming if memory is not None and stop == n else None
             return sampler.in_turn(order.seeds, epoch, start, stop, memory, coming)
 
         return EpochBatches(n, lambda position: sampler.sample(order.seeds(position), epoch, position), turns)
 
     def seeds_of(self, epoch: int) -> SeedsOf:
-        """Make the lender of the seeds of each batch of ``epoch``, and of the neighbour lists at hand for it."""
+        """Make the function that lends each batch's seeds in ``epoch``, and the neighbour lists in memory for the batch."""
         order, lists = self.batches.epoch(epoch), self.lists
         if lists is None or not isinstance(order, PartitionEpoch):
             return lambda position: nullcontext((order.seeds(position), None))
@@ -317,7 +318,7 @@ class Drawn(SampledBatches):
         return lend
 
     def remember(self, memo: Memo) -> None:
-        """See :class:`SampledBatches`: with a history batches depend on those before them, and none is there already."""
+        """See :class:`SampledBatches`; with a history nothing is remembered, since batches depend on earlier ones."""
         if self.times is None:
             super().remember(memo)
 

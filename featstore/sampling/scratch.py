@@ -1,4 +1,4 @@
-"""Scratch memory of samplers that go hop by hop: a batch's nodes, where their lists lie, the table of their numbers."""
+"""Scratch memory of samplers that go hop by hop: a batch's nodes, the places of their lists, the table of their numbers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Int64s = npt.NDArray[np.int64]
 
 SCRATCH = "sampler scratch"  # in the budget's report
 LEAST_ROOM = 4096  # nodes
-_TABLE = 4  # entries a node: three in four stay free, so that few look-ups go beyond their first entry
+_TABLE = 4  # entries per node: three in four stay free, so that most look-ups end at their first entry
 EMPTY = np.zeros(0, np.int64)
 
 
 class Scratch:
-    """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread.
+    """The arrays of one batch at a time: its nodes, the places of their lists, and the table of their numbers. One owner thread.
 
-    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty. Edges are counted as
-    they are stored, or as :meth:`NeighborCache.edge_places` says, where ``cache`` keeps their numbers.
+    With ``edges``, ``starts`` holds the position of the first edge of each node's list; otherwise it is empty. Positions are
+    those of stored edges, or of :meth:`NeighborCache.edge_places` if ``cache`` keeps the edges' numbers.
     """
 
     def __init__(self, num_nodes: int, budget: Budget, room: int, edges: bool = False) -> None:
@@ -37,23 +37,23 @@ class Scratch:
         self.nodes = self.place = self.degree = self.starts = EMPTY
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
-        self.cache: NeighborCache | None = None  # these two are of the batch under way
+        self.cache: NeighborCache | None = None  # these two are of the current batch
         self.lists: NearbyLists | None = None
-        self.n_located = 0  # nodes of the batch whose lists were found, where a hop is made of logs and its edges are numbered
+        self.n_located = 0  # nodes of the batch whose lists were looked up, if hops are made from logs and edges are numbered
         self._sources: Scratch | None = None
         self._budget = budget
         self.need(room)
 
     @property
     def sources(self) -> Scratch:
-        """More of the same, for a subclass that numbers nodes of which the batch takes some; made when it is asked for."""
+        """Second scratch, made at first use, for samplers that number candidate nodes of which a batch takes some."""
         if self._sources is None:
             self._sources = Scratch(self._num_nodes, self._budget, LEAST_ROOM)
         self._sources.need(LEAST_ROOM)
         return self._sources
 
     def need(self, room: int) -> None:
-        """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
+        """Grow to room for ``room`` nodes, or for all nodes if there are fewer; keep the content."""
         room = min(room, self._num_nodes + 1)
         if room <= self.room:
             return
@@ -76,7 +76,7 @@ class Scratch:
         self._reservation.resize(n_bytes)
 
     def locate_edges(self, topology: Topology, first: int, end: int, *, is_located: bool) -> None:
-        """Find the first edges, and the degrees, of nodes ``first … end - 1``; ``is_located``: their lists are found already."""
+        """Look up the first edges and degrees of nodes ``first … end - 1``; ``is_located``: their lists are looked up already."""
         nodes, place = self.nodes[first:end], self.place[first:end]
         starts, degree, cache = self.starts[first:end], self.degree[first:end], self.cache
         if cache is not None and cache.places_edges:
@@ -90,7 +90,7 @@ class Scratch:
             topology.offsets(nodes, starts, degree)
 
     def drop(self) -> None:
-        """Give the memory back; :meth:`need` takes it anew."""
+        """Give the memory back; :meth:`need` takes new memory."""
         self.hops = _core.Hops(self._num_nodes, self._num_nodes <= 2**32)
         self.nodes = self.place = self.degree = self.starts = EMPTY
         self.room = 0
@@ -100,7 +100,7 @@ class Scratch:
 
 
 def _table_entries(room: int, num_nodes: int) -> int:
-    """Entries of the table of ``room`` nodes' numbers; or an entry a node of the graph, which needs no hashing."""
+    """Count the entries of the table for ``room`` nodes' numbers; at most an entry a node of the graph, without hashing."""
     return min(_power_of_two(_TABLE * room), _power_of_two(num_nodes))
 
 

@@ -1,4 +1,4 @@
-"""Sampling of one induced subgraph a batch, for all layers (shaDow)."""
+"""Sampling of one induced subgraph a batch, shared by all layers (shaDow)."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class ShadowSampler(NeighborSampler):
     Raises
     ------
     ValueError, TypeError
-        As of :class:`~featstore.NeighborSampler`; ``layers`` below 1, or no integer.
+        The errors of :class:`~featstore.NeighborSampler`; ``layers`` below 1, or no integer.
 
     Notes
     -----
     All blocks but the last have all nodes as sources and as destinations, and all edges. The last one has the seeds as
-    destinations, and their edges: what other nodes would get in the last layer is not asked for. All blocks are views of the same
-    tensors, so a batch takes the memory of one. For a read-out over all nodes of the subgraph, use ``blocks[0]`` for every layer.
-    Run files and packs hold each block's edges.
+    destinations, and only their edges: the last layer needs no output of other nodes. All blocks are views of the same tensors,
+    so a batch takes the memory of one. For a read-out over all nodes of the subgraph, use ``blocks[0]`` for every layer. Run
+    files and packs hold each block's edges.
 
-    There is one subgraph a batch, as in DGL's ``ShaDowKHopSampler``. PyG's has one a seed, side by side, with a copy of each node
-    for each seed that reaches it. With one seed a batch, both are the same. A neighbour that is in a list twice has two edges.
-    Edges come by destination, in the order of its list.
+    There is one subgraph a batch, as in DGL's ``ShaDowKHopSampler``. PyG's sampler makes one subgraph a seed, with a copy of each
+    node for each seed that reaches it. With one seed a batch, both are the same. A neighbour that is in a list twice has two
+    edges. Edges are ordered by destination, then as in its list.
 
-    The lists of all nodes are gone through, so a batch costs time in proportion to their degrees: with hubs among its nodes, that
-    is far more than their edges in the subgraph. Lists that are not in memory are read whole, a piece at a time
+    The sampler goes through the lists of all nodes, so a batch's time is proportional to their degrees. With hubs among the
+    nodes, that is far more than their edges in the subgraph. Lists that are not in memory are read whole, a piece at a time
     (:class:`Pieces`). Threads and scratch are as with :class:`~featstore.NeighborSampler`.
 
     References
@@ -71,7 +71,7 @@ class ShadowSampler(NeighborSampler):
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
     """
 
-    numbers_drawn = False  # edges are found anew, and numbered then
+    numbers_drawn = False  # the subgraph's edges are found and numbered after the draws
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ShadowSampler(NeighborSampler):
         return type(self), (self._g, self.fanouts, self.layers, self.replace, self.seed, self.edges)
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
-        """Return the batch of the nodes that :meth:`expand` has numbered."""
+        """Make the batch of the nodes that :meth:`expand` has numbered."""
         n = scratch.hops.n_nodes
         outer = self._induced(scratch, n)
         n_own = int(np.searchsorted(outer.dst.numpy(), len(ids)))
@@ -106,7 +106,7 @@ class ShadowSampler(NeighborSampler):
         return SampledBatch(index, epoch, input_ids, len(ids), (outer,) * (self.layers - 1) + (inner,))
 
     def _induced(self, scratch: Scratch, n: int) -> Block:
-        """Return the edges among the first ``n`` nodes, by destination."""
+        """Find the edges among the first ``n`` nodes, ordered by destination."""
         pool = self._g.pool
         topology = self._g.topology if self._topology is None else self._topology
         self._locate(scratch, topology, 0, n)

@@ -1,4 +1,4 @@
-"""The whole neighbour lists of a batch's nodes, a piece of bounded memory at a time."""
+"""Whole neighbour lists of a batch's nodes, a piece of bounded memory at a time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["Pieces"]
 
 _LEAST, _MOST = 1 << 14, 1 << 20  # ids a piece
-_BYTES_AN_ID = 32  # an id that is read, its position, its copy, its owner, and what is made of it
-_DIVISOR = 64  # of the budget that the pieces of one thread take
+_BYTES_AN_ID = 32  # an id read, its position, its copy, its owner, and the result made of it
+_DIVISOR = 64  # of the budget: the pieces of one thread take this fraction
 
 Read = Callable[[Scratch, Topology, Int64s, npt.NDArray[Any]], None]
 
 
 class Pieces:
-    """Go through the whole lists of the first ``n_dst`` nodes of a batch, which are located; any number of times.
+    """The whole lists of the first ``n_dst`` nodes of a batch, already located, in pieces; may be iterated several times.
 
-    Iterating yields the number of ids of each piece, which are in ``listed`` (its user may write over them); ``owners`` has the
-    numbers of the nodes in whose lists they are, ascending. A piece has 16,384 to 1,048,576 ids, as the graph's whole memory
-    allows: 32 bytes an id, and 8 more of its user's where edges are numbered. ``read(scratch, topology, positions, out)`` reads
-    ids that are not in memory, which are then checked.
+    Iterating yields the number of ids of each piece. The ids are in ``listed``, which the caller may overwrite; ``owners`` has
+    the numbers of the nodes whose lists they are in, ascending. A piece has 16,384 to 1,048,576 ids, by the graph's total memory:
+    32 bytes an id, and 8 more of the caller's if edges are numbered. ``read(scratch, topology, positions, out)`` reads ids that
+    are not in memory, which are then checked.
     """
 
     def __init__(self, g: OutOfCoreGraph, scratch: Scratch, topology: Topology, n_dst: int, read: Read) -> None:

@@ -1,7 +1,7 @@
 """A window of batches drawn at once: hop by hop, all batches' nodes in the order of the lists, each list passed once a hop.
 
-What a hop draws is logged by batch; a batch's blocks are then made of its logs as if it had been sampled alone. In between, the
-nodes that the hop has added are logged by range of ids, so that the next hop has them in the order of the lists.
+Each hop's draws are logged by batch. A batch's blocks are then made from its logs, as if it had been sampled alone. Between hops,
+the nodes that a hop has added are logged by range of ids, so that the next hop has them in the order of the lists.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
-LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once, as a power of two
+LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over a range of 2**bits nodes at once
 MOST_RANGES = 4096
 TOGETHER = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
-SORT_DIVISOR = 4  # of a worker's memory: arrays over such a range, at most
-RANGE_BYTES = 128  # a node of it: where its targets and its list begin, and what finding lists takes
+SORT_DIVISOR = 4  # the arrays over a range take at most this fraction of a worker's memory
+RANGE_BYTES = 128  # per node of a range: the starts of its targets and its list, and look-up of lists
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
-STREAM_DIVISOR = 8  # of a worker's memory: what lists are read into, at most
-SORTED_BYTES = 8  # of a target, beside its record
-DRAWN_BYTES = 24  # of an id that is drawn before it is read: its number, its place in the logs, itself
+STREAM_DIVISOR = 8  # the blocks that lists are read into take at most this fraction of a worker's memory
+SORTED_BYTES = 8  # per target, besides its record
+DRAWN_BYTES = 24  # per id that is drawn before it is read: its position, its place in the logs, the id itself
 KEY_BYTES = 32  # of a batch's hop, at the most
-BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log that it is made of, with places if it has them
-PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks for free memory, and seconds between them
+BYTES_AN_EDGE = 32  # per edge while a batch is numbered: its block, and its log, with places if it has them
+PATIENCE, PATIENCE_S = 250, 0.02  # number of times that a non-urgent window checks for free memory, and seconds between checks
 
 
 def is_wide(graph: OutOfCoreGraph) -> bool:
-    """Whether logs hold 64-bit words."""
+    """Tell whether logs hold 64-bit words."""
     return graph.num_nodes >= 2**31 or graph.topology.id_bytes == 8
 
 
 def has_places(sampler: FanoutSampler) -> bool:
-    """Whether logs hold a word more for each neighbour: its place in its list, which no key tells without the list."""
+    """Tell whether logs hold one more word for each neighbour: its place in its list, which cannot be drawn again by key."""
     return sampler.edges and not isinstance(sampler, NeighborSampler)
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """How a worker's memory is divided."""
+    """Division of a worker's memory."""
 
-    shift: int  # a range of nodes: 2**shift
+    shift: int  # a range has 2**shift nodes
     n_ranges: int
     n_logs: int
     block_bytes: int  # of two blocks of ids, read one after the other
-    scratch_words: int  # of drawing a large fan-out
-    targets_bytes: int  # of logs of targets, and once more of those of one range
+    scratch_words: int  # to draw a large fan-out
+    targets_bytes: int  # of logs of targets, and again of the records of one range
     drawn_bytes: int
 
     @property
@@ -81,7 +81,7 @@ class _Shape:
 
     @property
     def sorting_bytes(self) -> int:
-        """Records of targets, batch and place of each, and three arrays over a range of nodes."""
+        """Bytes of sorting: records of targets, batch and place of each target, and three arrays over a range of nodes."""
         return self.targets_bytes + self.targets_bytes * SORTED_BYTES // (4 * TARGET_WORDS) + RANGE_BYTES * self.range_entries
 
     @property
@@ -91,7 +91,7 @@ class _Shape:
 
 
 def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
-    """Divide ``n_bytes`` of one worker; at the least what :func:`least_bytes` says."""
+    """Divide ``n_bytes`` of one worker, or the least memory of :func:`least_bytes` if that is more."""
     n, shift = max(1, graph.num_nodes), MOST_BITS
     while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_DIVISOR:
         shift -= 1
@@ -106,32 +106,32 @@ def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_by
     targets, drawn = least_log_bytes(n_ranges, 1, wide), least_log_bytes(n_logs, 1, wide)
     targets = max(targets, LEAST_POSITIONS * DRAWN_BYTES)  # the same memory, one after the other
     least = _Shape(shift, n_ranges, n_logs, block, Draws.scratch(fanouts), targets, drawn)
-    # Of what is left the drawn ids get three fifths: a target is a record here, and several ids there.
+    # Drawn ids get three fifths of the rest: a target is one record, and draws several ids.
     left = max(0, n_bytes - least.nbytes)
     more = left * 2 // 5 * (4 * TARGET_WORDS) // (2 * 4 * TARGET_WORDS + SORTED_BYTES)
     return _Shape(shift, n_ranges, n_logs, block, least.scratch_words, targets + more, drawn + left * 3 // 5)
 
 
 def least_bytes(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, wide: bool) -> int:
-    """Return the least memory in which a window of so many batches is drawn, by one thread."""
+    """Return the least memory, in bytes, in which one thread draws a window of ``n_batches``."""
     return _shape(graph, fanouts, n_batches, 0, wide).nbytes
 
 
 def drawn_bytes(n_edges: int, n_targets: int, width: int, places: bool = False) -> int:
-    """Return the bytes of a batch's logs of what was drawn, in words of ``width`` bytes; ``places`` as of :func:`has_places`."""
+    """Count the bytes of a batch's logs of draws, in words of ``width`` bytes; ``places`` as of :func:`has_places`."""
     return width * ((2 if places else 1) * n_edges + 2 * n_targets)
 
 
 def useful_bytes(
     graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int
 ) -> int:
-    """Return the memory in which nothing is spilled, where a batch has ``drawn`` bytes of logs and so many ``targets``."""
+    """Return the bytes of memory in which nothing is spilled, for batches of ``drawn`` bytes of logs and ``targets`` nodes."""
     least = least_bytes(graph, fanouts, n_batches, True) + STREAM_DIVISOR * stream_bytes(LIST_BYTES)
     return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
 
 
 class _Worker:
-    """A thread's memory while it draws."""
+    """Memory of a thread that draws."""
 
     def __init__(self, shape: _Shape, wide: bool) -> None:
         width = 8 if wide else 4
@@ -145,9 +145,9 @@ class _Worker:
 class EpochWindow:
     """The batches ``first … stop - 1`` of an epoch, to be drawn together.
 
-    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds(position)`` a batch's seeds. The caller has reserved
-    ``n_bytes``, :func:`least_bytes` at the least; ``n_workers`` threads draw, as far as that suffices. ``path()`` names run
-    files for what does not fit. ``access`` says how lists are read: see :class:`~featstore.EpochSampler`.
+    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds(position)`` gives a batch's seeds. The caller has reserved
+    ``n_bytes``, :func:`least_bytes` at the least. ``n_workers`` threads draw, or fewer if the memory does not suffice.
+    ``path()`` names run files for logs that do not fit. ``access`` is that of :class:`~featstore.EpochSampler`.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class EpochWindow:
         self._access = access
         self.first, self.stop = first, stop
         self._sampler, self._graph, self._seeds, self._epoch = sampler, graph, seeds, epoch
-        self._topology = graph.topology  # asked for once; asking takes the graph's lock
+        self._topology = graph.topology  # kept, since graph.topology takes the graph's lock
         self._wide, self._has_places = is_wide(graph), has_places(sampler)
         self._n = stop - first
         fanouts = sampler.drawn_fanouts
@@ -183,31 +183,31 @@ class EpochWindow:
         self._fanouts = np.array(fanouts, np.int64)
         places = itertools.product(range(len(fanouts)), range(first, stop))
         self._keys = np.array([sampler.hop_key((epoch, index, hop)) for hop, index in places], np.uint64)
-        self._waited_s = [0.0] * self._n_workers  # for lists
+        self._waited_s = [0.0] * self._n_workers  # seconds of waiting for lists
         self._read_bytes = [0] * self._n_workers
         self._drawn_reads = [0] * self._n_workers  # ids that were read alone
         self._closed = False
-        self._batch_bytes = 0  # of memory that numbering a batch takes, as far as is known
+        self._batch_bytes = 0  # largest memory of numbering a batch so far
         self._is_urgent = threading.Event()
 
     @property
     def passes_s(self) -> float:
-        """Seconds that its threads have waited for lists."""
+        """Seconds that the window's threads have waited for lists, averaged over them."""
         return sum(self._waited_s) / self._n_workers
 
     @property
     def list_bytes(self) -> int:
-        """Bytes of lists that were read."""
+        """Bytes of lists read in passes."""
         return sum(self._read_bytes)
 
     @property
     def drawn_reads(self) -> int:
-        """Ids that were read after they had been drawn, without their lists."""
+        """Ids that were read alone, after they were drawn, without their lists."""
         return sum(self._drawn_reads)
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes that are in run files."""
+        """Bytes in run files."""
         return self._targets.spilled_bytes + self._drawn.spilled_bytes
 
     def stop_drawing(self) -> None:
@@ -216,25 +216,28 @@ class EpochWindow:
         self._is_urgent.set()
 
     def close(self) -> None:
-        """Give the memory back, and remove the run files; nobody draws or samples any more."""
+        """Give the memory back, and remove the run files; no thread may draw or sample any more."""
         self._closed = True
         for logs in (self._targets, self._drawn):
             logs.close()  # not left to the collector of cycles: the next window has this memory in the ledger
 
     def hurry(self) -> None:
-        """Note that somebody waits: until then, batches are numbered only while twice their memory is free."""
+        """Mark the window as urgent: a thread waits for it.
+
+        Until then, batches are numbered only while twice their memory is free.
+        """
         self._is_urgent.set()
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody has waited for it."""
+        """Whether a thread has waited for the window."""
         return self._is_urgent.is_set()
 
     def draw(self) -> None:
-        """Draw all hops of all batches; after an error, such as run files that do not fit, the window is of no use."""
+        """Draw all hops of all batches; after an error, such as run files that do not fit the disk, the window is of no use."""
         for hop in range(len(self._fanouts)):
             self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
-            # The targets' logs are read from here on, and what sorts them is not there while batches are numbered.
+            # From here on the targets' logs are read; the arrays that sort them are not held while batches are numbered.
             workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
             groups, files = self._groups()
             self._in_parallel(files, partial(self._draw, workers, hop, groups), again=False)
@@ -242,7 +245,7 @@ class EpochWindow:
             self._targets.clear()
 
     def sample(self, position: int) -> SampledBatch:
-        """Return a batch of what was drawn; any number of threads may."""
+        """Make a batch from the logs; any number of threads may call it."""
         ids, index = self._ids(position), position - self.first
         with self._sampler.scratch(len(ids)) as scratch:
             hops = self._sampler.expand(scratch, ids, partial(self._replay, index, self._sampler.edges))
@@ -253,10 +256,10 @@ class EpochWindow:
         return (seeds.numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)).astype(np.int64, copy=False)
 
     def _in_parallel(self, files: Int64s, work: Callable[[int, int], None], *, again: bool) -> None:
-        """Call ``work(worker, number)`` for each number of ``files``, which says what file it reads (:class:`FileTurns`).
+        """Call ``work(worker, number)`` for each piece of work; ``files[number]`` is the file that it reads (:class:`FileTurns`).
 
-        Where memory is short for several at once, they come one after the other. ``again``: work that lacked memory has done
-        nothing.
+        If memory is short for several pieces at once, they run one after the other. ``again``: a piece of work that lacked
+        memory has had no effect, and is repeated.
         """
         coming, short = FileTurns(files), list[int]()
         lock = threading.Lock()
@@ -298,7 +301,7 @@ class EpochWindow:
     # By batch.
 
     def _aim(self, hop: int, worker: int, index: int) -> None:
-        """Number a batch's nodes up to ``hop``, and let those that the last hop has added draw in this one."""
+        """Number a batch's nodes up to ``hop``, and log the nodes that the last hop has added as targets of this one."""
         ids = self._ids(self.first + index)
         targets, budget = self._targets.workers[worker], self._graph.budget
         for _ in range(PATIENCE):
@@ -320,7 +323,7 @@ class EpochWindow:
                 self._targets.spill(worker)
 
     def _replay(self, index: int, with_edges: bool, scratch: Scratch, hop: int) -> Block:
-        """Make a hop's block of what was drawn; ``with_edges`` numbers edges by their places, or draws once more without."""
+        """Make a hop's block from its log; ``with_edges`` numbers edges by their logged places, or else by drawing once more."""
         pool, hops = self._graph.pool, scratch.hops
         n_dst = hops.n_nodes
         starts = None
@@ -348,13 +351,14 @@ class EpochWindow:
     # By list.
 
     def _groups(self) -> tuple[list[list[int]], Int64s]:
-        """Return the ranges of nodes whose targets draw together, and the file of each group.
+        """Group ranges of nodes whose targets draw together; return the groups, and the file of each group.
 
-        Each call waits for its reads. Of several ranges a worker's arrays take as many targets as a range has nodes.
+        Each group's draws wait for their reads, so groups are large. A group of several ranges has at most as many targets as a
+        range has nodes, for which a worker's arrays have room.
         """
         shape, groups, files = self._shape, list[list[int]](), list[int]()
         file_of = self._topology.files_of(np.arange(shape.n_ranges, dtype=np.int64) << shape.shift).tolist()
-        last: dict[int, tuple[list[int], int]] = {}  # of each file the group that was begun last, and its targets
+        last: dict[int, tuple[list[int], int]] = {}  # by file: the last group begun, and its targets
         for number, file in enumerate(file_of):
             n = self._targets.length(number) // TARGET_WORDS
             group, n_before = last.get(file, ([], 0))
@@ -369,7 +373,7 @@ class EpochWindow:
         return groups, np.array(files, np.int64)
 
     def _draw(self, workers: list[_Worker], hop: int, groups: list[list[int]], worker: int, number: int) -> None:
-        """Let the targets in some ranges of nodes draw, as many at once as the memory takes."""
+        """Let the targets in a group's ranges of nodes draw, as many at once as the memory takes."""
         memory, group = workers[worker], groups[number]
         records, used = memory.records, 0
         base, end = group[0] << self._shape.shift, (group[-1] + 1) << self._shape.shift
@@ -446,7 +450,7 @@ class EpochWindow:
         if self._reads_drawn(wanted, n_targets, hop, end):
             self._draw_elsewhere(draws, memory, worker, wanted, missing)
             return
-        # A pass goes over what lies between its lists, but for whole ranges.
+        # A pass also reads unwanted lists between wanted ones, but skips whole ranges.
         cuts = [0, *(np.flatnonzero(np.diff(wanted >> self._shape.shift)) + 1).tolist(), len(wanted)]
         for part in (slice(*each) for each in itertools.pairwise(cuts)):
             positions = (np.arange(part.start, part.stop) if missing is None else missing[part]) if len(cuts) > 2 else missing
@@ -465,13 +469,13 @@ class EpochWindow:
                 take(first, at, degree, lists.ids)
 
     def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, hop: int, end: int) -> bool:
-        """Whether ids are drawn first and read alone, and not the lists."""
+        """Tell whether ids are drawn first and read alone, instead of reading their lists."""
         if self._access != "auto":
             return self._access == "random"
         return costs_less_drawn(self._topology, wanted, n_targets, self._fanouts[hop:end].tolist())
 
     def _draw_elsewhere(self, draws: Draws, memory: _Worker, worker: int, wanted: Int64s, missing: Int64s | None) -> None:
-        """Draw from the lists of ``wanted``, and read what was drawn; ``missing`` are their positions, None: from 0 on."""
+        """Draw from the lists of ``wanted``, then read the drawn ids; ``missing`` has the nodes' positions, None: from 0 on."""
         topology = self._topology
         lists = NodeLists(np.arange(len(wanted)), *topology.offsets(wanted), np.empty(0, topology.id_dtype))
         first, at, degree = lists.spread(missing)

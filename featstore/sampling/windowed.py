@@ -1,4 +1,4 @@
-"""The batches of an epoch in windows, each drawn when it is wanted, the next one ahead of that; also the next epoch's first."""
+"""The batches of an epoch in windows: a window is drawn on request or ahead, and so is the next epoch's first window."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["Coming", "Cut", "Seeds", "Turns", "Windows", "disk_of"]
 
 HOLDER = "epoch samples"
-LOG_WORDS = 2048  # that a batch's log of a hop should have in memory before it is spilled
-DISK_DIVISOR = 4  # of the free disk
-MEMORY_DIVISOR = 4  # of the memory that is left, where nobody divides it
+LOG_WORDS = 2048  # words that a batch's log of a hop should have in memory before it is spilled
+DISK_DIVISOR = 4  # run files get this fraction of the free disk
+MEMORY_DIVISOR = 4  # without a given reservation, windows get this fraction of the free memory
 
 Seeds = Callable[[int], torch.Tensor]  # of a batch, by its index; pure, thread-safe
 
 
 class Drawer(Protocol):
-    """What is needed of the sampler beside :class:`FanoutSampler`; see :class:`~featstore.EpochSampler`."""
+    """The part of :class:`~featstore.EpochSampler` that windows use."""
 
     window: int | str
     disk: int | None
@@ -60,10 +60,10 @@ class Drawer(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """How an epoch is cut into windows, and what would make them one.
+    """Division of an epoch into windows, and the memory and disk that would make it one window.
 
-    ``size`` batches a window, ``n`` windows. ``memory`` and ``disk``: bytes for what is drawn in one window; None: they are
-    there.
+    The epoch has ``n`` windows of ``size`` batches. ``memory`` and ``disk``: the bytes that one window would take; None if they
+    suffice already.
     """
 
     size: int
@@ -73,9 +73,9 @@ class Windows:
 
 
 class Cut:
-    """Sizes of the windows of an epoch of ``n`` batches of ``n_seeds`` seeds, where the user did not say.
+    """Sizes of the windows of an epoch of ``n`` batches of ``n_seeds`` seeds, if the user did not set them.
 
-    ``batch``: nodes and edges of one that was sampled, for a fan-out of -1 says nothing of the longest lists.
+    ``batch``: nodes and edges of a sampled batch, used with a fan-out of -1, which does not bound the lists.
     """
 
     def __init__(self, sampler: Drawer, n: int, n_seeds: int, batch: tuple[int, int] | None = None) -> None:
@@ -87,7 +87,7 @@ class Cut:
         self._each = 2 * LOG_WORDS * width * len(self._fanouts)
 
     def size(self, held: int, disk: int) -> int:
-        """Return the batches of a window in so many bytes of memory and disk."""
+        """Compute the batches of a window within ``held`` bytes of memory and ``disk`` bytes of run files."""
         size = max(1, min(self._n, held // self._each, disk // self._stored))
         if size < self._n:
             size = max(1, size // 2)  # two windows at once
@@ -96,7 +96,7 @@ class Cut:
         return size
 
     def windows(self, held: int, disk: int) -> Windows:
-        """Return how an epoch is cut, and the memory and disk that would make it one window."""
+        """Cut an epoch into windows, and find the memory and disk that would make it one window."""
         n, most = self._n, self._n * self._stored
         all_of_it = max(held, n * self._each, least_bytes(self._graph, self._fanouts, n, self._wide))
         size = self.size(held, disk)
@@ -106,7 +106,7 @@ class Cut:
 
 
 def disk_of(sampler: Drawer) -> int:
-    """Return the bytes of run files that a sampler may have."""
+    """Return the bytes that a sampler's run files may take."""
     if sampler.disk is not None:
         return sampler.disk
     return shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_DIVISOR
@@ -114,7 +114,7 @@ def disk_of(sampler: Drawer) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How an epoch is cut into windows."""
+    """Division of an epoch into windows, as :class:`Turns` uses it."""
 
     size: int  # batches of a window
     most: int  # windows at once
@@ -122,11 +122,11 @@ class _Plan:
 
 
 class _Open:
-    """A window that is drawn, or being drawn, by a thread of its own; its run files go when it is closed."""
+    """A window that is drawn, or being drawn, by its own thread; :meth:`close` removes its run files."""
 
     def __init__(self, sampler: Drawer, seeds: Seeds, epoch: int, first: int, stop: int, plan: _Plan) -> None:
         self.plan, self.n_users = plan, 0
-        self.left = set(range(first, stop))  # batches that nobody has taken
+        self.left = set(range(first, stop))  # batches not taken yet
         self._sampler, self._runs = sampler, list[RunDirectory]()
         self._numbers, self._making = itertools.count(), threading.Lock()
         disk = None if sampler.disk is None else sampler.disk // plan.most
@@ -154,7 +154,7 @@ class _Open:
             return self._runs[0].file(f"drawn-{next(self._numbers)}")
 
     def close(self) -> None:
-        """Stop drawing, and remove the run files; nobody takes batches any more."""
+        """Stop drawing, and remove the run files; no thread may take batches any more."""
         self.window.stop_drawing()
         self.drawing.exception()  # waits
         self._sampler.count(self.window)
@@ -164,7 +164,7 @@ class _Open:
 
 
 class Coming:
-    """The first window of the epoch that is likely next, drawn while this one is trained on. Thread-safe."""
+    """The first window of the next epoch, drawn while the current epoch is trained on. Thread-safe."""
 
     def __init__(self, seeds_of: Callable[[int], Seeds]) -> None:
         self._seeds_of = seeds_of
@@ -172,13 +172,13 @@ class Coming:
         self._held: tuple[int, _Open] | None = None
 
     def begin(self, sampler: Drawer, epoch: int, stop: int, plan: _Plan) -> None:
-        """Let the first window of ``epoch`` be drawn, unless it is."""
+        """Start drawing the first window of ``epoch``, unless a window is held already."""
         with self._lock:
             if self._held is None:
                 self._held = epoch, _Open(sampler, self._seeds_of(epoch), epoch, 0, min(stop, plan.size), plan)
 
     def take(self, epoch: int, start: int) -> _Open | None:
-        """Return the window, if it is the first of this epoch; otherwise it is dropped."""
+        """Take the window if it begins at batch ``start`` of ``epoch``; drop any other window, and return None."""
         with self._lock:
             held, self._held = self._held, None
         if held is None:
@@ -189,7 +189,7 @@ class Coming:
         return None
 
     def keep(self, n_bytes: int) -> None:
-        """Keep the window only if it takes no more memory than that."""
+        """Drop the window if it takes more than ``n_bytes`` of memory."""
         with self._lock:
             held = self._held
             if held is None or held[1].plan.n_bytes <= n_bytes:
@@ -208,12 +208,12 @@ class Turns:
         self._changed = threading.Condition(threading.RLock())
         self._memory, self._own, self._coming = memory, list[Reservation](), coming
         self._plan: _Plan | None = None
-        self._next = start  # the first batch that no window has
-        self._windows: deque[_Open] = deque()  # oldest first; of those only the last may be in the making
+        self._next = start  # the first batch without a window
+        self._windows: deque[_Open] = deque()  # oldest first; only the last one may still be drawn
         self._closed = False
-        self._passes_s = 0.0  # of windows that are gone
+        self._passes_s = 0.0  # of dropped windows
         if start:
-            self._coming = None  # windows of what is left of an epoch are not those of a whole one
+            self._coming = None  # the plan for the rest of an epoch does not fit a whole one
         found = None if coming is None else coming.take(epoch, start)
         if found is not None:
             if memory is not None and found.plan.n_bytes == memory.n_bytes // found.plan.most:
@@ -225,15 +225,15 @@ class Turns:
 
     @property
     def passes_s(self) -> float:
-        """Seconds that passes over neighbour lists have taken so far."""
+        """Seconds of passes over neighbour lists so far."""
         with self._changed:
             return self._passes_s + sum(each.window.passes_s for each in self._windows)
 
     def sample(self, position: int) -> SampledBatch:
-        """Return a batch; one that was passed, or lies before the first, is sampled alone.
+        """Make a batch from its window; a batch whose window is gone, or before the first, is sampled alone.
 
-        Errors are those of the sampler, and OSError where run files do not fit the disk. The window is then drawn anew by
-        whoever asks next.
+        Errors are those of the sampler, and OSError if run files do not fit the disk. The next request then draws the window
+        anew.
         """
         found = self._enter(position)
         if found is None:
@@ -251,7 +251,7 @@ class Turns:
                 self._changed.notify_all()
 
     def _enter(self, position: int) -> _Open | None:
-        """Wait until a batch's window is drawn, and return it, in use; None for a batch whose window is gone."""
+        """Wait until a batch's window is drawn; return the window, marked as used, or None if it is gone."""
         with self._changed:
             while True:
                 if self._closed:
@@ -273,7 +273,7 @@ class Turns:
                         continue
                     if was_awaited:
                         raise error
-                    continue  # what kept it from being drawn ahead may be over
+                    continue  # drawing ahead failed; now that a thread waits, it may succeed
                 if found is None and not self._make_room():
                     continue
                 if found is not None:
@@ -281,7 +281,7 @@ class Turns:
                 self._changed.wait()
 
     def _make_room(self) -> bool:
-        """Begin the next window, in the place of the oldest if there are too many; False where one was begun."""
+        """Begin the next window, in place of the oldest one if there are too many; return whether the caller must wait."""
         if self._plan is None:
             self._plan = self._divide()
         if len(self._windows) >= self._plan.most:
@@ -293,7 +293,7 @@ class Turns:
         return False
 
     def _shrink(self, error: BaseException) -> bool:
-        """Make windows smaller where one did not fit the disk, if the user did not size them; return whether they are."""
+        """Halve the size of windows if one did not fit the disk and the user did not set the size; return whether it did."""
         plan = self._plan
         if plan is None or plan.size == 1 or not isinstance(self._sampler.window, str):
             return False
@@ -306,7 +306,7 @@ class Turns:
         plan = self._plan
         if plan is None or self._closed or len(self._windows) >= plan.most:
             return
-        with suppress(Exception):  # it is tried again, and said, when a batch of it is asked for
+        with suppress(Exception):  # a request for one of its batches tries again, and raises the error
             if self._next < self._stop:
                 self._begin(plan)
             elif self._coming is not None:
@@ -331,7 +331,7 @@ class Turns:
             self._changed.notify_all()
 
     def _divide(self) -> _Plan:
-        """Choose how many batches a window has, and have memory for it."""
+        """Choose the number of batches of a window, and reserve memory for it."""
         sampler, graph, n = self._sampler, self._sampler.graph, self._stop - self._next
         seeds, wide = self._seeds(self._next), is_wide(graph)
         if self._memory is None:
@@ -354,7 +354,7 @@ class Turns:
         return _Plan(size, most, held // most)
 
     def stop(self) -> None:
-        """Stop drawing, and send whoever waits away; does not wait for them."""
+        """Stop drawing, and raise ClosedError in waiting threads; does not wait for them."""
         with self._changed:
             self._closed = True
             for each in self._windows:
@@ -369,7 +369,7 @@ class Turns:
             windows = list(self._windows)
             self._windows.clear()
             self._passes_s += sum(each.window.passes_s for each in windows)
-        for each in windows:  # not under the lock, which those that draw take at their end
+        for each in windows:  # not under the lock, which drawing threads take at their end
             each.close()
         _release(self._own)
 

@@ -1,9 +1,9 @@
-"""A dataset is built in ``X.tmp-<uuid>/`` beside its final place ``X`` and renamed when it is whole.
+"""Build directories: a dataset is built in ``X.tmp-<uuid>/`` beside its final place ``X``, and renamed when it is whole.
 
-The builder holds a flock on the build directory itself; one whose lock can be taken was left by a dead builder and is removed.
-Replacing a dataset exchanges the two directories in one step where the kernel can (``renameat2``), so that ``X`` is never
-absent. Elsewhere ``X`` is ``X.old-<uuid>`` between two renames, where readers find it. The old directory is locked from before
-the exchange, so that no sweeper takes it for garbage before the exchange is durable.
+The builder holds a flock on the build directory itself. A build directory whose lock can be taken was left by a dead builder and
+is removed. Replacing a dataset exchanges the two directories in one step where the kernel can (``renameat2``), so that ``X`` is
+never absent. Elsewhere the old dataset is ``X.old-<uuid>`` between two renames; readers find it there. The old directory is
+locked from before the exchange, so that no sweeper removes it as garbage before the exchange is durable.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _renameat2(source: str, target: str, flags: int) -> bool:
 
 
 def sweep_builds(target: str) -> None:
-    """Remove what dead builders of ``target`` left beside it, and put back a dataset that one had moved aside.
+    """Remove build directories that dead builders of ``target`` left, and put back a dataset that a dead builder had moved aside.
 
-    BusyError where a living builder is at work on ``target``.
+    BusyError if a living builder is at work on ``target``.
     """
     parent, name = os.path.split(target)
     pattern = re.compile(re.escape(name) + r"\.(tmp|old)-[0-9a-f]{32}")
@@ -79,7 +79,7 @@ def sweep_builds(target: str) -> None:
 def restore_moved(target: str) -> bool:
     """Put back a dataset that a builder had moved aside when it died; return whether there was one.
 
-    Only where the file system cannot exchange two directories does a builder move one aside.
+    A builder moves a dataset aside only where the file system cannot exchange two directories.
     """
     parent, name = os.path.split(os.path.abspath(target))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -95,12 +95,14 @@ class BuildDirectory:
     Parameters
     ----------
     target : path-like
-        Where the dataset shall be; its parent exists. FileExistsError where something is that may not be replaced, BusyError
-        where another builder or writer is at work.
+        Final path of the dataset; its parent exists. FileExistsError if the path exists and may not be replaced. BusyError
+        if another builder or writer is at work.
     overwrite : bool
-        Replace a dataset that is there. Readers that have it open go on reading the old one.
-    marker, what : str
-        A name that tells the kind of directory, and what messages call it: a dataset, or a pack.
+        Replace an existing dataset. Readers that have it open go on reading the old one.
+    marker : str
+        Name of an entry that every directory of this kind has: a ``target`` without it is not replaced.
+    what : str
+        The kind of directory in messages: a dataset, or a pack.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class BuildDirectory:
             raise
 
     def _check_target(self, overwrite: bool) -> bool:
-        """Whether a dataset is there that is to be replaced."""
+        """Check that ``target`` may be built; return whether a dataset there is to be replaced."""
         if not os.path.lexists(self.target):
             return False
         if os.path.isdir(self.target) and not os.path.islink(self.target):
@@ -159,13 +161,13 @@ class BuildDirectory:
                 self.path = path
                 self._fds.append((fd, path))
                 return
-            # A sweeper took it for garbage between the two calls, and removes it.
+            # A sweeper locked the directory as garbage between the two calls, and removes it.
 
     def commit(self) -> None:
-        """Make the dataset appear at ``target``; its files and directories inside are durable already.
+        """Make the dataset appear at ``target``; its files and inner directories are durable already.
 
-        FileExistsError where another builder was faster; CommittedError where the dataset is in place, but may not outlast a
-        power cut, and could not be taken back. After other OSErrors ``target`` is as it was.
+        FileExistsError if another builder was faster. CommittedError if the dataset is in place, may not outlast a power cut,
+        and could not be taken back. After other OSErrors ``target`` is as it was.
         """
         fsync_directory(self.path)
         if not self._replaces:
@@ -179,18 +181,18 @@ class BuildDirectory:
                 self._replace_in_two_steps()
             else:
                 self._confirm(lambda: _renameat2(self.path, self.target, _RENAME_EXCHANGE))
-                # What is at self.path now is the old dataset, which leaving removes.
+                # self.path is now the old dataset, which leaving removes.
         self._is_committed = True
 
     def _confirm(self, undo: Callable[[], object]) -> None:
-        """Make the names beside the target durable; where that fails, ``undo`` takes back what was renamed."""
+        """Make the names beside the target durable; if that fails, ``undo`` reverts the rename."""
         try:
             fsync_directory(self._parent)
         except BaseException as error:
             try:
                 undo()
             except OSError:
-                self.path = ""  # which of the two a power cut would leave is not known, so both stay
+                self.path = ""  # a power cut may leave either directory, so both stay
                 if not isinstance(error, OSError):
                     raise error from None
                 raise CommittedError(
@@ -212,9 +214,10 @@ class BuildDirectory:
         self.path = ""
 
     def _replace_in_two_steps(self) -> None:
-        """For file systems that cannot exchange; a crash between the two renames is mended by :func:`sweep_builds`.
+        """Replace the dataset by two renames, on file systems that cannot exchange directories.
 
-        Readers that find no target open what was moved aside, see :mod:`.directory`.
+        :func:`sweep_builds` repairs a crash between the renames. Readers that find no target open the dataset that was moved
+        aside, see :mod:`.directory`.
         """
         aside = f"{self.target}.old-{uuid.uuid4().hex}"
         try:
@@ -230,7 +233,7 @@ class BuildDirectory:
         self.path = aside
 
     def _leave(self) -> None:
-        """Remove what is not the dataset, and let the locks go, all of them whichever fails."""
+        """Remove the build directory or the replaced dataset, and release every lock, even if one release fails."""
         path, self.path = self.path, ""
         fds, self._fds = self._fds, []
         while self._spares:

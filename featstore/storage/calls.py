@@ -31,7 +31,7 @@ CANNOT_WRITE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})  # err
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Give an OSError of the calls inside, which know a descriptor only, the file's name."""
+    """Add the file's name to an OSError of the block, whose calls know only a descriptor."""
     try:
         yield
     except OSError as error:
@@ -41,24 +41,24 @@ def naming(path: str) -> Iterator[None]:
 
 
 def fsync_fd(fd: int, path: str) -> None:
-    """Make a file's bytes, or a directory's names, durable. A failed one is never tried again: see :mod:`.writer`."""
+    """Make a file's bytes, or a directory's names, durable. A failed flush is never tried again: see :mod:`.writer`."""
     with naming(path):
         os.fsync(fd)
 
 
 def close_fd(fd: int, path: str) -> None:
-    """Close a descriptor that was written through, which may report a write that failed.
+    """Close a descriptor that was written through; raise OSError if a delayed write failed.
 
-    It is closed even where this raises: the number may be another file's by then.
+    The descriptor is closed even if this raises, and must not be closed again: its number may be another file's by then.
     """
     with naming(path):
         os.close(fd)
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor that was only read through, or on the way out of an error, which is the one to be raised.
+    """Close a descriptor without raising: after reads only, or while another error propagates.
 
-    An error of close(2) is of writes that were held back; it says nothing of what was read.
+    An error of close(2) reports delayed writes, and says nothing about bytes that were read.
     """
     with contextlib.suppress(OSError):
         os.close(fd)
@@ -70,7 +70,7 @@ def duplicate_fd(fd: int, path: str) -> int:
 
 
 def flock_fd(fd: int, how: int, path: str) -> None:
-    """Lock or unlock a whole file; BlockingIOError where it is held and ``how`` has ``LOCK_NB``."""
+    """Lock or unlock a whole file; BlockingIOError if another holds the lock and ``how`` has ``LOCK_NB``."""
     with naming(path):
         fcntl.flock(fd, how)
 
@@ -78,8 +78,8 @@ def flock_fd(fd: int, how: int, path: str) -> None:
 def open_regular(path: str | os.PathLike[str], *, dir_fd: int | None = None, name_inside: str | None = None) -> tuple[int, int]:
     """Open a regular file for reading, never following a link nor waiting for a FIFO's writer; return descriptor and size.
 
-    ``name_inside`` is opened in the directory ``dir_fd``, if given; ``path`` is then what errors call it. FormatError for a
-    directory, symbolic link, FIFO, socket or device.
+    If ``name_inside`` is given, it is opened in the directory ``dir_fd``, and errors name ``path``. FormatError for a directory,
+    symbolic link, FIFO, socket or device.
     """
     name = os.fspath(path)
     target = name if name_inside is None else name_inside
@@ -118,10 +118,10 @@ def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytearray:
 
 
 def pread_into(fd: int, out: memoryview, offset: int, path: str, needed: int | None = None, unit: int = 1) -> None:
-    """Fill ``out`` with what lies at ``offset``, going on after short reads; CorruptionError where the file ends before.
+    """Fill ``out`` with the bytes at ``offset``, going on after short reads; CorruptionError if the file ends before ``needed``.
 
-    The file may end after ``needed`` bytes, although more are asked for. After a short read it goes on from a whole multiple of
-    ``unit`` bytes, as direct I/O wants it.
+    Without ``needed`` all of ``out`` is needed. After a short read, reading goes on from a whole multiple of ``unit`` bytes, as
+    direct I/O requires.
     """
     needed = len(out) if needed is None else needed
     done = 0

@@ -1,11 +1,11 @@
 """The catalog: an LMDB environment that names a dataset's files and fields, read and replaced whole.
 
 LMDB commits atomically but neither checks its pages nor survives a truncated file (a fault in its mapping kills the process).
-So ``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. Reading:
-the file is read, trailer, digest and every page's structure are checked, and only then LMDB maps a private anonymous copy,
-which nobody can shrink. Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that
-no crash can separate the digest from what it covers and a full disk is an ordinary failed write. A catalog is small: kilobytes,
-read once.
+So ``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. A reader
+reads the file and checks trailer, digest and the structure of every page. Only then LMDB maps a private anonymous copy, which no
+process can shrink. A writer lets LMDB work on such a copy, too, and the new file replaces the old one by one rename. So no crash
+can separate the digest from the bytes that it covers, and a full disk is an ordinary failed write. A catalog is small:
+kilobytes, read once.
 
 Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``file/<name>``; ``node/<type>/<field>`` and
 ``edge/<source>,<relation>,<destination>/<field>`` (the only type so far is ``_``).
@@ -40,8 +40,8 @@ __all__ = [
     "NODE",
     "TOPOLOGIES",
     "Catalog",
+    "FieldPart",
     "FieldRecord",
-    "Part",
     "current_catalog",
     "read_catalog",
     "write_catalog",
@@ -57,12 +57,12 @@ _TRAILER_MAGIC: Final = b"FEATCTLG"
 _TRAILER: Final = struct.Struct("<8sIIQ16s")
 _BYTE_ORDER_MARK: Final = 0x01020304
 _MAX_BYTES: Final = 1 << 28
-_STRIPES: Final = "stripes"  # required of readers where files lie in stripes
+_STRIPES: Final = "stripes"  # the reader feature that a catalog requires if files lie in stripes
 _U64: Final = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Part:
+class FieldPart:
     """``rows`` consecutive rows of a field, from ``first`` on, and the file that holds them."""
 
     file: str
@@ -74,8 +74,8 @@ class Part:
 class FieldRecord:
     """One field: its shape (rows first) and type, and the files that hold its rows, in row order.
 
-    ``role`` is ``"feature"``, ``"data"`` or ``"topology"``; ``generation`` the number of the commit that wrote or last extended
-    it.
+    ``role`` is ``"feature"``, ``"data"`` or ``"topology"``. ``generation`` is the number of the commit that wrote or last
+    extended the field.
     """
 
     key: str
@@ -83,7 +83,7 @@ class FieldRecord:
     dtype: str
     shape: tuple[int, ...]
     generation: int
-    parts: tuple[Part, ...]
+    parts: tuple[FieldPart, ...]
 
     @property
     def name(self) -> str:
@@ -100,20 +100,21 @@ class FieldRecord:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Everything a catalog says.
+    """The content of a catalog: the dataset's properties, its files and its fields.
 
     Parameters
     ----------
     dataset : dict
         ``id`` (32 hexadecimal digits), ``generation``, ``num_nodes``, ``num_edges``, ``topology`` (one of :data:`TOPOLOGIES`),
-        ``chunk_bytes`` where that is ``"chunked"``, ``created_by``; ``adjacency`` where it was converted: see :meth:`adjacency`.
+        ``chunk_bytes`` if that is ``"chunked"``, ``created_by``; ``adjacency`` if the topology was converted: see
+        :meth:`adjacency`.
     files : dict of str to FileRecord
-        By name.
+        Files by name.
     fields : dict of str to FieldRecord
-        By key.
+        Fields by key.
     extra : dict of str to dict
-        Entries under other keys, by key: what is derived from the fields (``cache/…``), and what later releases may add, which is
-        kept as it is.
+        Entries under other keys, by key: data derived from the fields (``cache/…``), and entries of later releases, which are
+        kept unchanged.
     """
 
     dataset: dict[str, Any]
@@ -136,18 +137,18 @@ class Catalog:
 
     @property
     def topology(self) -> str:
-        """How the adjacency is stored: one of :data:`TOPOLOGIES`."""
+        """The form in which the adjacency is stored: one of :data:`TOPOLOGIES`."""
         return str(self.dataset["topology"])
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk; 0 where the adjacency is not in chunks."""
+        """Bytes of a chunk; 0 if the adjacency is not in chunks."""
         return int(self.dataset.get("chunk_bytes", 0))
 
     def adjacency(self) -> dict[str, str]:
-        """Identify the adjacency: the ids of the files that it was first stored in, by key.
+        """Identify the adjacency by the ids of the files that it was first stored in, by key.
 
-        They stay when it is converted: what was made of it (caches, parts, packs) is about the same graph.
+        A conversion keeps these ids, because caches, parts and packs made of the adjacency remain valid for the same graph.
         """
         kept = self.dataset.get("adjacency")
         if kept is not None:
@@ -227,7 +228,7 @@ def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecor
         if not isinstance(item, dict):
             raise FormatError(f"{entry.where}: a part is not an object: {item!r}")
         part = Entry(item, entry.where)
-        parts.append(Part(part.text("file"), part.number("first"), part.number("rows")))
+        parts.append(FieldPart(part.text("file"), part.number("first"), part.number("rows")))
     shape = entry.numbers("shape")
     record = FieldRecord(key, entry.text("role"), entry.dtype(), shape, entry.number("generation", 1), tuple(parts))
     if not shape:
@@ -276,7 +277,7 @@ class _Environment:
             raise
 
     def body(self) -> bytes:
-        """Return the environment's pages; it must have been closed for writing."""
+        """Copy the environment's pages; the environment must be closed before."""
         size = os.fstat(self._fd).st_size
         return bytes(pread_exactly(self._fd, size, 0, self._path))
 
@@ -285,11 +286,11 @@ class _Environment:
 
     def __exit__(self, *_: object) -> None:
         self.env.close()
-        close_quietly(self._fd)  # memory
+        close_quietly(self._fd)  # a file in memory
 
 
 def _translate(error: lmdb.Error, path: str) -> OSError:
-    """Turn LMDB's error into one of ours; its errno stands only in its text, in releases before 3.0."""
+    """Translate LMDB's error into an OSError; before LMDB's release 3.0 only the text of an error tells its errno."""
     damage = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError)
     if isinstance(error, damage):
         return CorruptionError(f"the catalog is damaged: {error}", path)
@@ -304,7 +305,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def _unseal(data: bytes, path: str) -> bytes:
-    """Check the trailer, the digest and LMDB's own structure; return LMDB's pages."""
+    """Check the trailer, the digest and the structure of LMDB's pages; return these pages."""
     if len(data) < 3 * PAGE_BYTES:
         raise CorruptionError(f"the catalog ends after {len(data)} bytes", path, len(data))
     trailer = data[-PAGE_BYTES:]
@@ -329,9 +330,18 @@ def _unseal(data: bytes, path: str) -> bytes:
 def read_catalog(root: Root) -> Catalog:
     """Read a dataset's catalog in one transaction; nothing stays open.
 
-    Along a path it may be replaced meanwhile: :func:`current_catalog` copes with that. Raises FileNotFoundError where there is
-    no dataset, CorruptionError for a damaged catalog, FormatError or VersionError for what is none, claims what cannot be,
-    names a file outside the dataset, or needs a newer release.
+    A dataset given by its path may be replaced meanwhile; :func:`current_catalog` handles that.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no dataset.
+    CorruptionError
+        The catalog is damaged.
+    FormatError
+        The directory or the file has no catalog, its entries contradict each other, or it names a file outside the dataset.
+    VersionError
+        The catalog needs a newer release.
     """
     if isinstance(root, OpenDirectory):
         where, is_missing = root.path, not root.has(CATALOG_DIRECTORY)
@@ -365,7 +375,7 @@ def read_catalog(root: Root) -> Catalog:
 
 
 def current_catalog(path: str | os.PathLike[str]) -> Catalog:
-    """Read the catalog of the dataset at ``path``, the old or the new one where it is replaced meanwhile."""
+    """Read the catalog of the dataset at ``path``: the old or the new catalog if the dataset is replaced meanwhile."""
     return with_directory(path, read_catalog)
 
 
@@ -374,7 +384,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
         raise FormatError(f"{path}: the catalog has no entry 'dataset'", path)
     values = entries.pop("dataset")
     dataset = Entry(values, f"{path}: entry 'dataset'")
-    # Before anything else is interpreted: a newer release may have changed its meaning.
+    # Checked before anything else is interpreted, because a newer release may have changed the meaning of the rest.
     if dataset.number("format", 1) > FORMAT_VERSION:
         raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
     if missing := [each for each in dataset.list("requires") if each != _STRIPES]:
@@ -397,10 +407,10 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
 
 
 def write_catalog(root: str | os.PathLike[str], catalog: Catalog) -> None:
-    """Commit: replace a dataset's catalog atomically and durably. The caller holds the writer's lock.
+    """Commit a change: replace a dataset's catalog atomically and durably. The caller holds the writer's lock.
 
-    Every file that the catalog names is there and durable. After an OSError the catalog is as it was (or, where only the
-    directory's fsync failed, either one or the other).
+    Every file that the catalog names exists and is durable. After an OSError the old catalog is in place. If only the
+    directory's fsync failed, either catalog may be.
     """
     directory = os.path.join(os.fspath(root), CATALOG_DIRECTORY)
     path = os.path.join(os.fspath(root), CATALOG_FILE)

@@ -18,13 +18,13 @@ _U64: Final = struct.Struct("<Q")
 
 
 def pack_value(key: bytes, value: Mapping[str, Any]) -> bytes:
-    """Join a checksum of key and text, and the text."""
+    """Encode a value: a checksum of key and JSON text, then the text."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     return _U64.pack(xxhash.xxh3_64_intdigest(key + text)) + text
 
 
 def unpack_value(key: bytes, data: bytes, path: str) -> dict[str, Any]:
-    """Parse what is stored under a key; CorruptionError or FormatError where it is no object."""
+    """Decode the value of a key; CorruptionError if its checksum differs, FormatError if it is no JSON object."""
     text = data[8:]
     if len(data) < 8 or _U64.unpack_from(data)[0] != xxhash.xxh3_64_intdigest(key + text):
         raise CorruptionError(f"the catalog's entry {key!r} is damaged: its checksum differs", path)
@@ -38,14 +38,14 @@ def unpack_value(key: bytes, data: bytes, path: str) -> dict[str, Any]:
 
 
 class Entry:
-    """Typed access to one JSON object from outside; what is missing or of another type is a FormatError."""
+    """Typed access to one JSON object read from a file; a missing member, or one of another type, is a FormatError."""
 
     def __init__(self, value: dict[str, Any], where: str) -> None:
         self.value = value
         self.where = where
 
     def text(self, name: str) -> str:
-        """Return a member that is text, not empty."""
+        """Get a member that is text and not empty."""
         found = self.value.get(name)
         if not isinstance(found, str) or not found:
             raise FormatError(f"{self.where}: {name!r} must be text, not {found!r}")

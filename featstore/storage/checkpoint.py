@@ -1,4 +1,4 @@
-"""A record, beside a file of extents, of the part that is on the drive: a writer goes on where a killed one was."""
+"""Checkpoints: a record beside a file of extents of the part that is on the drive, so that a later writer can resume."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KIND = "progress"
 
 
 def write_checkpoint(path: str, end: int, rows: Rows, file_id: bytes, sums: Sums) -> None:
-    """Record a state of a file of extents to go on from; what it says is on the drive already.
+    """Record a state of a file of extents, from which a later writer resumes; the recorded rows are on the drive already.
 
-    Extents before ``end`` are whole. ``rows``, int64 ``[n_extents]``, say how many rows of each extent behind it are there, from
-    its begin. ``sums``, uint64 ``[n, 512]``, are the file's so far.
+    Extents before ``end`` are whole. ``rows``, int64 ``[n_extents]``, counts for each later extent the rows that are written
+    from its beginning. ``sums``, uint64 ``[n, 512]``, are the file's page checksums so far.
     """
     arrays = (np.array([end], np.int64), np.frombuffer(file_id, np.uint8), sums.reshape(-1), rows)
     with replacing(path, KIND) as writer:
@@ -32,7 +32,7 @@ def write_checkpoint(path: str, end: int, rows: Rows, file_id: bytes, sums: Sums
 
 
 def read_checkpoint(path: str, n_extents: int, n_sums_bytes: int) -> tuple[int, Rows, bytes, Sums] | None:
-    """Read what was recorded; None where nothing was, or not of such a file: nothing is lost but time."""
+    """Read a checkpoint; None if there is none, it is damaged, or it is of another file, which costs only time."""
     try:
         file = SectionFile(path, KIND)
         try:
@@ -47,7 +47,7 @@ def read_checkpoint(path: str, n_extents: int, n_sums_bytes: int) -> tuple[int, 
 
 
 def forget_checkpoint(path: str) -> None:
-    """Remove a record, and what was being written of another."""
+    """Remove a checkpoint, and the unfinished file of another one."""
     for name in (path, f"{path}.tmp"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)

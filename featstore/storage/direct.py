@@ -1,4 +1,4 @@
-"""Files past the page cache: what is written or read once need not take its pages, nor the time to copy there and back."""
+"""Direct I/O: files that are written or read once bypass the page cache, which saves its pages and the time to copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.buffers import Block
+from featstore._core.buffers import Arena
 from featstore._core.io import direct_mode
 from featstore.storage.calls import naming, pread_into, pwrite_all
 from featstore.storage.layout import PAGE_BYTES
@@ -22,7 +22,7 @@ Uint8s = npt.NDArray[np.uint8]
 
 
 def set_direct(fd: int, on: bool) -> bool:
-    """Switch direct I/O of a descriptor on or off; return whether it is on. Where a file system has none it stays off."""
+    """Switch direct I/O of a descriptor on or off; return whether it is on. It stays off if the file system lacks it."""
     if on:
         return direct_mode(fd).startswith("direct")
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
@@ -32,10 +32,10 @@ def set_direct(fd: int, on: bool) -> bool:
 class DirectWriter:
     """Append bytes to a file, in whole pages out of two buffers: one is written while the other is filled. One owner thread.
 
-    ``fd`` is the caller's to close, after :meth:`finish` or :meth:`abort`. Each buffer has ``n_bytes``, whole pages, which the
-    caller counts. The first byte goes to ``offset``, whole pages, behind which nothing lies. ``on_pages`` gets all pages in
-    their order, before they are written. Where the file system refuses direct I/O, at once or only when it is written to, the
-    same bytes go through the page cache.
+    The caller closes ``fd`` after :meth:`finish` or :meth:`abort`. Each buffer has ``n_bytes``, a multiple of a page, which the
+    caller counts in the budget. The first byte goes to ``offset``, a multiple of a page; the file has nothing behind it.
+    ``on_pages`` gets all pages in their order, before they are written. If the file system refuses direct I/O, when it is
+    switched on or at a write, the same bytes go through the page cache.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class DirectWriter:
         self._on_pages = on_pages
         self._filling: Uint8s
         self._other: Uint8s
-        self._filling, self._other = (np.frombuffer(Block(n_bytes), np.uint8) for _ in range(2))
+        self._filling, self._other = (np.frombuffer(Arena(n_bytes), np.uint8) for _ in range(2))
         self._n_filled = 0
-        self.offset = offset  # of the buffer that is filled
+        self.offset = offset  # file offset of the buffer that is being filled
         self._pending: Future[None] | None = None
         with naming(path):
             self._is_direct = set_direct(fd, True)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-write")
-        # Its thread starts while it has nothing to write: one that Ctrl-C hides from :meth:`abort` would go on writing.
+        # Start the thread while there is nothing to write: a thread that Ctrl-C hid from :meth:`abort` would go on writing.
         self._worker.submit(int).result()
 
     @property
     def tail(self) -> Uint8s:
-        """What was appended behind :attr:`offset`, until more is."""
+        """Bytes appended behind :attr:`offset`; a view that is valid until the next append."""
         return self._filling[: self._n_filled]
 
     def append(self, data: memoryview | bytes | Uint8s) -> None:
-        """Append bytes; OSError where these, or earlier ones, could not be written."""
+        """Append bytes; OSError if a full buffer could not be written."""
         source = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         done = 0
         while done < len(source):
@@ -76,7 +76,7 @@ class DirectWriter:
                 self._write_behind(self._n_filled)
 
     def flush(self) -> None:
-        """Write the whole pages of what was appended, and wait for them; raises OSError."""
+        """Write the whole pages of the appended bytes, and wait for the writes; raises OSError."""
         whole = self._n_filled // PAGE_BYTES * PAGE_BYTES
         if whole:
             tail = self.tail[whole:].copy()
@@ -109,7 +109,7 @@ class DirectWriter:
             pwrite_all(self._fd, data.data, offset, self._path)
 
     def finish(self) -> None:
-        """Write what is left; the file then ends with the last byte that was appended, and direct I/O is off."""
+        """Write the remaining bytes; the file then ends with the last appended byte, and direct I/O is off."""
         size = self.offset + self._n_filled
         padded = -(-self._n_filled // PAGE_BYTES) * PAGE_BYTES
         self._filling[self._n_filled : padded] = 0
@@ -124,7 +124,7 @@ class DirectWriter:
         set_direct(self._fd, False)
 
     def abort(self) -> None:
-        """Wait for a write under way, whatever comes of it; may be called again."""
+        """Wait for a write under way, and ignore its result; may be called again."""
         self._worker.shutdown()
         self._pending = None
 
@@ -132,9 +132,9 @@ class DirectWriter:
 def pread_direct(
     fd: int, n_bytes: int, offset: int, path: str, array: Callable[..., npt.NDArray[np.uint8]] = np.empty
 ) -> memoryview:
-    """Read bytes of a descriptor whose direct I/O is on; switches it off where the drive wants coarser pages.
+    """Read bytes of a descriptor whose direct I/O is on; switch direct I/O off if the drive needs coarser pages.
 
-    ``array(n, dtype)`` makes the memory: up to three pages more than is read. Raises as :func:`~.calls.pread_into`.
+    ``array(n, dtype)`` allocates the memory: up to three pages more than ``n_bytes``. Raises as :func:`~.calls.pread_into`.
     """
     first = offset // PAGE_BYTES * PAGE_BYTES
     length = -(-(offset + n_bytes - first) // PAGE_BYTES) * PAGE_BYTES

@@ -1,8 +1,9 @@
-"""The directory of a dataset or pack, opened so that all of it can be opened, whatever is put in its place meanwhile.
+"""The directory of a dataset or pack, opened so that all of its files can be opened, even if it is replaced meanwhile.
 
-Replacing a dataset exchanges its directory for another and removes the old one. Whoever opens its files holds ``opening.lock``
-shared meanwhile, and looks names up in the directory's descriptor, not along its path. Whoever removes a replaced directory holds
-that lock exclusively. So a directory that was locked while it was in its place stays whole until the lock is released.
+Replacing a dataset exchanges its directory for another and removes the old one. A process that opens the files holds
+``opening.lock`` shared meanwhile, and looks names up in the directory's descriptor, not along its path. A process that removes a
+replaced directory holds that lock exclusively. So a directory that was locked while it was in its place stays whole until the
+lock is released.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from featstore.storage.stripes import remove_stripes
 
 __all__ = ["OPEN_PATIENCE_S", "OpenDirectory", "Root", "open_directory", "open_inside", "remove_replaced", "with_directory"]
 
-OPEN_PATIENCE_S: Final = 30.0  # for whoever removes it, or files in it: seconds, of terabytes or on a busy machine
-_REMOVE_PATIENCE_S: Final = 2.0  # for whoever is opening files: what stays is removed by the next builder
+OPEN_PATIENCE_S: Final = 30.0  # to wait for a removal, which takes seconds for terabytes or on a busy machine
+_REMOVE_PATIENCE_S: Final = 2.0  # to wait for a process that opens files; the next builder removes a directory that stays
 _POLL_S: Final = 0.001
 
 Result = TypeVar("Result")
 
 
 class OpenDirectory:
-    """A directory by its descriptor; a context manager. Made by :func:`open_directory`; errors call it by its ``path``."""
+    """A directory opened by descriptor; a context manager. Made by :func:`open_directory`; errors name its ``path``."""
 
-    _fd = -1  # where Ctrl-C ends __init__, too
+    _fd = -1  # also if Ctrl-C ends __init__
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -41,8 +42,8 @@ class OpenDirectory:
         self._lock: FileLock | None = None
 
     def _try_lock(self) -> bool:
-        """Keep its files from being removed; return False where somebody is removing them."""
-        with contextlib.suppress(FileNotFoundError):  # read-only media, or somebody tidied up: it is read without
+        """Keep the directory's files from being removed; return False if another process is removing them."""
+        with contextlib.suppress(FileNotFoundError):  # on read-only media, or deleted: the directory is read without a lock
             try:
                 self._lock = self.lock(OPENING_LOCK)
             except BusyError:
@@ -51,7 +52,7 @@ class OpenDirectory:
 
     @property
     def is_locked(self) -> bool:
-        """Whether its files are kept from being removed: False where it, or its file system, has no locks."""
+        """Whether the files are kept from being removed: False if the directory, or its file system, has no locks."""
         return self._lock is not None and self._lock.is_held
 
     @property
@@ -64,15 +65,15 @@ class OpenDirectory:
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
 
     def lock(self, name: str, patience_s: float = 0.0) -> FileLock:
-        """Take a shared lock on one of its files; raises as :class:`FileLock`."""
+        """Take a shared lock on a file of the directory; raises as :class:`FileLock`."""
         return FileLock(os.path.join(self.path, name), exclusive=False, patience_s=patience_s, dir_fd=self._fd)
 
     def open_regular(self, name: str) -> tuple[int, int]:
-        """Open one of its files; as :func:`~featstore.storage.calls.open_regular`, and a name that leads outside is refused."""
+        """Open a file of the directory as :func:`~featstore.storage.calls.open_regular`; FormatError for a name outside it."""
         return open_regular(resolve_inside(self.path, name, self._fd), dir_fd=self._fd, name_inside=name)
 
     def has(self, name: str) -> bool:
-        """Whether there is something of this name in it."""
+        """Check whether the directory has an entry of this name."""
         try:
             with naming(os.path.join(self.path, name)):
                 os.lstat(name, dir_fd=self._fd)
@@ -81,7 +82,7 @@ class OpenDirectory:
         return True
 
     def close(self) -> None:
-        """Let go of the directory; may be called again. Files that were opened stay open."""
+        """Close the directory and release its lock; may be called again. Files that were opened stay open."""
         lock, self._lock = self._lock, None
         fd, self._fd = self._fd, -1
         try:
@@ -106,9 +107,9 @@ Root = str | os.PathLike[str] | OpenDirectory
 
 
 def open_inside(root: Root, name: str) -> tuple[int, int]:
-    """Open a regular file of a directory for reading; return its descriptor, the caller's to close, and its size.
+    """Open a regular file of a directory for reading; return its descriptor, which the caller closes, and its size.
 
-    FormatError where the name leads outside, or to something that is no regular file.
+    FormatError if the name leads outside, or to anything but a regular file.
     """
     if isinstance(root, OpenDirectory):
         return root.open_regular(name)
@@ -116,9 +117,9 @@ def open_inside(root: Root, name: str) -> tuple[int, int]:
 
 
 def _moved_aside(path: str) -> list[str] | None:
-    """List the directories that a builder has moved aside to replace ``path``; None where ``path`` is there by now.
+    """List the directories that a builder has moved aside to replace ``path``; None if ``path`` exists by now.
 
-    One listing tells both: between the two renames that stand in for an exchange, one of the two names is always there.
+    One listing shows both names. Between the two renames that replace an exchange, one of the two always exists.
     """
     parent, name = os.path.split(path)
     entries = os.listdir(parent)
@@ -129,7 +130,7 @@ def _moved_aside(path: str) -> list[str] | None:
 
 
 def _open(path: str, what: str) -> OpenDirectory | None:
-    """Open what is at ``path``, or what was moved aside from there; None: it changed meanwhile."""
+    """Open the directory at ``path``, or the one moved aside from there; None if the directory changed meanwhile."""
     try:
         return _open_there(path, what)
     except FileNotFoundError as error:
@@ -150,15 +151,15 @@ def _open_there(path: str, what: str) -> OpenDirectory:
         return OpenDirectory(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except NotADirectoryError:
         if not os.path.lexists(path):
-            raise  # it is a part of the path that is no directory
+            raise  # a parent in the path is no directory
         raise FormatError(f"{path} is not a {what}: it is not a directory", path) from None
 
 
 def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenDirectory:
-    """Open the directory at ``path``, ``what`` in messages, and keep its files from being removed until it is closed.
+    """Open the directory at ``path``, and keep its files from being removed until it is closed.
 
-    It is tried again whenever the directory was replaced between two of the calls that open it, however often that happens.
-    BusyError where somebody has been removing it for half a minute; FormatError where it is no directory.
+    ``what`` names the kind of directory in messages. Opening is retried, without limit, if the directory was replaced between
+    two calls. BusyError if another process has been removing it for half a minute; FormatError if ``path`` is no directory.
     """
     name = os.path.abspath(os.fspath(path))
     deadline = time.monotonic() + OPEN_PATIENCE_S
@@ -181,9 +182,9 @@ def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenD
 
 
 def with_directory(path: str | os.PathLike[str], use: Callable[[OpenDirectory], Result], what: str = "dataset") -> Result:
-    """Call ``use`` with the directory at ``path``, open; it is called again where that was replaced and could not be locked.
+    """Call ``use`` with the open directory at ``path``; call it again if an unlocked directory was replaced meanwhile.
 
-    What ``use`` raises propagates, and it then leaves nothing open.
+    Exceptions of ``use`` propagate otherwise. A ``use`` that raises must leave nothing open.
     """
     while True:
         with open_directory(path, what) as directory:
@@ -195,10 +196,10 @@ def with_directory(path: str | os.PathLike[str], use: Callable[[OpenDirectory], 
 
 
 def remove_replaced(path: str, patience_s: float = _REMOVE_PATIENCE_S) -> bool:
-    """Remove a directory that nothing names any more; return whether it is gone.
+    """Remove a replaced or abandoned directory; return whether it is gone.
 
-    It stays where somebody is opening its files for longer than ``patience_s``, and where it cannot be removed: the next builder
-    removes it.
+    The directory stays if another process opens its files for longer than ``patience_s``, or if removing fails. The next
+    builder removes it then.
     """
     for _ in range(2):  # a call that failed once (too many open files, a signal) need not fail again
         try:
@@ -210,7 +211,7 @@ def remove_replaced(path: str, patience_s: float = _REMOVE_PATIENCE_S) -> bool:
         except OSError:
             continue
         try:
-            with contextlib.suppress(OSError):  # of a stripe, or of closing a folder, which is not ignored
+            with contextlib.suppress(OSError):  # raised by a stripe, or by closing a folder, which rmtree does not ignore
                 remove_stripes(path)  # first: nothing but the links in it says where they are
                 shutil.rmtree(path, ignore_errors=True)
         finally:

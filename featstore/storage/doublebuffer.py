@@ -1,4 +1,4 @@
-"""Rows of a file in sequence, read ahead by a thread while their consumer works."""
+"""Sequential reading of a file's rows by a thread that reads ahead while the consumer works."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Rows = npt.NDArray[np.uint8]
 
 
 def read_ahead(file: RowFile | StripedRows, blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
-    """Yield blocks of rows once they are read, while a thread reads the next one; an error comes at its block's turn.
+    """Yield blocks of rows once they are read, while a thread reads the next block; an error is raised at its block's turn.
 
     Each of ``blocks`` is a first row, and the array of shape (n, row_bytes), C-contiguous, that its rows go to. Two arrays can
-    take turns: a block is there until the next one is asked for.
+    take turns: a block is valid until the next one is requested.
     """
     coming = iter(blocks)
     block, following = next(coming, None), next(coming, None)
@@ -30,7 +30,7 @@ def read_ahead(file: RowFile | StripedRows, blocks: Iterable[tuple[int, Rows]]) 
     if following is None:
         yield block
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="featstore-read") as thread:  # which is waited for, should nobody go on
+    with ThreadPoolExecutor(1, thread_name_prefix="featstore-read") as thread:  # leaving waits for the read
         while following is not None:
             reading = thread.submit(file.read, following[0], len(following[1]), following[1])
             yield block

@@ -1,4 +1,4 @@
-"""Speeds of the drive under a dataset: timed on its files, and kept in its catalog for a day."""
+"""Speeds of the drive under a dataset, timed on its files and kept in its catalog for a day."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.buffers import Block
+from featstore._core.buffers import Arena
 from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
 from featstore.storage.calls import close_fd, naming, pwrite_all
@@ -39,27 +39,28 @@ __all__ = [
 ]
 
 KEY = "drive/speed"
-METHOD = 7  # of measuring; what another one found is measured again
-CALIBRATION_S = 0.8  # of all that is measured here and of copies; each probe ends with the slice that it is in
+METHOD = 7  # version of the measuring method; rates of another version are measured again
+CALIBRATION_S = 0.8  # for all probes here and those of copies; each probe ends with its current slice
 SHARES = {"write": 0.08, "random": 0.25, "stream": 0.17, "gather": 0.1, "fill": 0.12, "overlap": 0.18, "copy": 0.1}
-LEAST_SLICES, STABLE_SLICES, STABLE = 2, 3, 1.1  # a probe is over, too, once so many slices differ by less than a factor
-SLICE_BYTES = 16 << 20  # of a stream, and of what is written
-TIMED_MIN_BYTES = 64 << 20  # smaller files say little of the drive
+# A probe also ends once its last STABLE_SLICES slices differ by at most the factor STABLE.
+LEAST_SLICES, STABLE_SLICES, STABLE = 2, 3, 1.1
+SLICE_BYTES = 16 << 20  # of a stream, and of writes
+TIMED_MIN_BYTES = 64 << 20  # smaller files say little about the drive
 STREAM_BYTES = 256 << 20  # shorter runs are over before the drive is at speed
-RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
-FIRST_READS = 256  # tell how many of them there is time for
-FIRST_GATHER_S = 0.05  # of timing reads when a gather needs their ratio first
+RANDOM_READS = 8192  # enough for the rate of a deep queue, without that of filling and draining it
+FIRST_READS = 256  # reads that tell how many random reads there is time for
+FIRST_GATHER_S = 0.05  # to time reads when a gather first needs the ratio of their rates
 SCRATCH_BYTES = 64 << 20
-FILL_BYTES = 64 << 20  # as many at once are read and then copied into a cache
+FILL_BYTES = 64 << 20  # bytes that are read at once and then copied into a cache
 LEAST_SCRATCH_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
-GATHER_BYTES, CLUSTER_BYTES = 64 << 20, 2 << 20  # dense parts of the file whose rows are gathered
-GATHER_SHARE = 0.3  # of those parts' pages: the others are read over
+GATHER_BYTES, CLUSTER_BYTES = 64 << 20, 2 << 20  # gathered rows lie in dense clusters of the file
+GATHER_SHARE = 0.3  # share of a cluster's pages (or larger rows) that are gathered; reads cover the others, too
 
 
 @dataclass(frozen=True)
 class DriveSpeed:
-    """What a drive was measured to do with a reader's queue.
+    """The measured speed of a drive with a reader's queue.
 
     Parameters
     ----------
@@ -68,14 +69,13 @@ class DriveSpeed:
     bandwidth : float
         Bytes a second in large sequential reads.
     write_bandwidth : float
-        Bytes a second in large sequential writes; 0: not measured.
+        Bytes a second in large sequential writes; 0 if not measured.
     gather_bandwidth : float
-        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not
-        measured.
+        Bytes a second that a gather of scattered rows reads and checks beyond the first page of each read; 0 if not measured.
     fill_bandwidth : float
-        Bytes a second where reading and checking take turns with copying into a cache; 0: not measured.
+        Bytes a second when reading and checking alternate with copying into a cache; 0 if not measured.
     write_overlap : float
-        Of the shorter of reading and writing, the share that runs while the drive does the other; 0: one after the other.
+        Share of the shorter of reading and writing that overlaps with the longer one; 0 if they run one after the other.
     """
 
     iops: float
@@ -87,12 +87,12 @@ class DriveSpeed:
 
     @property
     def gap_bytes(self) -> int:
-        """Unwanted bytes that cost about as much as another read: beyond them reads are kept apart."""
+        """Unwanted bytes that cost about as much as another read; reads across larger gaps are kept apart."""
         return int(min(max(0.75 * self.bandwidth / self.iops, PAGE_BYTES), 256 << 10))
 
 
 class DriveReader(Queues, Protocol):
-    """A reader that knows its drive; None until that is measured."""
+    """A reader with the speed of its drive; None until it is measured."""
 
     drive: DriveSpeed | None
     backend: str
@@ -115,9 +115,9 @@ def drive_speed(
     dataset : str
         The dataset's directory.
     sources : iterable of RowSource
-        Of the dataset's features. Reads are timed on the largest row file, on the scratch file where all are small.
+        Sources of the dataset's features. Reads are timed on the largest row file, or on the scratch file if all are small.
     run_dir : path-like, optional
-        Where run files go; a scratch file is written there, of at most 64 MiB, and removed. ``<dataset>.runs`` by default.
+        Directory of run files, ``<dataset>.runs`` by default. A scratch file of at most 64 MiB is written there and removed.
     disk : int, optional
         Most bytes of the scratch file; at least 1 MiB is written.
     again : bool
@@ -125,13 +125,13 @@ def drive_speed(
 
     Notes
     -----
-    Takes ``CALIBRATION_S`` at the most, but for what is under way when a probe's share of it is over: up to 256 MiB read as
-    extents are, random reads, rows gathered out of up to 64 MiB, as much written, read and copied in turns, and written over
-    again, alone and beside a stream. A rate is the median of slices, so a slow first request says nothing.
+    Measuring takes at most ``CALIBRATION_S``, and the rest of the slice at which each probe's time ends. The probes read up to
+    256 MiB as extents are read, read random pages, and gather rows out of up to 64 MiB. They write as much, read and copy in
+    turns, and write again, alone and beside a stream. A rate is the median of slices, so one slow request hardly changes it.
 
-    What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is
-    not used: what was measured while others used the drive is soon forgotten. A dataset that may not be written, or that
-    somebody is writing, keeps nothing, and is measured again.
+    Rates are not used if they were measured more than a day ago, on another machine, on another drive, through another backend
+    or by another method. So rates measured while other programs used the drive expire soon. A dataset that may not be written,
+    or that another process is writing, keeps no rates, and is measured again.
     """
     backend = reader.backend if reader.direct else f"{reader.backend}, buffered"
     where = {"machine": platform.node(), "drive": os.stat(dataset).st_dev, "backend": backend, "method": METHOD}
@@ -148,24 +148,25 @@ def drive_speed(
 
 
 def kept_speed(catalog: Catalog) -> dict[str, Any] | None:
-    """Return the entry of a catalog with the drive's rates; None where there is none."""
+    """Get the entry of a catalog with the drive's rates; None if there is none."""
     return catalog.extra.get(KEY)
 
 
 def share_end(name: str) -> float:
-    """Return when a probe that begins now has had its share of the time for measuring, by ``time.perf_counter``."""
+    """Compute the time, by ``time.perf_counter``, at which a probe that begins now has used its share of ``CALIBRATION_S``."""
     return time.perf_counter() + CALIBRATION_S * SHARES[name]
 
 
 def _slice_s(name: str) -> float:
-    """Return the seconds of one of so many slices that a probe ends as soon as they are alike."""
+    """Compute the seconds of one slice of a probe: its share of the time, divided by ``STABLE_SLICES``."""
     return CALIBRATION_S * SHARES[name] / STABLE_SLICES
 
 
 def settled(probe: Callable[[], float], end: float, most: int | None = None) -> float:
-    """Return the median of what ``probe`` measures: called until it is stable or ``end`` is past, but twice, or ``most`` times.
+    """Compute the median of repeated calls of ``probe``, which end once the values are stable or ``end`` is past.
 
-    Of two in the middle the higher one: a first slice is slow where the drive or memory was idle.
+    ``probe`` is called at least twice, and at most ``most`` times. Of two middle values the higher one counts, because a first
+    slice is slow if the drive or memory was idle.
     """
     found: list[float] = []
     while len(found) != most and not _are_enough(found, end):
@@ -184,7 +185,7 @@ def time_reads(reader: Queues, file: File, run_bytes: int, n_random: int) -> Dri
     n_run = max(1, min(run_bytes, file.size) // PAGE_BYTES)
     n_random = min(n_random, n_run)
     pages = file.pages()
-    rng = np.random.default_rng()  # other pages each time, which no cache below holds
+    rng = np.random.default_rng()  # other pages each time, which no cache of the drive holds
     try:
         with reader.budget.reserve("reader buffers", n_run * PAGE_BYTES), reader.engine(n_random) as engine:
             out = np.empty((n_run, PAGE_BYTES), np.uint8)
@@ -201,7 +202,7 @@ def time_reads(reader: Queues, file: File, run_bytes: int, n_random: int) -> Dri
 
 
 def _random_rate(engine: Engine, pages: File, n: int, rng: np.random.Generator, out: npt.NDArray[np.uint8]) -> float:
-    """Read ``n`` random pages at once, and return reads a second."""
+    """Read ``n`` random pages at once; return reads a second."""
     rows = rng.integers(0, pages.n_rows, n)
     begin = time.perf_counter()
     engine.gather(pages, rows, out, None, 0)
@@ -209,7 +210,7 @@ def _random_rate(engine: Engine, pages: File, n: int, rng: np.random.Generator, 
 
 
 def _time_random(reader: Queues, file: File) -> float:
-    """Return random page reads a second, of as many at once as there is time for."""
+    """Measure random page reads a second, with as many reads at once as there is time for."""
     end, rng, pages = share_end("random"), np.random.default_rng(), file.pages()
     n = max(1, min(RANDOM_READS, pages.n_rows, reader.budget.available // 4 // PAGE_BYTES))
     try:
@@ -253,7 +254,7 @@ def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk:
 
 
 def _time_gather(reader: Queues, file: RowFile, iops: float, bandwidth: float) -> float:
-    """Gather rows so dense that reads merge, and return bytes a second beside what the operations take; ``bandwidth`` at most."""
+    """Gather rows so dense that reads merge; return bytes a second beyond each read's first page, at most ``bandwidth``."""
     end = share_end("gather")
     unit = max(PAGE_BYTES, file.row_bytes)
     n_units, size = max(1, file.n_bytes // unit), max(4, CLUSTER_BYTES // unit)
@@ -281,7 +282,7 @@ def _time_gather(reader: Queues, file: RowFile, iops: float, bandwidth: float) -
 
 
 def _time_fill(reader: Queues, file: RowFile, bandwidth: float) -> float:
-    """Read and check a part of a file, then copy it as into a cache, and return bytes a second."""
+    """Read and check a part of a file, then copy it as into a cache; return bytes a second."""
     room = int(min(FILL_BYTES, file.n_bytes, reader.budget.available // 4, max(CHUNK_BYTES, bandwidth * _slice_s("fill") / 2)))
     n_bytes = room // PAGE_BYTES * PAGE_BYTES
     with reader.budget.reserve("reader buffers", 2 * n_bytes):
@@ -298,9 +299,9 @@ def _time_fill(reader: Queues, file: RowFile, bandwidth: float) -> float:
 
 
 def _time_overlap(reader: Queues, file: RowFile, path: str, n_bytes: int, bandwidth: float, write_bandwidth: float) -> float:
-    """Write a file over again alone, and beside a stream that takes as long; return the share of the shorter that is gained."""
+    """Measure ``write_overlap``: overwrite a file alone, and beside a stream that takes about as long."""
     end = share_end("overlap")
-    room = int(write_bandwidth * _slice_s("overlap") / 3)  # a round writes twice, and reads as long alone
+    room = int(write_bandwidth * _slice_s("overlap") / 3)  # a round has three parts: a write, a read, and both at once
     n_bytes = min(n_bytes, max(CHUNK_BYTES, room // CHUNK_BYTES * CHUNK_BYTES))
 
     def overlap() -> float:
@@ -320,13 +321,13 @@ def _time_overlap(reader: Queues, file: RowFile, path: str, n_bytes: int, bandwi
 
 
 def _time_stream(reader: Queues, file: RowFile) -> float:
-    """Return bytes a second of a stream once it flows: it begins by waiting for threads and memory, and ends without reads.
+    """Measure bytes a second of a stream once it flows, without its start (threads, memory) and its end, which reads nothing.
 
-    Of all that flowed, not of slices: what is read ahead comes in bursts, out of memory between them.
+    The rate is that of the whole flow, not of slices, because pages that were read ahead arrive in bursts.
     """
     end, done = share_end("stream"), 0
     most = min(STREAM_BYTES, file.n_bytes) - MOST_WINDOW_BYTES
-    marks: list[tuple[int, float]] = []  # bytes by then
+    marks: list[tuple[int, float]] = []  # bytes so far, and the time
 
     def is_over(n_bytes: int) -> bool:
         nonlocal done
@@ -343,9 +344,9 @@ def _time_stream(reader: Queues, file: RowFile) -> float:
 def _read_part(
     reader: Queues, file: RowFile, n_bytes: int, is_over: Callable[[int], bool] = lambda n_bytes: False
 ) -> tuple[int, float]:
-    """Read a part of a file as extents are read, a batch's rows copied out at a time; return its bytes and the seconds.
+    """Read a part of a file as extents are read, copying one batch's rows at a time; return its bytes and the seconds.
 
-    ``is_over`` is told the bytes of each batch, and ends it.
+    ``is_over`` gets the bytes of each batch, and ends the reading by returning True.
     """
     n_pages = max(1, min(n_bytes, file.n_bytes) // PAGE_BYTES)
     first = int(np.random.default_rng().integers(0, file.n_bytes // PAGE_BYTES - n_pages + 1))  # other pages each time
@@ -368,13 +369,16 @@ def _read_part(
 
 @contextmanager
 def _writing(path: str, n_bytes: int, flags: int) -> Iterator[tuple[Callable[[int, int], float], Callable[[], float]]]:
-    """Open a file as packing does, past the page cache where that can be; yield what writes a part of it, and what syncs it."""
+    """Open a file as packing does, with direct I/O if possible; yield two functions: one writes a part, one syncs the file.
+
+    Both return their seconds.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     try:
         with naming(path):
             os.posix_fallocate(fd, 0, n_bytes)
             direct_mode(fd)
-        chunk = np.frombuffer(Block(CHUNK_BYTES), np.uint8)  # aligned as direct writes want it
+        chunk = np.frombuffer(Arena(CHUNK_BYTES), np.uint8)  # aligned as direct writes require
         chunk.reshape(-1, PAGE_BYTES)[:] = np.frombuffer(os.urandom(PAGE_BYTES), np.uint8)
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="featstore-measure") as pool:
 
@@ -395,7 +399,7 @@ def _writing(path: str, n_bytes: int, flags: int) -> Iterator[tuple[Callable[[in
 
 
 def _time_first_writes(path: str, n_bytes: int) -> tuple[float, int]:
-    """Write a new file of up to ``n_bytes``; return bytes a second, and how many it has."""
+    """Write a new file of up to ``n_bytes``; return bytes a second, and the bytes of the file."""
     end, done = share_end("write"), 0
     with _writing(path, n_bytes, os.O_CREAT | os.O_EXCL) as (write, sync):
 
@@ -411,6 +415,6 @@ def _time_first_writes(path: str, n_bytes: int) -> tuple[float, int]:
 
 
 def _time_writes(path: str, n_bytes: int) -> float:
-    """Write over the first bytes of a file that is there, and return the seconds."""
+    """Overwrite the first bytes of an existing file; return the seconds."""
     with _writing(path, n_bytes, 0) as (write, sync):
         return write(0, n_bytes) + sync()

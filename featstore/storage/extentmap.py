@@ -31,15 +31,16 @@ Int64s = npt.NDArray[np.int64]
 
 PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 MOST_BUFFER, LEAST_BUFFER = 512 << 10, 128 << 10
-SPARE_BUFFERS = 16  # full ones on their way to the drive
+SPARE_BUFFERS = 16  # full buffers on their way to the drive
 WINDOW_BYTES = 16 * PIECE_BYTES
 PROGRESS_BYTES = 512  # of a checkpoint, beside the sums and the rows
 
 
 class ExtentMap:
-    """Where the extents of a file lie, by the rows of each.
+    """The places of a file's extents, computed from the number of rows of each.
 
-    ``n_pages`` and ``first_page``, int64 ``[n]``, are the pages of each, and the first one, the file's header page counted.
+    ``n_pages`` and ``first_page``, int64 ``[n]``, are each extent's number of pages and its first page; page 0 is the file's
+    header.
     """
 
     def __init__(self, n_rows: Int64s, row_bytes: int) -> None:
@@ -60,7 +61,7 @@ class ExtentMap:
 
     @property
     def progress_bytes(self) -> int:
-        """Bytes of a checkpoint, and of the one that replaces it."""
+        """Bytes of a checkpoint and of its successor, which exist together while one replaces the other."""
         return 2 * (sums_bytes(file_bytes(PAGES, self.total_pages)) + 8 * len(self.n_rows) + PROGRESS_BYTES)
 
 
@@ -72,7 +73,7 @@ class Episode:
 
 
 def least_memory(row_bytes: int, n_rows: int, id_bytes: int = 8) -> int:
-    """Count the bytes in which an extent of ``n_rows`` rows can be filled, one at a time."""
+    """Count the least bytes to fill extents of ``n_rows`` rows one at a time."""
     buffer = min(LEAST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
     return (2 * buffer + id_bytes * n_rows + least_window()) * 4 // 3 + PAGE_BYTES
 
@@ -84,7 +85,7 @@ def most_memory(row_bytes: int, n_rows: int, n_extents: int) -> int:
 
 
 def whole_memory(extents: ExtentMap, id_bytes: int) -> int:
-    """Count the bytes in which all extents are one of :func:`episodes`."""
+    """Count the bytes with which :func:`episodes` puts all extents into one episode."""
     n, longest = len(extents.n_rows), int(extents.n_pages.max(initial=1)) * PAGE_BYTES
     room = id_bytes * int(extents.n_rows.sum()) + (n + min(n, SPARE_BUFFERS)) * min(LEAST_BUFFER, max(longest, PAGE_BYTES))
     return room + max(least_window(), room // 3 + 1)
@@ -93,7 +94,7 @@ def whole_memory(extents: ExtentMap, id_bytes: int) -> int:
 def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) -> list[Episode]:
     """Group consecutive extents, from ``first`` on, so that a group's buffers, rows and reads fit in ``n_bytes``.
 
-    BudgetError, which says what would do, where one extent alone does not fit.
+    BudgetError, with the bytes needed, if one extent alone does not fit.
     """
     found: list[Episode] = []
     begin, n = first, len(extents.n_rows)

@@ -1,8 +1,9 @@
-"""Extents: copies of a row file's rows, those of a batch together, each batch's on pages of their own, in one file.
+"""Extents: copies of a row file's rows in one file; the rows of a batch lie together, on pages of their own.
 
-The file is a row file of pages (kind ``extents``): extent after extent, dense rows from a page's start, zeros to the end of the
-extent's last page. It is filled by *batched packing*: one sequential pass over the blocks of the base file that hold any wanted
-row fills all extents, each through a write buffer of its own; in episodes of fewer batches where the buffers exceed the memory.
+The file is a row file of pages (kind ``extents``). One extent follows the other: dense rows from a page's start, then zeros to
+the end of the extent's last page. *Batched packing* fills the file. One sequential pass over the blocks of the base file that
+hold any wanted row fills all extents, each through its own write buffer. If the buffers exceed the memory, several passes
+(episodes) fill fewer extents each.
 """
 
 from __future__ import annotations
@@ -53,31 +54,31 @@ Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Kept: TypeAlias = "tuple[Int64s, npt.NDArray[np.uint8]]"
 
 KIND = "extents"
-CHECKPOINT_S = 30.0  # between two checkpoints of a pass, at least
-CHECKPOINT_COST = 100.0  # and so many times what the one before took
+CHECKPOINT_S = 30.0  # least seconds between two checkpoints of a pass
+CHECKPOINT_COST = 100.0  # the least pause before the next checkpoint, in durations of the last one
 WRITERS = 6  # writes in flight; with three the drive idled between them
-_STEP = 16  # pieces between two looks at signals and the progress bar
+_STEP = 16  # pieces between two checks of signals and the progress bar
 
 
 class ExtentWriter:
-    """Write a file of extents; it appears when :meth:`finish` returns. One owner thread. Holds 8 bytes a page.
+    """Write a file of extents, which appears when :meth:`finish` returns. One owner thread. The writer holds 8 bytes a page.
 
-    A context manager: leaving it without :meth:`finish` removes the file; where it is resumable and something was recorded,
-    only an error of the disk (OSError) does.
+    The writer is a context manager; leaving it without :meth:`finish` removes the file. A resumable file with a checkpoint is
+    kept if an exception other than OSError is the cause.
 
     Parameters
     ----------
     path : path-like
     extents : ExtentMap
     disk : DiskQuota, optional
-        Pays for the whole file before it is made; OSError (ENOSPC) where it, or the disk, is too small.
+        Pays for the whole file before it is made; OSError (ENOSPC) if the quota or the disk is too small.
     resumable : bool
-        Keep a record beside the file, durably, of what is filled: after every episode, and every half minute in the middle of
-        one. A writer of the same file and extents goes on where a killed one left it.
+        Keep a durable checkpoint beside the file: after every episode, and every half minute within one. A later writer of the
+        same file and extents resumes from it.
     ordered : Ordered, optional
         The first extents, whose rows lie in an order of their own.
     reuse : FileReuse, optional
-        One of them is written over, where there is one.
+        Old files, of which one is overwritten if there is any.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class ExtentWriter:
         self.path = os.fspath(path)
         self.extents = extents
         self._ordered = ordered
-        self.n_filled = 0  # extents that were filled before
-        self._rows: Int64s = np.zeros(len(extents.n_rows), np.int64)  # of the others, rows that were there before
+        self.n_filled = 0  # extents that are filled
+        self._rows: Int64s = np.zeros(len(extents.n_rows), np.int64)  # of each other extent, the rows in the checkpoint
         self._progress = f"{self.path}.progress" if resumable else None
         self._disk = disk
         self._paid = 0
-        self.read = ReadStats()  # of the rows' files, while filling
-        self.n_episodes = 0  # passes over the rows' file so far
+        self.read = ReadStats()  # of the base file, while filling
+        self.n_episodes = 0  # passes over the base file so far
         self._fd = -1
         resumed = self._resume()
         file_id = uuid.uuid4().bytes if resumed is None else resumed
@@ -140,7 +141,7 @@ class ExtentWriter:
             raise
 
     def _resume(self) -> bytes | None:
-        """Take over what a killed writer recorded; return the id of its file, None where there is nothing to take over."""
+        """Resume from the checkpoint of a killed writer; return the id of its file, or None if there is no valid checkpoint."""
         if self._progress is None:
             return None
         n_bytes = file_bytes(PAGES, self.extents.total_pages)
@@ -154,14 +155,14 @@ class ExtentWriter:
         return file_id
 
     def _record(self, end: int) -> None:
-        """Record that the extents before ``end`` are filled, and what is of the others, once it is on the drive."""
+        """Flush the file, then record that the extents before ``end`` are filled, and the rows of the others."""
         if self._progress is None or end == len(self.extents.n_rows):
             return
         fsync_fd(self._fd, self._temporary[0])
         write_checkpoint(self._progress, end, self._rows, bytes.fromhex(self.record.file_id), self._sums)
 
     def _checkpoint(self, packer: Packer, episode: Episode) -> None:
-        """Record how far each extent of an episode is. What is in buffers is written, so that no row is scanned for again."""
+        """Record how many rows each extent of an episode has. Buffers are written first, so that no row is read again."""
         packer.flush()
         which = slice(episode.begin, episode.end)
         n_bytes = np.array(packer.offsets, np.int64) - self.extents.first_page[which] * PAGE_BYTES
@@ -170,7 +171,7 @@ class ExtentWriter:
         self._record(episode.begin)
 
     def _begun(self, extent: int) -> bytes:
-        """Read the page that the next row of an extent begins in, as far as it is there; nothing is there of a damaged one."""
+        """Read the written bytes of the page in which an extent's next row begins; a damaged page resets the extent to 0 rows."""
         n_bytes = int(self._rows[extent]) * self.extents.row_bytes
         page = int(self.extents.first_page[extent]) + n_bytes // PAGE_BYTES
         if n_bytes % PAGE_BYTES == 0 or self._rows[extent] == self.extents.n_rows[extent]:
@@ -185,11 +186,11 @@ class ExtentWriter:
 
     def _allocate(self, n_bytes: int) -> None:
         try:
-            os.posix_fallocate(self._fd, 0, n_bytes)  # a full disk shows now, and the extents lie together
+            os.posix_fallocate(self._fd, 0, n_bytes)  # detects a full disk now, and keeps the extents together
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 with naming(self._temporary[0]):
-                    os.ftruncate(self._fd, 0)  # some of it may have been had
+                    os.ftruncate(self._fd, 0)  # a part may have been allocated
                 text = f"{error.strerror}: the extents take {format_size(n_bytes)}"
                 free = free_bytes(self._temporary[0])
                 text += "" if free is None else f", {format_size(free)} are free"
@@ -215,28 +216,29 @@ class ExtentWriter:
         arenas: Arenas | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """Fill the extents, from where a killed writer was.
+        """Fill the extents, starting after those that a killed writer filled.
 
         Parameters
         ----------
         base : PagedRows
-            Where the rows are.
+            The file that holds the rows.
         rows_of : callable
-            ``rows_of(extent)`` returns its rows, distinct and ascending, int32 or int64; asked for once.
+            ``rows_of(extent)`` returns the extent's rows, distinct and ascending, int32 or int64; called once an extent.
         n_bytes : int
-            Memory that filling may hold, which the caller has reserved; BudgetError where it does not suffice for one batch.
+            Memory for filling, which the caller has reserved; BudgetError if it does not suffice for one extent.
         id_bytes : int
             Bytes of an id that ``rows_of`` returns.
         progress : callable
-            Told of bytes scanned and written, as they are.
+            Gets the number of bytes that were scanned and written since its last call.
         check : callable
-            Called now and then; what it raises ends the filling.
+            Called regularly; an exception that it raises ends the filling.
         done : callable
-            ``done(end)`` after every episode: the extents before ``end`` are filled.
+            ``done(end)`` is called after every episode: the extents before ``end`` are filled.
         arenas : Arenas, optional
             Keeps the memory for another filling; it counts in ``n_bytes``.
         kept : tuple of array, optional
-            More rows, int64 [k], ascending, and where the first pass copies them to, uint8 [k, row_bytes]; not in ``n_bytes``.
+            Further rows, int64 [k], ascending, and the array uint8 [k, row_bytes] to which the first pass copies them. Neither
+            counts in ``n_bytes``.
         """
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
             self._fill(base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0), kept)
@@ -276,7 +278,7 @@ class ExtentWriter:
             if len(ids) != n_rows[extent - episode.begin]:
                 raise ValueError(f"{len(ids)} rows for an extent of {self.extents.n_rows[extent]}")
             if not len(flat):
-                flat = np.empty(int(bounds[-1]), ids.dtype)  # never beside a list of all: it is what takes most
+                flat = np.empty(int(bounds[-1]), ids.dtype)  # the largest array, so never beside a list of all ids
             flat[at : at + len(ids) - self._rows[extent]] = ids[int(self._rows[extent]) :]
         more = [] if kept is None else [kept[0]]
         runs = needed_runs(base, [*(flat[first:end] for first, end in itertools.pairwise(bounds)), *more])
@@ -326,9 +328,9 @@ class ExtentWriter:
             self.read.add(ReadStats(0, stream.core.n_reads, 0, stream.core.read_bytes))
 
     def _settle(self, episode: Episode, check: Callable[[], None]) -> None:
-        """Put the episode's ordered extents in order, when the packer's buffers are gone."""
+        """Put the rows of the episode's ordered extents in order, once the packer's buffers are freed."""
         pieces = slice(episode.begin, min(episode.end, 0 if self._ordered is None else self._ordered.n))
-        if self._rows[pieces].any():  # what a checkpoint says of them will not hold
+        if self._rows[pieces].any():  # reordering makes a checkpoint's counts of these extents invalid
             self._rows[episode.begin : episode.end] = self.extents.n_rows[episode.begin : episode.end]
             self._rows[pieces] = 0
             self._record(episode.begin)
@@ -339,7 +341,7 @@ class ExtentWriter:
             check()
 
     def finish(self, *, durable: bool = False) -> FileRecord:
-        """Write the sums, give the file its name and return its record; ``durable`` also flushes both files to the drive."""
+        """Write the checksums and give the file its name; return its record. ``durable`` also flushes both files to the drive."""
         seed = sums_seed(self.record.seed)
         for number, page in enumerate(self._sums):
             page[511] = xxhash.xxh3_64_intdigest(page[:511].tobytes(), (seed + number) % 2**64)
@@ -375,12 +377,12 @@ class ExtentWriter:
             forget_checkpoint(self._progress)
 
     def abort(self) -> None:
-        """Remove what was written; may be called again, and does nothing after :meth:`finish`."""
+        """Remove the unfinished files and the checkpoint; may be called again, and does nothing after :meth:`finish`."""
         if not self._temporary:
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            close_quietly(fd)  # what it would have flushed is removed
+            close_quietly(fd)  # a delayed write does not matter: the file is removed
         for temporary, name in zip(self._temporary, (self.path, f"{self.path}.sums"), strict=True):
             for path in (temporary, name):
                 with contextlib.suppress(FileNotFoundError):
@@ -392,7 +394,7 @@ class ExtentWriter:
             self._paid = 0
 
     def suspend(self) -> None:
-        """Keep what a later writer can go on from, where something was recorded; else :meth:`abort`. May be called again."""
+        """Keep the file and its checkpoint for a later writer; :meth:`abort` if there is no checkpoint. May be called again."""
         if not self._temporary or self._progress is None or not os.path.exists(self._progress):
             self.abort()
             return

@@ -1,8 +1,8 @@
 """The byte formats of row files and their side files of checksums; byte tables in docs/format.md.
 
 A row file is one header page and then fixed-width rows laid out by :class:`~featstore.storage.layout.RowLayout`, zero-padded to
-whole pages. Its side file ``<name>.sums`` holds one checksum a page, header page included, in pages that are themselves
-checksummed.
+whole pages. Its side file ``<name>.sums`` holds one checksum for each page, the header page included. The pages of the side file
+have checksums, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HEADER_BYTES: Final = PAGE_BYTES
 MAGIC: Final = b"FEATSTOR"
 BYTE_ORDER_MARK: Final = 0x01020304
 SUMS_PER_PAGE: Final = PAGE_BYTES // 8 - 1
-MAX_ROW_BYTES: Final = 1 << 30  # one read operation
+MAX_ROW_BYTES: Final = 1 << 30  # the limit of one read operation
 MAX_FILE_BYTES: Final = 1 << 62
 STRIPE_PREFIX: Final = "featstore-stripe-"  # see stripes.py
 STRIPE: Final = re.compile(f"{STRIPE_PREFIX}[0-9a-f]{{32}}")
@@ -72,13 +72,13 @@ _MASK: Final = (1 << 64) - 1
 
 
 def file_seed(kind: str, file_id: str | bytes, generation: int) -> int:
-    """Make the seed of a file's page checksums, so that no other file's pages, nor an older copy's, pass for its own."""
+    """Compute the seed of a file's page checksums, so that pages of another file or an older copy fail the check."""
     identity = bytes.fromhex(file_id) if isinstance(file_id, str) else bytes(file_id)
     return xxhash.xxh3_64_intdigest(kind.encode("ascii").ljust(32, b"\0") + identity + _U64.pack(generation))
 
 
 def sums_seed(seed: int) -> int:
-    """Make the seed of a side file's own page checksums from :func:`file_seed`'s; page ``i`` adds ``i`` modulo 2⁶⁴."""
+    """Compute the seed of a side file's own page checksums from that of :func:`file_seed`; page ``i`` adds ``i`` modulo 2⁶⁴."""
     return xxhash.xxh3_64_intdigest(b"sums", seed)
 
 
@@ -97,7 +97,7 @@ def sums_bytes(n_file_bytes: int) -> int:
 
 
 def sums_page(sums: npt.NDArray[np.uint64], index: int, seed: int) -> bytes:
-    """Build page ``index`` of a side file from its up to 511 page sums; ``seed`` is the row file's."""
+    """Build page ``index`` of a side file from up to 511 page checksums; ``seed`` is the row file's."""
     entries = np.zeros(SUMS_PER_PAGE, dtype="<u8")
     entries[: len(sums)] = sums
     body = entries.tobytes()
@@ -108,8 +108,8 @@ def sums_page(sums: npt.NDArray[np.uint64], index: int, seed: int) -> bytes:
 class Header:
     """The header page of a row file.
 
-    ``kind`` says what the rows are, such as ``"feature"`` or ``"indptr"``: ASCII, at most 32 bytes. ``file_id`` is the file's
-    UUID, 16 bytes; ``generation`` the number of the commit that wrote it; ``dtype`` a name of :data:`DTYPES`.
+    ``kind`` names the kind of rows, such as ``"feature"`` or ``"indptr"``: ASCII, at most 32 bytes. ``file_id`` is the file's
+    UUID, 16 bytes. ``generation`` is the number of the commit that wrote the file. ``dtype`` is a name of :data:`DTYPES`.
     """
 
     kind: str
@@ -150,10 +150,10 @@ class Header:
 
     @classmethod
     def unpack(cls, page: bytes, path: str | os.PathLike[str]) -> Header:
-        """Read and check a header page: the file's first 4096 bytes, or fewer where it is shorter.
+        """Decode and check a header page: the file's first 4096 bytes, or fewer if the file is shorter.
 
-        FormatError for what is no row file, or claims what cannot be; VersionError for a newer release's or another byte
-        order's; CorruptionError for damage.
+        FormatError if the file is no row file or its header has impossible values. VersionError if it is of another format
+        version or byte order. CorruptionError if the header is damaged or cut short.
         """
         name = os.fspath(path)
         if len(page) < HEADER_BYTES:
@@ -164,7 +164,7 @@ class Header:
         )
         intact = xxhash.xxh3_64_intdigest(body) == total
         if magic != MAGIC:
-            # A few damaged bytes in one of our own headers are damage; anything else was never a row file.
+            # A header of ours with a few wrong bytes is damaged; any other file was never a row file.
             if not intact and sum(a == b for a, b in zip(magic, MAGIC, strict=True)) >= 4:
                 raise CorruptionError("the header is damaged: its checksum differs", name, 0)
             raise FormatError(f"{name}: not a featstore row file (it starts with {magic!r})", name)
@@ -190,7 +190,7 @@ class Header:
 
 
 def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> None:
-    """Raise FormatError unless a layout from outside is one that the library writes and ``n_rows`` of it fit a file."""
+    """Check a layout read from a file; FormatError unless the library could write it and ``n_rows`` rows of it fit a file."""
     row_bytes, group_rows, group_bytes = layout.row_bytes, layout.group_rows, layout.group_bytes
     if not 1 <= row_bytes <= MAX_ROW_BYTES or row_bytes % itemsize:
         raise FormatError(f"{name}: rows of {row_bytes} bytes of items of {itemsize}", name)
@@ -203,10 +203,10 @@ def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> No
 
 
 def resolve_inside(root: str | os.PathLike[str], name: str, dir_fd: int | None = None) -> str:
-    """Return the path of the file that a catalog calls ``name``; FormatError unless it lies inside ``root`` by plain folders.
+    """Resolve the path of the file that a catalog calls ``name``; FormatError unless it lies inside ``root``.
 
-    A symbolic link is only that of a stripe. ``dir_fd`` is a descriptor of ``root``; where it is given, the folders are looked
-    up in it.
+    The folders on the path must not be symbolic links, except the link of a stripe. If ``dir_fd``, a descriptor of ``root``, is
+    given, the folders are looked up in it.
     """
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
@@ -215,15 +215,15 @@ def resolve_inside(root: str | os.PathLike[str], name: str, dir_fd: int | None =
     for depth in range(1, len(parts)):
         folder = "/".join(parts[:depth])
         target = _link_target(os.path.join(path, folder) if dir_fd is None else folder, dir_fd)
-        is_stripe = STRIPE.fullmatch(folder) is not None  # so directly within the dataset
+        is_stripe = STRIPE.fullmatch(folder) is not None  # so it lies directly within the dataset
         if target is not None and not (is_stripe and os.path.isabs(target) and os.path.basename(target) == folder):
             raise FormatError(f"{os.path.join(path, folder)}: a symbolic link within a dataset")
     return os.path.join(path, name)
 
 
 def _link_target(path: str, dir_fd: int | None) -> str | None:
-    """Return where a symbolic link leads; None where there is no link."""
+    """Read the target of a symbolic link; None if ``path`` is no link."""
     try:
         return os.readlink(path, dir_fd=dir_fd) if stat.S_ISLNK(os.lstat(path, dir_fd=dir_fd).st_mode) else None
     except (OSError, ValueError):
-        return None  # what opens the file says what is wrong
+        return None  # opening the file reports the error

@@ -1,4 +1,4 @@
-"""Rates that were measured where a dataset is used, kept in its catalog for a day."""
+"""Rates that were measured on the machine of a dataset, kept in its catalog for a day."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from featstore.storage.update import Update
 __all__ = ["SHARES_OF_TIME", "keep", "kept_or_measured", "kept_rates"]
 
 Rates = TypeVar("Rates")  # a frozen dataclass of floats
-MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
+MOST_AGE_S = 24 * 3600.0  # other programs may have used the drive, or it has aged; measuring again takes a second
 SHARES_OF_TIME = frozenset({"write_overlap"})  # fields that are no rates
 
 
 def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
-    """Keep what was measured in a dataset's catalog, where it can be written now; where not, it is measured again."""
+    """Keep measured rates in a dataset's catalog, if the catalog can be written now; if not, they are measured again later."""
     try:
         with Update(dataset) as update:
             update.add([], extra={key: entry})
             update.commit()
     except BusyError:
-        pass  # it is measured again next time
+        pass  # the rates are measured again next time
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise
@@ -35,7 +35,7 @@ def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
 def kept_or_measured(
     dataset: str, key: str, where: dict[str, Any], kind: type[Rates], measure: Callable[[], Rates], again: bool = False
 ) -> Rates:
-    """Return the rates that a dataset's catalog has under ``key``, measured there within a day, or new ones."""
+    """Get the rates under ``key`` of a dataset's catalog if :func:`kept_rates` accepts them; else measure and keep new ones."""
     rates = None if again else kept_rates(current_catalog(dataset).extra.get(key), where, kind)
     if rates is not None:
         return kind(**rates)
@@ -45,7 +45,7 @@ def kept_or_measured(
 
 
 def kept_rates(entry: dict[str, Any] | None, where: dict[str, Any], kind: type[Any]) -> dict[str, float] | None:
-    """Return the rates of an entry, the fields of the dataclass ``kind``, if they were measured there within a day."""
+    """Get the rates of an entry, the fields of the dataclass ``kind``; None unless measured at ``where`` within a day."""
     if entry is None or entry.get("where") != where:
         return None
     when = entry.get("when")

@@ -1,4 +1,4 @@
-"""The place of row ``i`` in a file: dense, page-grouped and padded rows are one formula."""
+"""The place of row ``i`` in a file: one formula for dense, page-grouped and padded rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PAGE_BYTES = 4096
 class RowLayout:
     """Row ``i`` starts ``(i // group_rows) * group_bytes + (i % group_rows) * row_bytes`` bytes after the header page.
 
-    Dense rows have ``group_rows == 1`` and ``group_bytes == row_bytes``; page-grouped rows several rows a 4 KiB group; padded
-    rows one row to a group of whole pages.
+    Dense rows have ``group_rows == 1`` and ``group_bytes == row_bytes``. Page-grouped rows have several rows in a group of
+    4 KiB. Padded rows have one row in a group of whole pages.
     """
 
     row_bytes: int
@@ -28,28 +28,28 @@ class RowLayout:
         return self.group_rows * self.row_bytes == self.group_bytes
 
     def offset(self, row: int) -> int:
-        """First byte of ``row``, counted from the end of the header page."""
+        """Compute the first byte of ``row``, counted from the end of the header page."""
         return row // self.group_rows * self.group_bytes + row % self.group_rows * self.row_bytes
 
     def data_bytes(self, n_rows: int) -> int:
-        """Bytes of ``n_rows`` rows, rounded up to whole pages."""
+        """Count the bytes of ``n_rows`` rows, rounded up to whole pages."""
         if n_rows == 0:
             return 0
         end = self.offset(n_rows - 1) + self.row_bytes
         return -(-end // PAGE_BYTES) * PAGE_BYTES
 
     def mean_pages(self) -> float:
-        """Mean number of 4 KiB pages that a uniformly drawn row touches."""
+        """Compute the mean number of 4 KiB pages that a uniformly drawn row touches."""
         if self.group_bytes % PAGE_BYTES == 0 and self.group_rows == 1:
             return float(-(-self.row_bytes // PAGE_BYTES))
         if not self.is_dense:
             return 1.0
-        step = gcd(self.row_bytes, PAGE_BYTES)  # starts are spread evenly over the multiples of step within a page
+        step = gcd(self.row_bytes, PAGE_BYTES)  # rows start evenly at the multiples of step within a page
         return (self.row_bytes - step) / PAGE_BYTES + 1
 
 
 def choose_layout(row_bytes: int) -> RowLayout:
-    """Return the layout whose random rows cost the fewest 4 KiB pages; of equals, the smallest file."""
+    """Choose the layout whose random rows touch the fewest 4 KiB pages; of equals, the one with the smallest file."""
     if row_bytes < 1:
         raise ValueError(f"a row has at least 1 byte, not {row_bytes}")
     dense = RowLayout(row_bytes, 1, row_bytes)

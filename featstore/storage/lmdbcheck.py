@@ -1,6 +1,7 @@
-"""Checking LMDB's pages before LMDB sees them: it follows page numbers and offsets unchecked, and dies of a bad one.
+"""Checks of LMDB's pages before LMDB reads them: LMDB follows page numbers and offsets unchecked, and crashes at a bad one.
 
-Data version 1 of LMDB 0.9 for 64-bit little-endian machines (``mdb.c``: ``MDB_page``, ``MDB_meta``, ``MDB_node``).
+The format is data version 1 of LMDB 0.9 for 64-bit little-endian machines (``mdb.c``: ``MDB_page``, ``MDB_meta``,
+``MDB_node``).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Checker:
         return newest[2], newest[1]
 
     def _claim(self, page: int, n: int = 1) -> int:
-        """Take ``n`` pages that nothing else refers to; return where they start."""
+        """Mark ``n`` pages as in use, to which no other page may refer; return the byte offset of the first."""
         if not 2 <= page <= page + n <= self._n_pages:
             raise self._fail("a reference beyond the end", page if page < self._n_pages else 0)
         for number in range(page, page + n):
@@ -134,7 +135,7 @@ class _Checker:
 def check_environment(body: bytes, path: str) -> None:
     """Check that reading an LMDB environment from start to end stays within its bytes (all of ``data.mdb``) and ends.
 
-    Visits every page in use once. Says nothing of the values: those carry their own checksums. Raises CorruptionError for
+    The check visits every page in use once. It does not check values, which have their own checksums. CorruptionError for
     damage, FormatError for an environment of another version or kind.
     """
     _Checker(body, path).check()

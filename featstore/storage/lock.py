@@ -1,9 +1,9 @@
-"""Locks of a dataset: flock on files inside it, so that a dead process's lock is gone with it.
+"""Locks of a dataset: flock on files inside it, so that the lock of a dead process ends with the process.
 
-``writer.lock`` is held exclusively by whoever commits. ``readers.lock`` is held shared by every open dataset and exclusively only
-while files that the catalog names no more are swept, so that a snapshot's files stay as long as somebody reads it.
-``opening.lock`` is held shared while the files of a dataset are being opened, and exclusively by whoever removes a directory that
-was replaced: an open file survives its removal, a name does not.
+A committing writer holds ``writer.lock`` exclusively. Every open dataset holds ``readers.lock`` shared. A sweep of files that
+the catalog no longer names holds it exclusively, so that a snapshot's files stay as long as a process reads it. A process that
+opens the files of a dataset holds ``opening.lock`` shared meanwhile. A process that removes a replaced directory holds it
+exclusively: an open file survives its removal, a name does not.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ WRITER_LOCK = "writer.lock"
 READERS_LOCK = "readers.lock"
 OPENING_LOCK = "opening.lock"
 
-# A file system without locks (some network ones) refuses with these.
+# Errors of a file system without locks, such as some network file systems.
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FileLock:
-    """A held flock on one file; a context manager. Belongs to the process that took it: a forked child only closes it.
+    """A held flock on one file; a context manager. The lock belongs to the process that took it: a forked child only closes it.
 
     Parameters
     ----------
     path : path-like
-        The lock file; created where the lock is exclusive and it is absent.
+        The lock file; created if the lock is exclusive and the file is absent.
     exclusive : bool
-        Exclusive, or shared with other shared holders; a shared lock of a file system without locks is granted.
+        Exclusive, or shared with other shared holders; a file system without locks grants every shared lock.
     patience_s : float
-        Seconds to try again where somebody else, perhaps another handle of this process, holds it; then BusyError.
+        Seconds to retry while another process, or another handle of this one, holds the lock; then BusyError.
     dir_fd : int, optional
-        Descriptor of the directory in which the file is looked up, whatever the path leads to by now.
+        Descriptor of the directory in which the file is looked up, in place of the path's directory.
     """
 
-    _fd = -1  # where Ctrl-C ends __init__, too
+    _fd = -1  # also if Ctrl-C ends __init__
 
     def __init__(
         self, path: str | os.PathLike[str], *, exclusive: bool, patience_s: float = 0.0, dir_fd: int | None = None
@@ -84,12 +84,12 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock is held: False after :meth:`release`, and where the file system has no locks."""
+        """Whether the lock is held: False after :meth:`release`, and if the file system has no locks."""
         return self._fd >= 0
 
     @property
     def in_place(self) -> bool:
-        """Whether the locked file is the one at ``path``: its directory may have been replaced while it was waited for."""
+        """Whether the locked file is the one at ``path``: the directory may have been replaced during the wait for the lock."""
         try:
             held, named = os.fstat(self._fd), os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class FileLock:
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
 
     def release(self) -> None:
-        """Unlock; may be called again. OSError where an exclusive lock could not be given up: a forked child may hold it."""
+        """Release the lock; may be called again. OSError if unlocking an exclusive lock fails: a forked child may hold it."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -122,9 +122,9 @@ class FileLock:
 
 
 def lock_directory(path: str | os.PathLike[str]) -> int | None:
-    """Take an exclusive flock on a directory itself; return the descriptor, the caller's to close.
+    """Take an exclusive flock on a directory itself; return the descriptor, which the caller closes.
 
-    None where the directory is gone or held by another.
+    None if the directory is gone or another process or handle holds the lock.
     """
     name = os.fspath(path)
     try:
@@ -133,7 +133,7 @@ def lock_directory(path: str | os.PathLike[str]) -> int | None:
         return None
     try:
         flock_fd(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, name)
-        # Between the open and the lock a sweeper may have removed it, and another may have made one of the same name.
+        # Between the open and the lock a sweeper may have removed the directory, and a builder may have made one of its name.
         held, named = os.fstat(fd), os.stat(name, follow_symlinks=False)
         if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
             return fd

@@ -1,4 +1,4 @@
-"""Extents whose rows lie in an order of their own: filled ascending in the pass over the base file, then ordered in memory."""
+"""Ordered extents, whose rows lie in an order of their own: first filled in ascending order, then reordered in memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from featstore.storage.layout import PAGE_BYTES, RowLayout
 __all__ = ["Ordered", "piece_layout"]
 
 Ids = npt.NDArray[Any]
-ID_BYTES = 48  # a row of a piece, while it is put in order: its number sorted, places, and their sorting
+ID_BYTES = 48  # of each row of a piece while it is put in order: sorted numbers, places, and scratch for sorting them
 
 
 def piece_layout(row_bytes: int, piece_bytes: int) -> RowLayout:
-    """Lay out ordered rows in pieces (of one row at least), each on pages of its own.
+    """Lay out ordered rows in pieces of at least one row, each piece on pages of its own.
 
-    Putting one in order takes up to twice ``piece_bytes``. Rows are dense within a piece; where ``piece_bytes`` allows, a piece
-    is whole pages and the file is dense throughout.
+    Putting one piece in order takes up to twice ``piece_bytes``. Rows are dense within a piece. If ``piece_bytes`` is large
+    enough, the rows of a piece fill whole pages, so that the file is dense throughout.
     """
-    step = PAGE_BYTES // gcd(row_bytes, PAGE_BYTES)  # so many rows are whole pages
+    step = PAGE_BYTES // gcd(row_bytes, PAGE_BYTES)  # the least number of rows that fill whole pages
     n_rows = max(1, piece_bytes // (row_bytes + ID_BYTES // 2))
     if n_rows > step:
         n_rows -= n_rows % step
@@ -40,7 +40,7 @@ def piece_layout(row_bytes: int, piece_bytes: int) -> RowLayout:
 class Ordered:
     """The first ``n`` extents of a file, the pieces of a :func:`piece_layout`.
 
-    ``rows_of(piece)`` returns a piece's rows in the order in which they are to lie; a row may occur twice.
+    ``rows_of(piece)`` returns a piece's rows in their final order; a row may occur twice.
     """
 
     def __init__(self, n: int, rows_of: Callable[[int], Ids], layout: RowLayout) -> None:
@@ -54,13 +54,14 @@ class Ordered:
         return (2 * self._layout.group_bytes + self._layout.group_rows * ID_BYTES) if self.n else 0
 
     def ascending(self, piece: int) -> Ids:
-        """List a piece's distinct rows, ascending: what is put at its beginning before :meth:`settle`."""
+        """List a piece's distinct rows, ascending: packing puts them at the piece's beginning, before :meth:`settle`."""
         return np.unique(self._rows_of(piece))
 
     def settle(self, piece: int, fd: int, path: str, first_page: int, seed: int, sums: npt.NDArray[np.uint64]) -> None:
-        """Put a piece's rows, from ``first_page`` of a file open for reading and writing, in order; update its pages' sums.
+        """Put a piece's rows in order, and update its page checksums.
 
-        ``seed`` is of the file's ``sums``, uint64 ``[n, 512]``: pages of 511 entries each.
+        The piece begins at page ``first_page`` of the file, which ``fd`` reads and writes. ``sums``, uint64 ``[n, 512]``, are the
+        file's checksums, in pages of 511 entries; ``seed`` is their seed.
         """
         distinct, places = np.unique(self._rows_of(piece), return_inverse=True)
         row_bytes = self._layout.row_bytes
@@ -76,7 +77,7 @@ class Ordered:
 
 
 def _pages(n: int) -> npt.NDArray[np.uint8]:
-    """Allocate ``n`` pages of zeros, aligned as direct reads and writes want them."""
+    """Allocate ``n`` pages of zeros, aligned as direct reads and writes require."""
     return np.frombuffer(mmap.mmap(-1, max(1, n) * PAGE_BYTES), np.uint8)[: n * PAGE_BYTES]
 
 

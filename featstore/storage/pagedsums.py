@@ -1,4 +1,4 @@
-"""Checksum tables: which are kept, and those too large to keep, whose pages are cached, and their reads counted."""
+"""Checksum tables: small ones are kept in memory, and pages of larger ones are cached and their reads counted."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["MIN_ARENA_BYTES", "SHARE", "PagedSums", "is_kept", "pages_cached", "
 
 MIN_ARENA_BYTES = 256 << 10
 ALWAYS_KEPT_BYTES = 16 * PAGE_BYTES
-SHARE = 20  # a larger table is kept where it takes at most a twentieth of the budget, which its cached pages take otherwise
-TOGETHER = 4  # all larger tables take at most a quarter
+SHARE = 20  # a larger table gets at most a twentieth of the budget: it is kept if it fits, else some of its pages are cached
+TOGETHER = 4  # all larger tables together get at most a quarter
 
 
 def share_of(tables: Iterable[int]) -> int:
-    """Choose which part of the budget, one of so many, each of some tables gets, by their bytes."""
+    """Choose the divisor of the budget that is each table's share, from the bytes of all tables."""
     return max(SHARE, TOGETHER * sum(table > ALWAYS_KEPT_BYTES for table in tables))
 
 
 def is_kept(table: int, total: int, share: int) -> bool:
-    """Whether a table of ``table`` bytes is kept whole under a budget of ``total`` bytes."""
+    """Decide whether a table of ``table`` bytes is kept whole under a budget of ``total`` bytes."""
     return table <= ALWAYS_KEPT_BYTES or total >= share * table
 
 
 def pages_cached(total: int, share: int) -> int:
-    """Count the pages that are cached of a table that is not kept; a row may need more."""
+    """Count the pages to cache of a table that is not kept; one row may need more."""
     return total // share // PAGE_BYTES
 
 
@@ -42,10 +42,10 @@ def table_bytes(table: int, row_bytes: int, total: int, share: int) -> int:
 
 
 class PagedSums:
-    """The checksum table of a file too large to keep: a clock of its pages, filled as gathers need them.
+    """A checksum table too large to keep: a clock cache of its pages, filled as gathers need them.
 
-    ``n_slots`` pages of the table are kept; more where one row needs more. ``set_page(number, page)`` checks a page of the
-    table and hands it to ``file``. ``engine(n_rows)`` lends a queue; ``with_backend(make)`` makes one to be kept.
+    ``n_slots`` pages of the table are cached, or more if one row needs more. ``set_page(number, page)`` checks a page of the
+    table and hands it to ``file``. ``engine(n_rows)`` lends a queue; ``with_backend(make)`` makes a queue of the table's own.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PagedSums:
         self._with_backend = with_backend
         n_slots, span = self._slots(row_bytes, n_slots)
         self.capacity = n_slots - span
-        # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
+        # A small queue of its own: the borrowed one is in the middle of a gather when pages of sums are needed.
         self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
         try:
             self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES)
@@ -96,7 +96,7 @@ class PagedSums:
         return MIN_ARENA_BYTES + (16 + PAGE_BYTES) * n_slots
 
     def load(self, wanted: Sequence[int]) -> None:
-        """Make the ``wanted`` sums pages present (called by the core between stretches of a gather)."""
+        """Load the pages of the table that ``wanted`` lists; the core calls this between stretches of a gather."""
         keep = set(wanted)
         missing = [page for page in wanted if page not in self._slot_of_page]
         if not missing:
@@ -106,7 +106,7 @@ class PagedSums:
             old = int(self._page_of_slot[self._hand])
             if old not in keep:
                 if old >= 0:
-                    del self._slot_of_page[old]  # first: a child forked in between must not think the page is there
+                    del self._slot_of_page[old]  # first, so that a child forked in between does not take the page for present
                     self._file.set_sums_page(old, None)
                     self._page_of_slot[self._hand] = -1
                 slots.append(self._hand)
@@ -124,7 +124,7 @@ class PagedSums:
             self._page_of_slot[slot] = page
 
     def table_pages(self, first: int, n: int) -> npt.NDArray[np.uint8]:
-        """Read pages of the table past the clock: a scan would only drive out what gathers want."""
+        """Read pages of the table without caching them: a scan would only evict pages that gathers need."""
         pages = np.empty((n, PAGE_BYTES), np.uint8)
         with self._borrow(0) as engine:
             engine.read(self._table, first, n, pages)
@@ -133,7 +133,7 @@ class PagedSums:
     def gather(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None, gap: int
     ) -> tuple[int, int]:
-        """Gather rows with the pages of sums that they need, one gather at a time; return the reads and bytes of both."""
+        """Gather rows with the pages of sums that they need, one gather at a time; return the total reads and bytes."""
         with self.lock, self._borrow(len(rows)) as engine:
             self._reads = self._bytes = 0
             reads, n_bytes = engine.gather(self._file, rows, out, positions, gap, self)
@@ -152,7 +152,7 @@ class PagedSums:
         return reads, n_bytes
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close the table's file and queue, and release their memory."""
         self._table.close()
         if self._engine is not None:
             self._engine.close()

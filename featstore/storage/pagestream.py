@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.stream import Arena, Stream
+from featstore._core.buffers import Arena
+from featstore._core.stream import Stream
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
 __all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "Arenas", "PageFile", "PageStream", "PagedRows", "arena_bytes", "least_window"]
@@ -18,10 +19,10 @@ __all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "Arenas", "PageFile", "PageStream
 Int64s = npt.NDArray[np.int64]
 
 PIECE_BYTES = 1 << 20
-MOST_PIECES = 32  # read ahead; a drive delivers its bandwidth from about 16 on
+MOST_PIECES = 32  # pieces read ahead; a drive reaches its bandwidth with about 16
 MOST_WINDOW_BYTES = MOST_PIECES * PIECE_BYTES
-MOST_SHORT = 64  # pieces read ahead where runs are short: a drive delivers its operations from about as many on
-_STEP = 64  # pieces whose pages of sums are made ready at once
+MOST_SHORT = 64  # pieces read ahead if runs are short; a drive reaches its operations a second with about as many
+_STEP = 64  # pieces whose pages of sums are loaded at once
 _SUMS = 511
 
 
@@ -30,7 +31,7 @@ def least_window() -> int:
 
 
 def _buffers(window_bytes: int, run_bytes: int = PIECE_BYTES) -> tuple[int, int]:
-    """Choose how many buffers a window is cut into, and the bytes of each, where a run has about ``run_bytes``."""
+    """Choose the number of buffers of a window, and the bytes of each, for runs of about ``run_bytes``."""
     piece = PIECE_BYTES
     while piece > PAGE_BYTES and piece >= 2 * run_bytes:
         piece //= 2
@@ -45,7 +46,7 @@ def arena_bytes(window_bytes: int) -> int:
 
 
 class Arenas:
-    """Memory that streams and packers use one after the other: fresh pages can cost more than what is done with them.
+    """Memory that streams and packers reuse one after the other, because fresh pages can cost more than the work on them.
 
     At most ``most_bytes``, which the caller has reserved, are kept.
     """
@@ -59,16 +60,16 @@ class Arenas:
         return sum(arena.nbytes for arena in self._kept)
 
     def of(self, *sizes: int) -> list[Arena] | list[None]:
-        """Make arenas of these sizes, kept until others are asked for; Nones where they would be too much to keep."""
+        """Provide arenas of these sizes, and keep them until other sizes are requested; Nones if they exceed ``most_bytes``."""
         if [arena.nbytes for arena in self._kept] != list(sizes):
             self.drop()
             if sum(sizes) > self._most_bytes:
                 return [None for _ in sizes]
-            self._kept = [Arena(n_bytes) for n_bytes in sizes]
+            self._kept = [Arena(n_bytes, forked=False) for n_bytes in sizes]
         return list(self._kept)
 
     def keep(self, most_bytes: int) -> None:
-        """Keep no more than that from now on."""
+        """Keep at most ``most_bytes`` from now on."""
         if self.nbytes > most_bytes:
             self.drop()
         self._most_bytes = most_bytes
@@ -78,7 +79,7 @@ class Arenas:
 
 
 def _merge(runs: Int64s) -> tuple[Int64s, Int64s]:
-    """Join runs that follow each other; return first and last page + 1 of each."""
+    """Join runs that follow each other; return the first page and the end (last page + 1) of each."""
     runs = runs[runs[:, 1] > 0]
     first, end = runs[:, 0], runs[:, 0] + runs[:, 1]
     if not len(runs):
@@ -98,7 +99,7 @@ def _cut(runs: Int64s, most: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[n
 
 
 class PageFile(Protocol):
-    """What a stream needs of its file: how it is opened and read, and the checksums of its pages."""
+    """A file as a stream needs it: the way it is opened and read, and the checksums of its pages."""
 
     @property
     def path(self) -> str: ...
@@ -123,10 +124,10 @@ class PageFile(Protocol):
 class PageStream:
     """Pages of a file, in large reads that go on while the consumer works; a context manager, for one consumer.
 
-    Leaving it waits for reads under way. Pages are verified as the file's own reads verify them, and counted by the file, which
-    stays open, when the stream is closed. ``runs``, int64 ``[n, 2]``, are the first page and the pages of each run, in the
-    order in which they are wanted; page 0 is the file's header. ``window_bytes``, at least :func:`least_window`, are read ahead
-    into; the caller has reserved them, and may give an ``arena`` of :func:`arena_bytes`.
+    Leaving the stream waits for reads under way. Pages are verified as in other reads of the file. The file, which stays open,
+    counts them when the stream is closed. ``runs``, int64 ``[n, 2]``, are the first page and the number of pages of each run,
+    in the order of delivery; page 0 is the file's header. ``window_bytes``, at least :func:`least_window`, are the buffers for
+    reading ahead. The caller has reserved them, and may pass them as an ``arena`` of :func:`arena_bytes`.
     """
 
     def __init__(self, file: PageFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
@@ -138,7 +139,7 @@ class PageStream:
         self._ends = np.cumsum(self._counts, dtype=np.int64)
         self._n_buffers = n_buffers
         self._fed = 0
-        # Pages of sums in use: the piece after the last that needs them, and the pages by number.
+        # Pages of sums in use, by groups: the end of the pieces that need a group, and its pages by number.
         self._groups: deque[tuple[int, dict[int, npt.NDArray[np.uint64]]]] = deque()
         self._in_use: dict[int, npt.NDArray[np.uint64]] = {}
         self.core = file.with_backend(
@@ -160,7 +161,7 @@ class PageStream:
             if file.holds_sums:
                 self._hold_sums()
                 self._makes_ready = False
-        # One thread a ring, also where others have been refused one since.
+        # A ring has one thread, even if the kernel has refused other rings since.
         n_threads = 1 if self.core.backend == "io_uring" else file.stream_threads
         self._threads = [
             threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
@@ -177,7 +178,7 @@ class PageStream:
 
     @property
     def n_pieces(self) -> int:
-        """Reads in all."""
+        """Number of pieces, each read at once."""
         return len(self._pages)
 
     @property
@@ -189,7 +190,7 @@ class PageStream:
         return int(np.searchsorted(self._ends, n_pages)) + 1 if n_pages else 0
 
     def feed(self, n_pieces: int) -> None:
-        """Let at least the first ``n_pieces`` be read, and as many more as fit the window."""
+        """Allow the first ``n_pieces`` to be read, and as many more as fit the window."""
         wanted = min(self.n_pieces, n_pieces + self._n_buffers)
         while self._fed < wanted:
             end = min(self._fed + _STEP, self.n_pieces)
@@ -200,7 +201,7 @@ class PageStream:
             self._fed = end
 
     def _hold_sums(self) -> None:
-        """Make all checksums ready at once, where they are in memory."""
+        """Load the checksums of all pieces at once; used if the file holds its checksums in memory."""
         if not len(self._pages):
             return
         first, last = int(self._pages.min()) // _SUMS, int((self._pages + self._counts - 1).max()) // _SUMS
@@ -227,7 +228,7 @@ class PageStream:
                     del self._in_use[number]
 
     def close(self) -> None:
-        """Wait for reads under way and give the buffers back; may be called again."""
+        """Wait for reads under way and free the buffers; may be called again."""
         self.core.stop()
         for thread in self._threads:
             thread.join()
@@ -244,7 +245,7 @@ class PageStream:
 
 
 class PagedRows(Protocol):
-    """Rows whose pages can be read in sequence, as packing does: row files, and whatever is laid out as they are."""
+    """Rows whose pages can be read in sequence, as packing does: row files, and sources with the same layout."""
 
     @property
     def n_rows(self) -> int: ...
@@ -256,5 +257,5 @@ class PagedRows(Protocol):
     def fingerprint(self) -> str: ...
 
     def stream(self, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> PageStream:
-        """Return the pages of ``runs`` as a stream (see :class:`PageStream`)."""
+        """Open a stream of the pages of ``runs`` (see :class:`PageStream`)."""
         ...

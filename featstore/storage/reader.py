@@ -1,4 +1,4 @@
-"""Readers: which backend runs, and the queues it owns."""
+"""Readers: the backend of a dataset's reads, and the queues that run them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_ARENA_BYTES = 8 << 20
 PREAD_THREADS = 64
 STREAM_THREADS = 4  # with pread
 MAX_ENGINES = 4
-SCRATCH_STEP = 4096  # rows; scratch to sort them grows by so many
+SCRATCH_STEP = 4096  # rows; the step by which scratch for sorting grows
 DEFAULT_GAP_BYTES = 12 << 10  # until the drive is measured
 MEASURE_RUN_BYTES = 8 << 20
 MEASURE_READS = 1024
@@ -37,14 +37,14 @@ def _arena_bytes(total: int) -> int:
 
 
 def least_queue_bytes(total: int) -> int:
-    """Count the bytes of one queue that sorts few rows, the least that reads need, under a budget of ``total`` bytes."""
+    """Count the bytes of one queue with the least scratch, which reads need at least under a budget of ``total`` bytes."""
     return _arena_bytes(total) + 16 * SCRATCH_STEP
 
 
 class Reader:
-    """The queues of one dataset's reads. Thread-safe; after a fork the child makes its own.
+    """The queues of one dataset's reads. Thread-safe; after a fork the child makes its own queues.
 
-    ``budget`` pays for buffers, sorting scratch and checksum tables; ``owner`` is what ClosedError says is closed.
+    ``budget`` pays for buffers, sorting scratch and checksum tables. ``owner`` names the closed object in a ClosedError.
     """
 
     def __init__(self, options: Options, budget: Budget, owner: str = "the dataset") -> None:
@@ -56,7 +56,7 @@ class Reader:
         self._files: Living[RowFile] = Living()
         self.share = SHARE
         self._bounds: dict[int, int] = {}
-        self._n_bound: int | None = None  # the least of them
+        self._n_bound: int | None = None  # the least bound
         self._closed = False
         self._may_measure = True
         self._start()
@@ -67,19 +67,20 @@ class Reader:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        # Used directly, not through the condition: Ctrl-C in Condition.__enter__ may leave the lock taken for ever.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._measuring = threading.Lock()
         self._idle: list[Engine] = []
         self._held: dict[int, Reservation] = {}
         self._depths: dict[int, int] = {}
-        self._n_short = 0  # of those that make do with one queue
+        self._n_short = 0  # calls of make_do() that are in force
 
     def with_backend(self, make: Callable[[str], T]) -> T:
-        """Return ``make(backend)``, which makes what reads; OSError where the kernel refuses what was asked for by name.
+        """Call ``make(backend)``, which makes a queue or a stream, and return its result.
 
-        Where it refuses a ring, and the backend is ``"auto"``, it is made for pread, as is all that is made later.
+        If the kernel refuses a ring, the reader changes to pread for this call and all later ones. OSError if the options ask
+        for io_uring by name, or if pread fails.
         """
         backend = self.backend
         try:
@@ -108,12 +109,12 @@ class Reader:
     # -- threads that read ----------------------------------------------------------------------------------------------------
 
     def bound(self, key: int, n_threads: int) -> None:
-        """Have at most ``n_threads`` threads read at once, until :meth:`unbound` of the same ``key``; the least bound holds.
+        """Limit reading to ``n_threads`` threads at once, until :meth:`unbound` of the same ``key``; the least bound holds.
 
-        With io_uring so many queues, each of which a thread drives. With pread one queue of so many threads. A stream
-        (:class:`~featstore.storage.pagestream.PageStream`) has threads of its own: one, or with pread as many, four at most.
-        Reads under way end as they began. More than ``MAX_ENGINES`` queues are used only where the budget has room for their
-        buffers, as any but the first.
+        With io_uring there are at most ``n_threads`` queues, each driven by a thread. With pread there is one queue of
+        ``n_threads`` threads. A stream (:class:`~featstore.storage.pagestream.PageStream`) has threads of its own: one, or with
+        pread up to ``n_threads``, at most four. Reads under way are not affected. A second and any further queue is made only
+        if the budget has room for its buffers.
         """
         self._leave_parent()
         with self._lock:
@@ -124,7 +125,7 @@ class Reader:
             self._changed.notify_all()
 
     def unbound(self, key: int) -> None:
-        """Take back a :meth:`bound`; may be called again."""
+        """Remove the limit that :meth:`bound` set; may be called again."""
         with self._lock:
             self._bounds.pop(key, None)
             self._n_bound = min(self._bounds.values(), default=None)
@@ -132,14 +133,14 @@ class Reader:
 
     @property
     def _most_queues(self) -> int:
-        """Queues that may be held at once."""
+        """Number of queues that may be held at once."""
         n_bound = self._n_bound
         if self._n_short or (n_bound is not None and self.backend == "pread"):
             return 1
         return MAX_ENGINES if n_bound is None else n_bound
 
     def _depth(self, backend: str) -> int:
-        """Choose the reads that a queue has in flight: those of a ring, or the threads that read."""
+        """Choose the number of reads that a queue has in flight: the depth of a ring, or the number of pread threads."""
         n_bound = self._n_bound
         depth = self.options.queue_depth if backend == "io_uring" else PREAD_THREADS if n_bound is None else n_bound
         return min(depth, self._arena_bytes // PAGE_BYTES)
@@ -155,7 +156,7 @@ class Reader:
 
     @contextmanager
     def engine(self, n_rows: int = 0) -> Iterator[Engine]:
-        """Borrow a queue, with scratch to sort ``n_rows`` where the budget allows."""
+        """Borrow a queue, with scratch to sort ``n_rows`` if the budget allows."""
         self._leave_parent()
         engine: Engine | None = None
         try:
@@ -165,7 +166,7 @@ class Reader:
                     if self._depths[id(self._idle[-1])] != self._depth(self.backend):
                         self._renew()
                     engine = self._idle[-1]
-                    del self._idle[-1]  # not by pop(): between its return and the assignment Ctrl-C may come
+                    del self._idle[-1]  # not by pop(): Ctrl-C may come between its return and the assignment
                 try:
                     self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
                 except BudgetError:
@@ -182,7 +183,7 @@ class Reader:
                     self._give_back(engine)
                 except (
                     BaseException
-                ):  # Ctrl-C, before it had begun or when it was done: a lost queue would be waited for for ever
+                ):  # Ctrl-C came before or after giving back; without another try, threads would wait for a lost queue for ever
                     self._give_back(engine)
                     raise
 
@@ -195,17 +196,17 @@ class Reader:
                 break
             if len(self._held) < self._most_queues:
                 try:
-                    # One beside others needs no memory later: a read never fails for want of what a queue less would leave.
+                    # A further queue gets its scratch now, so that no read fails later for lack of that memory.
                     self._idle.append(self._make(self.backend, SCRATCH_STEP))
                     break
                 except (BudgetError, OSError):
-                    pass  # the others do
+                    pass  # the existing queues suffice
             self._changed.wait()
             self._check_open()
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():
-            # The parent's queues are the parent's; dropping them here closes only this process's descriptors.
+            # The queues belong to the parent; dropping them here closes only this process's descriptors.
             held = list(self._held.values())
             self._start()
             self._bounds.clear()  # of the parent's loaders
@@ -214,7 +215,7 @@ class Reader:
                 reservation.release()
 
     def _give_back(self, engine: Engine) -> None:
-        """Let others have a borrowed queue; nothing where they have it already."""
+        """Give a borrowed queue back; do nothing if it was given back already."""
         with self._lock:
             if id(engine) not in self._held or engine in self._idle:
                 return
@@ -225,7 +226,7 @@ class Reader:
             self._changed.notify_all()
 
     def _renew(self) -> None:
-        """Replace the idle queue that is next by one of the depth that is allowed now, in the same memory; the lock is held."""
+        """Replace the next idle queue by one of the current depth, in the same memory; the lock is held."""
         engine = self._idle.pop()
         n_rows = (engine.nbytes - engine.arena_bytes) // 16
         engine.close()
@@ -265,14 +266,14 @@ class Reader:
         return queues + self._tables_bytes(self.budget.total)
 
     def least_bytes(self, total: int) -> int:
-        """Count the least that :attr:`held_bytes` would be under a budget of ``total`` bytes, once rows are read."""
+        """Count the least bytes that a reader holds once rows are read, under a budget of ``total`` bytes."""
         return least_queue_bytes(total) + self._tables_bytes(total)
 
     def _tables_bytes(self, total: int) -> int:
         return sum(file.sums_bytes(total) for file in self._files)
 
     def trim(self) -> None:
-        """Give idle queues back to the system and to the budget, all but the last queue, which keeps scratch for few rows."""
+        """Free idle queues, except the last queue of the reader; idle queues that remain keep the least scratch."""
         self._leave_parent()
         with self._lock:
             while self._idle and len(self._held) > 1:
@@ -284,9 +285,9 @@ class Reader:
                     self._held[id(engine)].resize(engine.arena_bytes + 16 * SCRATCH_STEP)
 
     def make_do(self) -> None:
-        """Have one queue from now on, until :meth:`made_do`; wait for reads that have others. Not while one is borrowed.
+        """Limit the reader to one queue until :meth:`made_do`, and wait until the other queues are given back.
 
-        For whoever lacks memory that reads of others may hold: what reads need at the least is one queue.
+        A caller uses this if it lacks memory that the queues of other reads may hold. It must not borrow a queue itself.
         """
         self._leave_parent()
         with self._lock:
@@ -295,7 +296,7 @@ class Reader:
             self._changed.wait_for(lambda: len(self._held) <= 1 or self._closed)
 
     def made_do(self) -> None:
-        """Take back a :meth:`make_do`."""
+        """End the limit of one :meth:`make_do`."""
         with self._lock:
             self._n_short = max(0, self._n_short - 1)
             self._changed.notify_all()
@@ -306,7 +307,7 @@ class Reader:
         self._held.pop(id(engine)).release()
 
     def expect(self, tables: Iterable[int]) -> None:
-        """Divide what large tables of checksums take: files whose tables have so many bytes are opened beside the open ones."""
+        """Set each large checksum table's share of the budget; ``tables`` are the bytes of tables to be opened next."""
         here = [PAGE_BYTES * file.n_sums_pages for file in self._files if file.verifies]
         self.share = share_of([*here, *tables])
 
@@ -325,9 +326,9 @@ class Reader:
     ) -> RowFile:
         """Open a row file and, unless ``verify`` is ``"off"``, its table of checksums (``<path>.sums``).
 
-        ``n_bytes`` is the file's size where more follows the rows. ``fds`` are descriptors of both, which are taken over, also
-        where this raises. CorruptionError where a file is not as long as it must be, or the table is damaged; with
-        ``verify="open"``, any page.
+        ``n_bytes`` is the file's size if more follows the rows. ``fds`` are descriptors of file and table, which this method
+        takes over, even if it raises. CorruptionError if a file has a wrong length or the table is damaged; with
+        ``verify="open"``, also if any page is damaged.
         """
         verify = verify or self.options.verify
         file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify, n_bytes, fds, fingerprint)
@@ -337,21 +338,21 @@ class Reader:
         return file
 
     def gap_for(self, file: File, n_rows: int) -> int:
-        """Choose the gap worth reading over, from the drive's speed; measured at the first large gather (about 50 ms)."""
+        """Choose the largest gap to read over, from the drive's speed, which the first large gather measures (about 50 ms)."""
         worth_it = n_rows >= MEASURE_MIN_ROWS and file.direct and file.size >= TIMED_MIN_BYTES
         if self.drive is None and worth_it and self._may_measure and self._measuring.acquire(blocking=False):
             try:
                 self.drive = time_reads(self, file, MEASURE_RUN_BYTES, MEASURE_READS)
             except BudgetError:
-                pass  # for want of memory now; perhaps later
+                pass  # memory is short now; a later gather may measure
             except OSError:
-                self._may_measure = False  # a page that nobody asked for cannot be read: no failure of this gather
+                self._may_measure = False  # the unreadable page belongs to the measurement, so this gather does not fail
             finally:
                 self._measuring.release()
         return DEFAULT_GAP_BYTES if self.drive is None else self.drive.gap_bytes
 
     def close(self) -> None:
-        """Wait for reads under way, then give everything back; may be called again."""
+        """Wait for reads under way, then free all queues; may be called again."""
         self._leave_parent()
         with self._lock:
             self._closed = True

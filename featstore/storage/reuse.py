@@ -1,4 +1,4 @@
-"""Run files that have served, kept to be written over: drives write faster to blocks that a file has already."""
+"""Reuse of old run files, which are kept to be overwritten: drives write faster to blocks that a file already has."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["FileReuse"]
 
 
 class FileReuse:
-    """Files that nobody reads any more, in a run directory of their own, made in ``parent`` with the first file. Thread-safe.
+    """Old run files in a run directory of their own, made in ``parent`` with the first file. Thread-safe.
 
-    They count in the quota of the run that goes on, and are deleted where it is short.
+    The files count in the quota of the current run, and are deleted if the quota is short.
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
@@ -31,13 +31,13 @@ class FileReuse:
             return sum(self._files.values())
 
     def use(self, disk: DiskQuota) -> None:
-        """Count in ``disk``, of a run that begins, from now on."""
+        """Count the files in ``disk``, the quota of a run that begins, from now on."""
         self._disk = disk
         disk.reclaim = self.drop
         disk.take(self.n_bytes, os.fspath(self._parent))
 
     def keep(self, path: str, n_bytes: int) -> None:
-        """Take over a closed file of ``n_bytes``, which the quota has counted so far."""
+        """Take over a closed file of ``n_bytes``, which the quota counts already."""
         with self._lock:
             try:
                 if self._closed:
@@ -47,14 +47,17 @@ class FileReuse:
                 self._n_kept += 1
                 spare = self._runs.file(f"spare-{self._n_kept}")
                 os.rename(path, spare)
-            except OSError:  # no place for it, no descriptor for a lock: nothing is lost but time
+            except OSError:  # no space, or no descriptor for a lock: not keeping the file costs only time
                 if remove_file(path):
                     self._give(n_bytes)
             else:
                 self._files[spare] = n_bytes
 
     def take(self, n_bytes: int, path: str) -> bool:
-        """Name the file whose size is nearest to ``n_bytes`` ``path``, to be counted by the caller; False: there is none."""
+        """Rename the file whose size is nearest to ``n_bytes`` to ``path``; return False if there is none.
+
+        The caller counts the file's bytes from then on.
+        """
         with self._lock:
             if not self._files:
                 return False
@@ -78,7 +81,7 @@ class FileReuse:
             self._disk.give(n_bytes)
 
     def close(self) -> None:
-        """Delete files and directory, and whatever is to be kept from now on; may be called again."""
+        """Delete the files and their directory; later calls of :meth:`keep` delete their file. May be called again."""
         self.drop()
         with self._lock:
             self._closed = True

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from featstore._core.buffers import Arena
 from featstore._core.checksum import page_sums
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
-from featstore._core.stream import Arena
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError
 from featstore.storage.calls import close_quietly, duplicate_fd
@@ -27,15 +27,15 @@ __all__ = ["Queues", "ReadStats", "RowFile"]
 
 T = TypeVar("T")
 
-SCAN_BYTES = 4 << 20  # of one read where all pages are checked
+SCAN_BYTES = 4 << 20  # of one read when all pages are checked
 
 
 @dataclass
 class ReadStats:
-    """What was asked of a file and what it cost: rows, read operations, and the bytes of both (checksum pages included).
+    """Statistics of a file's reads: requested rows and their bytes, read operations and their bytes (checksum pages included).
 
-    A stream of pages delivers no rows, and is counted once it is closed. ``waited_s`` are seconds that a gather waited for what
-    is read ahead of it.
+    A stream of pages counts no rows, and is counted once it is closed. ``waited_s`` are the seconds that a gather waited for
+    rows that are read ahead.
     """
 
     rows: int = 0
@@ -53,11 +53,11 @@ class ReadStats:
 
 
 class Queues(Protocol):
-    """What a row file needs of the reader that opened it: queues, what pays for them, and which gaps to read over."""
+    """The reader of a row file as the file needs it: queues, the budget that pays for them, and the gaps to read over."""
 
     budget: Budget
-    direct: bool  # whether reads bypass the page cache where they can
-    share: int  # of the budget, for a large table of checksums
+    direct: bool  # whether reads bypass the page cache if the file system allows
+    share: int  # divisor of the budget for a large table of checksums
 
     @property
     def stream_threads(self) -> int: ...
@@ -70,8 +70,8 @@ class Queues(Protocol):
 class RowFile:
     """Rows of one file, by number (a :class:`~featstore.gather.sources.RowSource`). Thread-safe.
 
-    ``fingerprint`` tells them from all others, ``mode`` says whether reads are direct or buffered, and why, ``stats`` what was
-    read so far.
+    ``fingerprint`` identifies the rows. ``mode`` says whether reads are direct or buffered, and why. ``stats`` counts the reads
+    so far.
     """
 
     in_order = False
@@ -133,7 +133,7 @@ class RowFile:
         return self._file.mode
 
     def with_backend(self, make: Callable[[str], T]) -> T:
-        """Make what reads it, see :meth:`~featstore.storage.reader.Reader.with_backend`."""
+        """Make a queue or stream with the reader's backend, see :meth:`~featstore.storage.reader.Reader.with_backend`."""
         return self._reader.with_backend(make)
 
     @property
@@ -150,7 +150,7 @@ class RowFile:
 
     @property
     def gap_bytes(self) -> int:
-        """Bytes that the drive reads while it begins another read; a guess until the drive is measured."""
+        """Bytes of the largest gap that is read over; a default until the drive is measured."""
         return self._reader.gap_for(self._file, 0)
 
     @property
@@ -170,22 +170,22 @@ class RowFile:
 
     @property
     def n_sums_pages(self) -> int:
-        """Pages of the table of checksums."""
+        """Number of pages of the table of checksums."""
         return -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
 
     def sums_bytes(self, total: int) -> int:
-        """Count what is held of the table of checksums under a budget of ``total`` bytes."""
+        """Count the bytes held for the table of checksums under a budget of ``total`` bytes."""
         if self._is_closing or not self.verifies:
             return 0
         return table_bytes(self.n_sums_pages * PAGE_BYTES, self.row_bytes, total, self._share)
 
     def duplicate(self) -> int:
-        """Return another descriptor of the open file, the caller's to close."""
+        """Duplicate the descriptor of the open file; the caller closes the duplicate."""
         with self.in_use():
             return duplicate_fd(self._file.fd_number, self.path)
 
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
-        """Return pages of the table of checksums, checked, each uint64 [512]; from memory where the table is there."""
+        """Get checked pages of the table of checksums, each uint64 [512]; from memory if the table is held."""
         with self.in_use():
             if self._sums_pages is not None:
                 return [self._sums_pages[number].view(np.uint64) for number in range(first, first + n)]
@@ -261,7 +261,7 @@ class RowFile:
             self._reservation = None
 
     def _leave_parent(self) -> None:
-        if self._pid != os.getpid():  # a lock of the parent's may have been held when it forked
+        if self._pid != os.getpid():  # the parent may have held the lock when it forked
             self._new_lock()
             self._users, self._pid = 0, os.getpid()
             if self._paged is not None:
@@ -277,7 +277,7 @@ class RowFile:
 
     @contextmanager
     def in_use(self) -> Iterator[File]:
-        """Keep the file open inside the ``with`` block, where it may be read through the core."""
+        """Keep the file open during the ``with`` block, which may read it through the core."""
         self._leave_parent()
         users = 0
         try:
@@ -293,7 +293,7 @@ class RowFile:
                     self._changed.notify_all()
 
     def _run(self, n_rows: int, read: Callable[[], tuple[int, int]]) -> ReadStats:
-        """Keep the file open while ``read()`` reads rows, as :meth:`in_use` does, and count the reads and bytes it returns."""
+        """Call ``read()`` while the file is kept open, as by :meth:`in_use`, and count the reads and bytes that it returns."""
         self._leave_parent()
         users, cost = 0, None
         try:
@@ -313,7 +313,7 @@ class RowFile:
                     self._changed.notify_all()
 
     def count(self, rows: int, reads: int, n_bytes: int) -> ReadStats:
-        """Add to ``stats`` what a read of rows, or a stream of pages, cost."""
+        """Add the cost of a read of rows, or of a stream of pages, to ``stats``."""
         cost = ReadStats(rows, reads, rows * self.row_bytes, n_bytes)
         self._leave_parent()
         with self._lock:
@@ -323,7 +323,7 @@ class RowFile:
     def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
         """Read rows ``first … first + n - 1`` in large sequential reads, into ``out``, uint8 ``[n, row_bytes]``, if given.
 
-        CorruptionError where a page's checksum differs or the file is short, OSError where the drive failed: ``out`` is then
+        CorruptionError if a page's checksum differs or the file is short; OSError if the drive failed. ``out`` is then
         undefined.
         """
         if out is None:
@@ -347,10 +347,10 @@ class RowFile:
         positions: npt.NDArray[np.int64] | None = None,
         gap_bytes: int | None = None,
     ) -> ReadStats:
-        """Read scattered rows: sorted, deduplicated by page, neighbours coalesced, the queue kept full.
+        """Read scattered rows: reads are sorted, deduplicated by page and joined with neighbours, and the queue is kept full.
 
-        See :meth:`RowSource.gather <featstore.gather.sources.RowSource.gather>`; ``gap_bytes`` follow from the drive's speed if
-        absent. Each 4 KiB page is read at most once per 2 million rows. Releases the GIL.
+        See :meth:`RowSource.gather <featstore.gather.sources.RowSource.gather>`. If ``gap_bytes`` is absent, it follows from the
+        drive's speed. Each 4 KiB page is read at most once per 2 million rows. The GIL is released.
         """
         if isinstance(rows, range) and positions is None and rows:
             if rows.start < 0:
@@ -368,7 +368,7 @@ class RowFile:
         return self._run(len(ids), read)
 
     def read_pages(self, numbers: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Read scattered pages, whole, into ``out``, uint8 ``[k, 4096]``: of rows that are much smaller, to keep them.
+        """Read scattered whole pages into ``out``, uint8 ``[k, 4096]``, for a caller that keeps pages of much smaller rows.
 
         ``numbers``, int64 ``[k]``, ascend; page 0 is the file's header. After an error ``out`` is undefined.
         """
@@ -393,7 +393,7 @@ class RowFile:
         self._leave_parent()
         try:
             with self._lock:
-                self._is_closing = True  # or readers that come while others go would keep it open
+                self._is_closing = True  # first, as new readers would otherwise keep the file open
                 self._changed.wait_for(lambda: self._users == 0)
                 self._file.close()
         finally:

@@ -1,4 +1,4 @@
-"""Directories of run files: owned by one process under a held lock, never catalogued, swept when their owner is gone."""
+"""Directories of run files: owned by one process under a held lock, in no catalog, and swept when their owner is dead."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from featstore.storage.lock import FileLock
 __all__ = ["DiskQuota", "RunDirectory", "finalize_here", "remove_file", "runs_directory"]
 
 LOCK_NAME = "owner.lock"
-MADE = ".made-by-featstore"  # in a parent of run directories: it goes with the last of them
+MADE = ".made-by-featstore"  # marks a parent that was made for run directories, and is removed with the last of them
 
 
 def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) -> str:
-    """Choose where the run files of a dataset go: ``run_dir``, or ``<dataset>.runs``.
+    """Choose the directory of a dataset's run files: ``run_dir``, or ``<dataset>.runs``.
 
-    Where nobody said and the latter cannot be written, it is a directory of the user's own in the temporary directory.
+    If ``run_dir`` is absent and ``<dataset>.runs`` cannot be written, it is the user's own directory in the temporary directory.
     """
     if run_dir is not None:
         return user_path(run_dir)
@@ -37,16 +37,16 @@ def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) 
         return beside
     try:
         temporary = tempfile.gettempdir()
-    except FileNotFoundError:  # nowhere, then: making it says so
+    except FileNotFoundError:  # no temporary directory: making the run directory raises the error
         return beside
-    if temporary == "/tmp" and _may_write("/var/tmp"):  # the former is often in memory
+    if temporary == "/tmp" and _may_write("/var/tmp"):  # /tmp is often in memory
         temporary = "/var/tmp"
     mine = os.path.join(temporary, f"featstore-{os.geteuid()}.runs")
     try:
         found = os.lstat(mine)
     except FileNotFoundError:
         return mine
-    # Anybody may make something of this name there.
+    # Any user may have made an entry of this name there.
     return mine if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else beside
 
 
@@ -55,7 +55,7 @@ def _may_write(directory: str) -> bool:
 
 
 def finalize_here(owner: object, function: Callable[..., object], *args: Any) -> weakref.finalize[..., Any]:
-    """Do as ``weakref.finalize``, but nothing in a forked child: what ``function`` removes or waits for is the parent's."""
+    """Call ``weakref.finalize`` so that ``function`` does nothing in a forked child: its resources belong to the parent."""
     return weakref.finalize(owner, _only_in, os.getpid(), function, args)
 
 
@@ -65,21 +65,21 @@ def _only_in(pid: int, function: Callable[..., object], args: tuple[Any, ...]) -
 
 
 def remove_file(path: str) -> bool:
-    """Delete a run file; return False where that fails: it goes with its directory, and takes its bytes until then."""
+    """Delete a run file; return False if that fails: the file keeps its bytes until its directory is removed."""
     try:
         os.unlink(path)
     except FileNotFoundError:
-        pass  # whoever removed the directory took it along
+        pass  # it was removed with its directory
     except OSError:
         return False
     return True
 
 
 class DiskQuota:
-    """Most bytes that files may take at once; ``total`` None: as much as the disk has. Thread-safe.
+    """A limit of the bytes that files may take at once; no limit if ``total`` is None. Thread-safe.
 
-    ``what`` the files are together, and the ``path`` where the user wants them, are for messages. ``reclaim`` is called where
-    bytes are short, to give back what is only kept to be used again.
+    ``what`` names the files in messages, and ``path`` is the user's path for them. If bytes are short, ``reclaim`` is called to
+    delete files that are only kept for reuse.
     """
 
     def __init__(self, total: int | None, what: str = "run files", path: str | None = None) -> None:
@@ -99,7 +99,7 @@ class DiskQuota:
         return self._peak
 
     def take(self, n_bytes: int, path: str) -> None:
-        """Take bytes before writing them; OSError (ENOSPC), which names the file, where they are not left."""
+        """Take bytes of the quota before they are written; OSError (ENOSPC), which names the file, if too few are left."""
         if self.reclaim is not None and self.total is not None and self._used + n_bytes > self.total:
             self.reclaim()
         with self._lock:
@@ -113,13 +113,13 @@ class DiskQuota:
             self._peak = max(self._peak, self._used)
 
     def give(self, n_bytes: int) -> None:
-        """Give bytes back."""
+        """Give bytes back to the quota."""
         with self._lock:
             self._used -= n_bytes
 
 
 def _sweep(parent: str) -> None:
-    """Remove the directories whose owner is gone: those whose lock can be taken."""
+    """Remove run directories of dead owners: directories whose lock can be taken."""
     with os.scandir(parent) as found:
         entries = list(found)
     for entry in entries:
@@ -130,7 +130,7 @@ def _sweep(parent: str) -> None:
             uuid.UUID(hex=entry.name)
         except ValueError:
             continue  # not ours
-        # Without a lock file its owner died between mkdir and lock; or is there still, for a moment: rmdir tells.
+        # Without a lock file the owner died, or is now, between mkdir and lock. rmdir fails if the lock file exists by then.
         if not os.path.exists(lock_path):
             with contextlib.suppress(OSError):
                 os.rmdir(entry.path)
@@ -165,36 +165,36 @@ def _remove_parent(path: str) -> None:
             try:
                 os.unlink(os.path.join(path, MADE))
                 os.rmdir(path)
-            except BaseException:  # somebody has just made another one; or Ctrl-C
+            except BaseException:  # another process has just made a run directory; or Ctrl-C
                 with contextlib.suppress(OSError):
                     _mark(path)
                 raise
 
 
-_MOST_TRIES = 1000  # to make a directory whose parent others remove meanwhile
+_MOST_TRIES = 1000  # to make a directory whose parent other processes remove meanwhile
 
 
 class RunDirectory:
     """A fresh directory ``parent/<uuid>`` for run files, removed when it is closed or collected.
 
-    ``parent`` is made if absent, and then removed with the last run directory in it, of whatever process; one that was there
-    stays. Directories that dead processes left in it are removed. A relative path counts from the working directory of now.
-    Where nothing may be written there, the OSError names ``run_dir=``.
+    ``parent`` is made if absent, and then removed with the last run directory in it, of any process; a ``parent`` that existed
+    stays. Run directories that dead processes left in it are removed. A relative path is resolved against the current working
+    directory. If ``parent`` may not be written, the OSError names ``run_dir=``.
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         base, left = os.path.abspath(os.fspath(parent)), _MOST_TRIES
-        while True:  # until no other process sweeps it between mkdir and lock, or holds its lock to do so
+        while True:  # until no other process sweeps the directory between mkdir and lock, or holds its lock to sweep it
             self.path = os.path.join(base, uuid.uuid4().hex)
             try:
                 _make_parent(base)
                 _sweep(base)
-                os.mkdir(self.path, 0o700)  # of the owner's features
+                os.mkdir(self.path, 0o700)  # only the owner may read the features
             except FileNotFoundError:
                 left -= 1
                 if not left:
-                    raise  # there is no making directories there, as in /proc
-                continue  # somebody has removed the parent with his own, which was the last one in it
+                    raise  # no directory can be made there, as in /proc
+                continue  # another process has removed the parent with its own run directory, the last one in it
             except BaseException as error:
                 _remove_parent(base)
                 if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
@@ -215,7 +215,7 @@ class RunDirectory:
         self._finalizer = weakref.finalize(self, _remove, self.path, base, lock, os.getpid(), self._files)
 
     def file(self, name: str) -> str:
-        """Name a run file."""
+        """Choose the path of a run file, which is removed with the directory."""
         path = os.path.join(self.path, name)
         self._files.append(path)
         return path
@@ -232,7 +232,7 @@ def _remove(path: str, parent: str, lock: FileLock, pid: int, files: list[str]) 
 
 
 def _remove_tree(path: str, parent: str, files: list[str]) -> None:
-    """Remove a run directory; its known ``files`` by name, which needs no descriptor where there may be none left."""
+    """Remove a run directory; its known ``files`` first, by name, as listing a directory needs a descriptor."""
     for file in (*files, os.path.join(path, LOCK_NAME)):
         with contextlib.suppress(OSError):
             os.unlink(file)

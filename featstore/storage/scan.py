@@ -1,4 +1,4 @@
-"""All words of a file in sequence: a stream of its pages, many reads in flight."""
+"""Sequential scans of all words of a file: a stream of its pages, with many reads in flight."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from featstore.storage.rowfile import RowFile
 __all__ = ["SCAN_BYTES", "scan_bytes", "scan_words"]
 
 SCAN_BYTES = 8 << 20
-_BLOCK_DIVISOR = 4  # the block has one part of so many: a small one stays in a processor's cache until its words are used
+_BLOCK_DIVISOR = 4  # a block has a quarter of the memory: a small one stays in a processor's cache until its words are used
 
 
 def scan_bytes(n_bytes: int, most_bytes: int = SCAN_BYTES) -> int:
-    """Count what a scan of ``n_bytes`` holds, of ``most_bytes`` or of three pages where those are more."""
+    """Count the bytes that a scan of ``n_bytes`` holds: at most ``most_bytes``, but at least three pages."""
     return max(PAGE_BYTES + least_window(), min(most_bytes, -(-n_bytes // PAGE_BYTES) * PAGE_BYTES) // PAGE_BYTES * PAGE_BYTES)
 
 
@@ -28,8 +28,8 @@ def scan_words(
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Yield the first ``n`` words of a file, block by block, and the number of each block's first word.
 
-    A row of the file is a word of 1, 2, 4 or 8 bytes. A block is valid until the next one is asked for. :func:`scan_bytes` of
-    ``most_bytes`` are held, a quarter for the block and the rest for what is read ahead.
+    A row of the file is a word of 1, 2, 4 or 8 bytes. A block is valid until the next one is requested. A scan holds the bytes
+    that :func:`scan_bytes` counts: a quarter for the block, and the rest for reading ahead.
     """
     n_pages = -(-n * dtype.itemsize // PAGE_BYTES)
     if not n_pages:

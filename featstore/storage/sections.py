@@ -1,7 +1,8 @@
-"""Files of numbered arrays, for what is written once and read back by number: samples, plans, traces.
+"""Files of numbered arrays that are written once and read back by number: samples, plans, traces.
 
-Arrays follow one another; an index of offsets, shapes and checksums closes the file. Each array is checked whenever it is read,
-under a seed of the file's kind, its id and the array's number, so that neither another file's nor a neighbour's bytes pass.
+Arrays follow one another, and an index of offsets, lengths, dtypes and checksums ends the file. Each array is checked whenever
+it is read. The checksum's seed comes from the file's kind, its id and the array's number, so that bytes of another file or
+another array fail the check.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ def _sum(data: memoryview | bytes, seed: int, number: int) -> int:
 class SectionWriter:
     """Write arrays one after another; the file appears when :meth:`finish` returns. One owner thread.
 
-    A context manager: leaving it without :meth:`finish` removes the file. ``kind`` says what the arrays are, in up to 32 ASCII
-    characters. ``disk`` pays for every byte before it is written. With ``direct`` the file is written, and read by what
-    :meth:`finish` returns, past the page cache, through two buffers of so many bytes, which the caller counts.
+    The writer is a context manager; leaving it without :meth:`finish` removes the file. ``kind`` names the kind of arrays, in
+    up to 32 ASCII characters. ``disk`` pays for every byte before it is written. If ``direct`` is not 0, writes, and reads of
+    the file that :meth:`finish` returns, bypass the page cache. Writes then use two buffers of ``direct`` bytes each, which the
+    caller counts.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, disk: DiskQuota | None = None, direct: int = 0) -> None:
@@ -62,7 +64,7 @@ class SectionWriter:
         self._seed = file_seed(kind, self._id, 0)
         self._disk = disk
         self._paid = 0
-        self._entries = arrays.array("Q")  # of each array four words, those of _ENTRY: there may be very many
+        self._entries = arrays.array("Q")  # four words for each array, those of _ENTRY; compact, as there may be very many
         self._offset = 0
         self._temporary = f"{self.path}.tmp"
         self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -74,7 +76,7 @@ class SectionWriter:
             raise
 
     def append(self, array: Array) -> int:
-        """Write a 1-D array of a plain numeric dtype; returns its number. After an OSError the file is gone."""
+        """Write a 1-D array of a plain numeric dtype; return its number. After an OSError the file is gone."""
         if self._fd < 0:
             raise ValueError(f"the writer of {self.path} is closed")
         data = np.ascontiguousarray(array)
@@ -89,7 +91,7 @@ class SectionWriter:
         return number
 
     def read(self, number: int, array: Callable[..., Array] = np.empty) -> Array:
-        """Read and check an appended array, as :meth:`SectionFile.read` does; not where the file is written directly."""
+        """Read and check an appended array, as :meth:`SectionFile.read` does; not allowed with ``direct``."""
         assert self._direct is None, "what is not written yet cannot be read"
         if self._fd < 0:
             raise ClosedError(f"{self.path} is closed")
@@ -132,11 +134,11 @@ class SectionWriter:
             replaces = os.path.lexists(self.path)
             os.rename(self._temporary, self.path)
             folder = os.path.dirname(self.path) or "."
-            if replaces:  # what was there is gone: the new file stays, whatever fails
+            if replaces:  # the old file is gone, so the new one stays even if a later step fails
                 if durable:
                     make_durable(folder, self.path)
             else:
-                self._temporary = self.path  # what an error removes
+                self._temporary = self.path  # the file that abort() removes after an error
                 if durable:
                     fsync_directory(folder)
             return SectionFile(self.path, self._kind.decode(), disk=self._disk, paid=self._paid, direct=self._direct is not None)
@@ -145,11 +147,11 @@ class SectionWriter:
             raise
 
     def abort(self) -> None:
-        """Remove what was written; may be called again."""
+        """Close and remove the unfinished file; may be called again."""
         if self._direct is not None:
             self._direct.abort()
         try:
-            with contextlib.suppress(OSError):  # what it would have flushed is removed
+            with contextlib.suppress(OSError):  # a delayed write does not matter: the file is removed
                 self._close()
         finally:
             if remove_file(self._temporary) and self._disk is not None:
@@ -157,7 +159,7 @@ class SectionWriter:
                 self._paid = 0
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1  # first: a close that failed has closed, and the number may be another file's by then
+        fd, self._fd = self._fd, -1  # first: a failed close closes, too, and the number may be another file's by then
         if fd >= 0:
             close_fd(fd, self._temporary)
 
@@ -171,18 +173,19 @@ class SectionWriter:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], kind: str, disk: DiskQuota | None = None) -> Iterator[SectionWriter]:
-    """Write a file of sections, durably, in place of what is there: a kill leaves that, or the new file."""
-    remove_file(f"{os.fspath(path)}.tmp")  # of a writer that was killed
+    """Replace a file of sections durably: a kill leaves either the old file or the new one."""
+    remove_file(f"{os.fspath(path)}.tmp")  # left by a writer that was killed
     with SectionWriter(path, kind, disk) as writer:
         yield writer
         writer.finish(durable=True).close()
 
 
 class SectionFile:
-    """Arrays by number. Thread-safe but for :meth:`close`.
+    """A file of arrays, read by number. Thread-safe, except :meth:`close`.
 
-    ``file_id`` is the file's UUID, 32 hexadecimal digits. Where ``directory`` is given, the file is looked up in it.
-    CorruptionError for a file that is damaged or cut short; FormatError or VersionError for another kind, format or byte order.
+    ``file_id`` is the file's UUID, 32 hexadecimal digits. If ``directory`` is given, the file is looked up in it.
+    CorruptionError for a damaged file, or one too short for an index. FormatError for a file of another kind, or one whose end
+    is cut off. VersionError for another version or byte order.
     """
 
     def __init__(
@@ -233,7 +236,7 @@ class SectionFile:
         self._check_entries()
 
     def _check_entries(self) -> None:
-        """Refuse arrays of no dtype, or that do not lie before the index, whatever the checksums say."""
+        """Check that each array has a known dtype and lies before the index; CorruptionError otherwise."""
         offsets, items, codes = (self._index[name] for name in ("offset", "items", "dtype"))
         widths = _WIDTHS[np.minimum(codes, len(_WIDTHS) - 1)]
         is_good = (codes < len(_WIDTHS)) & (widths > 0) & (offsets <= self._index_at)
@@ -246,12 +249,12 @@ class SectionFile:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the file that are no array's."""
+        """Bytes of the index and the tail, which belong to no array."""
         return self._index.nbytes + _TAIL.size + 8
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Items of each array."""
+        """Number of items of each array."""
         return self._index["items"].astype(np.int64)
 
     def __getitem__(self, number: int) -> Array:
@@ -262,9 +265,9 @@ class SectionFile:
         return self.run(number, 1, array)[0]
 
     def run(self, first: int, count: int, array: Callable[..., Array] = np.empty) -> list[Array]:
-        """Read and check arrays ``first … first + count - 1``, in one read where they lie one after another, as written.
+        """Read and check arrays ``first … first + count - 1``, in one read if they lie one after another, as written.
 
-        ``array(n, dtype)`` makes the memory that is read into, of which what is returned are views; its exceptions propagate.
+        ``array(n, dtype)`` allocates the memory, of which the returned arrays are views; its exceptions propagate.
         """
         if self._fd < 0:
             raise ClosedError(f"{self.path} is closed")
@@ -289,9 +292,10 @@ class SectionFile:
         return arrays
 
     def verify(self, progress: Callable[[int], None] = lambda n: None) -> None:
-        """Check every byte of every array, in little memory however long it is, and that they fill the file up to the index.
+        """Check every byte of every array, and that the arrays fill the file up to the index; takes about 1 MiB of memory.
 
-        ``progress`` is told of bytes checked. The index and the file's end were checked when it was opened.
+        ``progress`` gets the number of bytes that were checked since its last call. The index and the file's end were checked
+        when the file was opened.
         """
         if self._fd < 0:
             raise ClosedError(f"{self.path} is closed")
@@ -325,7 +329,7 @@ class SectionFile:
             close_quietly(fd)
 
     def remove(self) -> None:
-        """Close the file and delete it; its bytes go back to the quota, unless it cannot be deleted now."""
+        """Close the file and delete it; its bytes go back to the quota if it could be deleted."""
         self.close()
         if remove_file(self.path) and self._disk is not None:
             self._disk.give(self._paid)

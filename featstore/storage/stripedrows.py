@@ -1,4 +1,4 @@
-"""Rows that lie in several files, on several drives: each file holds consecutive rows, and is read through its own queue."""
+"""Striped rows: rows in several files, on several drives; each file holds consecutive rows and is read through its own queue."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["StripedRows"]
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
-_LEAST_ROWS = 1 << 16  # divided at once, whatever the budget says
-_DIVIDING_BYTES = 32  # a row: its file, its number there, and its place in the output
+_LEAST_ROWS = 1 << 16  # divided at once, even if the budget has no room
+_DIVIDING_BYTES = 32  # for each row: its file, its number there, and its place in the output
 
 
 class StripedRows:
     """Dense rows of several files, by number, as of one :class:`~featstore.storage.rowfile.RowFile`. Thread-safe.
 
-    Each file begins, in order, with a multiple of ``unit_rows``, which take whole pages; ``first_rows`` are the rows with which
-    they begin. ``budget`` pays, as ``reader buffers``, for dividing the rows of a gather by file. What one call wants of
-    several files is read side by side, by a thread a file: a slow drive holds up a call that wants rows of it, and no other.
+    Each file begins with a row whose number is a multiple of ``unit_rows``; ``unit_rows`` rows fill whole pages. ``first_rows``
+    are the first rows of the files, in order. ``budget`` pays, as ``reader buffers``, for dividing the rows of a gather by file.
+    One call reads its files side by side, with a thread for each. So a slow drive delays only calls that read rows of it.
     """
 
     def __init__(self, files: Sequence[RowFile], unit_rows: int, budget: Budget) -> None:
@@ -45,25 +45,25 @@ class StripedRows:
 
     @property
     def path(self) -> str:
-        """The first file."""
+        """Path of the first file."""
         return self.files[0].path
 
     @property
     def gap_bytes(self) -> int:
-        """Take the gap of the drive where it is largest."""
+        """Bytes of the largest gap that any of the files reads over."""
         return max(file.gap_bytes for file in self.files)
 
     def file_of(self, rows: Int64s) -> Int64s:
-        """Return the number of the file that holds each row; the first or the last one for rows that are in none."""
+        """Find the number of the file that holds each row; the first or the last file for rows out of range."""
         return np.searchsorted(self.first_rows[1:], rows, side="right")
 
     def place(self, row: int) -> tuple[RowFile, int]:
-        """Return the file that holds a row, and the row's number there."""
+        """Find the file that holds a row, and the row's number in that file."""
         number = int(np.searchsorted(self.first_rows[1:], row, side="right"))
         return self.files[number], row - int(self.first_rows[number])
 
     def read(self, first: int, n: int, out: UInt8s | None = None) -> UInt8s:
-        """Read from several files one after the other, see :meth:`RowFile.read`."""
+        """Read consecutive rows, from one file after the other; see :meth:`RowFile.read`."""
         if out is None:
             out = np.empty((n, self.row_bytes), np.uint8)
         done = 0
@@ -77,7 +77,7 @@ class StripedRows:
         return out
 
     def gather(self, rows: Int64s, out: UInt8s) -> None:
-        """Read as :meth:`RowFile.gather` does; where memory is short, pages are read at most once per 65,536 rows."""
+        """Read scattered rows as :meth:`RowFile.gather` does; if memory is short, each page at most once per 65,536 rows."""
         with self._dividing(min(len(rows), MAX_SORTED_ROWS)) as n:
             for begin in range(0, len(rows), n):
                 part, into = rows[begin : begin + n], out[begin : begin + n]
@@ -91,7 +91,7 @@ class StripedRows:
 
     @contextmanager
     def _dividing(self, n_rows: int) -> Iterator[int]:
-        """Hold the memory to divide ``n_rows`` at once, or as many as the budget has room for."""
+        """Reserve the memory to divide ``n_rows`` at once, or as many as the budget has room for; yield their number."""
         while n_rows > _LEAST_ROWS:
             try:
                 held = self._budget.reserve("reader buffers", _DIVIDING_BYTES * n_rows)
@@ -104,7 +104,7 @@ class StripedRows:
         yield _LEAST_ROWS
 
     def read_pages(self, numbers: Int64s, out: UInt8s) -> None:
-        """Read as :meth:`RowFile.read_pages` does; pages are numbered through all files, behind one header."""
+        """Read scattered pages as :meth:`RowFile.read_pages` does; pages are numbered through all files, behind one header."""
         first_pages = self.first_rows * self.row_bytes // PAGE_BYTES
         ends = [*np.searchsorted(numbers, 1 + first_pages[1:]).tolist(), len(numbers)]
         calls: list[Callable[[], object]] = []
@@ -118,7 +118,7 @@ class StripedRows:
 
 
 def _side_by_side(calls: list[Callable[[], object]]) -> None:
-    """Make calls, each in a thread of its own; none goes on when this returns."""
+    """Run calls at once, each in its own thread, and wait for all of them."""
     if len(calls) < 2:
         for call in calls:
             call()

@@ -1,11 +1,12 @@
 """Stripes: directories on other drives that hold files of a dataset, each found by a symbolic link in the dataset's directory.
 
-A stripe ``featstore-stripe-<uuid>`` is made for one commit and holds nothing else. The link has the same name. It is durable
-before the stripe is made and goes after it, so whoever removes what a killed writer left finds every stripe by its link.
+A stripe ``featstore-stripe-<uuid>`` is made for one commit and holds no other files. The link has the same name. The link is
+durable before the stripe is made, and is removed after it. So a sweep after a killed writer finds every stripe by its link.
 
-An entry ``owner-…`` in the stripe tells the link that it was made with from all others. It names where the link is, its inode
-number and its change time, to the nanosecond. No copy has that time, as programs cannot set it. No snapshot that is mounted
-elsewhere has that place. A dataset with another link may read a stripe, but not remove it.
+An entry ``owner-…`` in the stripe distinguishes the link that it was made with from all others. The entry's name is a hash of
+the link's directory, inode number and change time in nanoseconds. A copy of the link has another change time, as programs
+cannot set it. A snapshot that is mounted elsewhere has another directory. A dataset with another link may read a stripe, but not
+remove it.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from featstore.storage.writer import fsync_directory
 __all__ = ["make_stripe", "mark_of", "remove_stripe", "remove_stripes", "stripe_directory"]
 
 _MARK: Final = "owner-"
-_BUILT: Final = re.compile(r"\.(tmp|old)-[0-9a-f]{32}\Z")  # what a builder adds to the name of a dataset, see builddir.py
+_BUILT: Final = re.compile(r"\.(tmp|old)-[0-9a-f]{32}\Z")  # added by a builder to the name of a dataset, see builddir.py
 
 
 def make_stripe(root: str, directory: str) -> str:
-    """Make an empty stripe in ``directory`` for the dataset at ``root``; return the name of both, the stripe and its link.
+    """Make an empty stripe in ``directory`` for the dataset at ``root``; return the common name of the stripe and its link.
 
-    After an OSError neither is there.
+    After an OSError neither exists.
     """
     name = f"{STRIPE_PREFIX}{uuid.uuid4().hex}"
     link, target = os.path.join(root, name), os.path.join(directory, name)
@@ -52,7 +53,7 @@ def make_stripe(root: str, directory: str) -> str:
         fsync_directory(directory)
     except BaseException:
         with contextlib.suppress(OSError):
-            for remove, path in reversed(made):  # by name, as there may be no descriptor left to list a directory
+            for remove, path in reversed(made):  # by name, as listing a directory needs a descriptor
                 with contextlib.suppress(FileNotFoundError):
                     remove(path)
         raise
@@ -60,13 +61,13 @@ def make_stripe(root: str, directory: str) -> str:
 
 
 def mark_of(link: str) -> str:
-    """Name the entry by which a stripe knows this very link, in a dataset that nobody has moved since."""
+    """Compute the name of the entry by which a stripe recognizes this link, unless the dataset was moved since."""
     found, home = os.lstat(link), _BUILT.sub("", os.path.realpath(os.path.dirname(link)))
     return _MARK + xxhash.xxh3_128_hexdigest(b"%d %d " % (found.st_ino, found.st_ctime_ns) + os.fsencode(home))
 
 
 def remove_stripe(root: str, name: str) -> None:
-    """Remove a stripe and then its link. Where the link may be a copy of the stripe's own, only the link goes, with a warning.
+    """Remove a stripe and then its link. If the link may be a copy of the stripe's own, remove only the link, and warn.
 
     After an OSError the link stays, for the next try.
     """
@@ -77,7 +78,7 @@ def remove_stripe(root: str, name: str) -> None:
         shutil.rmtree(gone)
         return
     target, is_left = os.readlink(link), False
-    with contextlib.suppress(FileNotFoundError):  # it was not made yet, or is gone
+    with contextlib.suppress(FileNotFoundError):  # the stripe was not made yet, or is gone
         entries = os.listdir(target)
         marks = [entry for entry in entries if entry.startswith(_MARK)]
         is_left = os.path.basename(target) != name or (len(entries) > 0 and mark_of(link) not in marks)
@@ -93,9 +94,9 @@ def remove_stripe(root: str, name: str) -> None:
 
 
 def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:
-    """Remove all stripes of a dataset but those that hold files of these names; return what was removed.
+    """Remove all stripes of a dataset except those of the files named in ``keep``; return the names of removed stripes.
 
-    An OSError is raised once the others are removed.
+    If a stripe cannot be removed, the OSError is raised once the others are removed.
     """
     kept = {name.partition("/")[0] for name in keep}
     gone = [name for name in sorted(os.listdir(root)) if STRIPE.fullmatch(name) and name not in kept]
@@ -111,7 +112,7 @@ def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:
 
 
 def stripe_directory(root: str, name: str) -> str | None:
-    """Return the directory of the stripe that holds a file of a dataset; None for one in the dataset itself."""
+    """Find the directory of the stripe that holds a file of a dataset; None for a file in the dataset itself."""
     folder, slash, _ = name.partition("/")
     if not slash or not STRIPE.fullmatch(folder):
         return None

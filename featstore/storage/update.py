@@ -1,4 +1,4 @@
-"""Adding to a dataset that exists: one writer at a time, new files first, then one commit of the catalog."""
+"""Updates of an existing dataset: one writer at a time writes new files first, and then commits the catalog once."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from featstore.storage.writer import FileRecord, RowFileWriter
 
 __all__ = ["MAKING", "MAKING_STATE", "OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused", "writer_lock"]
 
-MAKING: Final = "making."  # of folders in which features are made, see graph/making.py
-MAKING_STATE: Final = "state"  # in such a folder: what a later maker goes on from
-_BLOCK_ROWS: Final = 1 << 20  # of an array, written at once
-_ROWS: Final = re.compile(r".*\.([0-9]+)\.rows(\.sums)?")  # of a writer of this generation
+MAKING: Final = "making."  # prefix of folders in which features are made, see graph/making.py
+MAKING_STATE: Final = "state"  # in such a folder: the record from which a later maker resumes
+_BLOCK_ROWS: Final = 1 << 20  # rows of an array that are written at once
+_ROWS: Final = re.compile(r".*\.([0-9]+)\.rows(\.sums)?")  # names of row and side files, with the generation of their commit
 
 
 @dataclass
 class OpenFile:
-    """A catalogued file and its side file, checked by :func:`open_file`; :meth:`take` hands the descriptors on."""
+    """An open catalogued file and its side file, checked by :func:`open_file`; :meth:`take` hands the descriptors on."""
 
     record: FileRecord
     path: str
@@ -42,22 +42,23 @@ class OpenFile:
     sums_fd: int
 
     def take(self) -> tuple[int, int]:
-        """Return both descriptors, which are the caller's from now on."""
+        """Hand both descriptors to the caller, which closes them."""
         found, self.fd, self.sums_fd = (self.fd, self.sums_fd), -1, -1
         return found
 
     def close(self) -> None:
-        """Close what nobody took; may be called again."""
+        """Close descriptors that were not taken; may be called again."""
         for fd in self.take():
             if fd >= 0:
                 close_quietly(fd)
 
 
 def open_file(root: Root, record: FileRecord) -> OpenFile:
-    """Open a catalogued file and its side file: regular, of the right size, and with the header that is this file's.
+    """Open a catalogued file and its side file, and check that they are regular, of the right size and with the right header.
 
-    Reads one page; neither blocks nor follows links. Raises CorruptionError for a wrong size, a damaged header, or another file
-    in its place; FormatError or VersionError for what is no row file; OSError, which names the stripe if that is missing.
+    Opening reads one page; it neither blocks nor follows links. CorruptionError for a wrong size, a damaged header, or another
+    file in its place. FormatError or VersionError for a file that is no row file of this version. OSError, which names the
+    stripe if that is missing.
     """
     where = root.path if isinstance(root, OpenDirectory) else root
     found = OpenFile(record, os.path.join(where, record.name), -1, -1)
@@ -104,10 +105,10 @@ def check_file(root: Root, record: FileRecord) -> str:
 
 
 def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
-    """Remove files that no catalog names, left by a killed or superseding writer; return their names.
+    """Remove files that the catalog does not name: unfinished ones, and files that a later commit replaced; return their names.
 
-    The caller holds the writer's lock, and has written nothing yet that is to stay. So what a writer has not finished, or was
-    to be part of a commit that never came, is of a dead one and goes at once. Files of earlier commits go while nobody reads
+    The caller holds the writer's lock and has written no files yet. So unfinished files, and files of a commit that never
+    happened, belong to a dead writer and are removed at once. Files of earlier commits are removed only while no process reads
     the dataset. A stripe whose drive fails stays, for the next sweep.
     """
     directory = os.fspath(root)
@@ -132,7 +133,7 @@ def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
                         os.unlink(entry.path)
                         removed.append(entry.name)
         for folder in _dead_makings(directory):
-            with contextlib.suppress(OSError):  # it holds what is not ours
+            with contextlib.suppress(OSError):  # the folder has other files
                 os.rmdir(folder)
         with contextlib.suppress(OSError):
             stripes = [entry.name for entry in os.scandir(directory) if is_read and STRIPE.fullmatch(entry.name)]
@@ -142,18 +143,18 @@ def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
 
 
 def _dead_makings(directory: str) -> list[str]:
-    """List the folders of features whose makers died before there was anything to go on from."""
+    """List the folders of features whose makers died before they recorded a state to resume from."""
     folders = [entry for entry in os.scandir(directory) if entry.name.startswith(MAKING)]
     found = sorted(entry.path for entry in folders if entry.is_dir(follow_symlinks=False))
     return [path for path in found if not os.path.lexists(os.path.join(path, MAKING_STATE))]
 
 
 class Update:
-    """The right to add to a dataset, ``catalog`` of its last commit included; a context manager. One owner thread.
+    """An update of a dataset under the writer's lock; a context manager. One owner thread.
 
-    BusyError where another process, or another handle of this one, is writing. Entering sweeps what killed writers left, and
-    files of earlier commits unless the dataset is being read. Leaving without :meth:`commit` leaves the dataset as it was.
-    Readers see the commit when they open the dataset again.
+    ``catalog`` is that of the last commit. BusyError if another process, or another handle of this one, is writing. Making the
+    object sweeps files that killed writers left, and files of earlier commits unless the dataset is being read. Leaving without
+    :meth:`commit` leaves the dataset as it was. Readers see the commit when they open the dataset again.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -188,9 +189,9 @@ class Update:
         return self._stripes[-1]
 
     def writer(self, stem: str, layout: RowLayout, *, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
-        """Open a writer of a new file ``<stem>.<generation>.rows``; hand what its commit returns to :meth:`add`.
+        """Open a writer of a new file ``<stem>.<generation>.rows``; its commit returns the record for :meth:`add`.
 
-        ``stripe`` is what :meth:`stripe` returned, where the file shall lie there.
+        ``stripe`` is the name that :meth:`stripe` returned, for a file in that stripe.
         """
         name = f"{stem}.{self.generation}.rows"
         if "/" in name:
@@ -203,7 +204,7 @@ class Update:
         return writer
 
     def write_array(self, stem: str, kind: str, dtype: np.dtype[Any], blocks: Iterable[npt.NDArray[Any]]) -> FileRecord:
-        """Write one-dimensional blocks of an array as a file, and return its record."""
+        """Write one-dimensional blocks of an array as a file; return its record."""
         with self.writer(stem, choose_layout(dtype.itemsize), kind=kind, dtype=dtype.name) as writer:
             for block in blocks:
                 for first in range(0, len(block), _BLOCK_ROWS):
@@ -221,22 +222,22 @@ class Update:
         dataset: Mapping[str, Any] | None = None,
         drop_fields: Iterable[str] = (),
     ) -> None:
-        """Note what the commit shall add, and what it shall take away.
+        """Register additions and removals for the commit.
 
         Parameters
         ----------
         files : iterable of FileRecord
-            Files, which are durable.
+            New files, which are durable.
         fields : iterable of FieldRecord
-            The fields that they hold; they replace those of the same key.
+            Fields in these files; they replace fields of the same key.
         extra : mapping of str to dict, optional
-            Other entries of the catalog; they replace those of the same key.
+            Other entries of the catalog; they replace entries of the same key.
         drop : iterable of str
             Names of files that nothing refers to any more.
         dataset : mapping, optional
-            What changes in the catalog's entry of the dataset; a member that is None is removed.
+            Changed members of the catalog's entry of the dataset; a member that is None is removed.
         drop_fields : iterable of str
-            Keys of fields that are no more; their files go with them.
+            Keys of fields to remove; their files are removed with them.
         """
         self._files.update({record.name: record for record in files})
         self._fields.update({record.key: record for record in fields})
@@ -246,15 +247,15 @@ class Update:
         self._dropped_fields.update(drop_fields)
 
     def commit(self) -> Catalog:
-        """Make what was added part of the dataset, at once and durably; return the new catalog.
+        """Commit all registered changes atomically and durably; return the new catalog.
 
-        CommittedError where the dataset is the new one, but a power cut may bring the old one back; after other OSErrors it is
-        as it was.
+        CommittedError if the new catalog is in place, but a power cut may bring the old one back. After other OSErrors the
+        dataset is as it was.
         """
         old = self.catalog
         fields = {key: record for key, record in old.fields.items() if key not in self._dropped_fields} | self._fields
         used = {part.file for record in fields.values() for part in record.parts}
-        # A file goes with the field that it held. Others stay: entries of later releases may refer to them.
+        # A file is removed with the field that it held. Other files stay: entries of later releases may refer to them.
         changed = {*self._fields, *self._dropped_fields} & set(old.fields)
         replaced = {part.file for key in changed for part in old.fields[key].parts}
         gone = (replaced | self._dropped) - used - set(self._files)
@@ -277,17 +278,17 @@ class Update:
         return catalog
 
     def _catalog_id(self) -> tuple[int, int] | None:
-        """Identify the file that is the catalog, without opening it; None where that fails."""
+        """Identify the catalog's file without opening it; None if that fails."""
         with contextlib.suppress(OSError):
             found = os.stat(os.path.join(self.root, CATALOG_FILE))
             return found.st_dev, found.st_ino
         return None
 
     def _may_be_committed(self) -> bool:
-        """Whether a commit that an error or an interrupt ended may have replaced the catalog, which then names our files.
+        """Check whether a commit that an error or an interrupt ended may have replaced the catalog, which then names our files.
 
-        A new catalog is a file made while the old one was there, so it is another one. Where the look fails nothing is removed:
-        the next writer sweeps what no catalog names.
+        A new catalog is made while the old one exists, so it is a file of another identity. If the catalog cannot be identified,
+        nothing is removed: the next writer sweeps files that the catalog does not name.
         """
         return self._is_committing and (self._before is None or self._catalog_id() != self._before)
 
@@ -318,17 +319,17 @@ class Update:
 
 
 def sweep_unused(root: str) -> None:
-    """Remove files that no catalog names, where nobody reads or writes the dataset now; otherwise a later writer does."""
-    # Entering sweeps. Of damage the next reader tells.
+    """Remove files that the catalog does not name; files that cannot be removed now are left to a later writer."""
+    # Making an Update sweeps. The next reader reports damage.
     with contextlib.suppress(OSError, FormatError), Update(root):
         pass
 
 
 def writer_lock(root: str) -> FileLock:
-    """Take the exclusive right to change the dataset, or pack, at ``root``; BusyError where somebody else has it."""
+    """Take the writer's lock of the dataset, or pack, at ``root``; BusyError if another process or handle has it."""
     while True:
         lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True)
-        # While it was waited for, the directory may have been replaced: then it is the lock of one that is gone.
+        # The directory may have been replaced before the lock was taken; then the lock is that of the removed directory.
         try:
             if lock.in_place:
                 return lock

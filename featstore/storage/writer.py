@@ -1,7 +1,8 @@
-"""Writing: streamed row files with their checksums, and the one way in which a file reaches its final name.
+"""Writing of files: streamed row files with their checksums, and small files that are replaced atomically.
 
-Order of every commit: write ``*.tmp``, fsync it, rename it, fsync the directory. A failed fsync is never tried again (the kernel
-may have dropped the pages and a second one would succeed): the temporary file is dropped and the error raised.
+Every commit of a file has this order: write ``*.tmp``, fsync it, rename it, fsync the directory. A failed fsync is never tried
+again, because the kernel may have dropped the pages, and a second fsync would succeed. Instead, the temporary file is removed and
+the error raised.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ UInt8s = npt.NDArray[np.uint8]
 
 
 def is_drive_full(error: OSError) -> bool:
-    """Whether the drive itself has no more room (ENOSPC of the system), rather than what the user allows."""
+    """Decide whether an error means that the drive is full (ENOSPC of the system), rather than the user's disk budget."""
     return error.errno == errno.ENOSPC and str(error.strerror).startswith(os.strerror(errno.ENOSPC))
 
 
 def free_bytes(path: str) -> int | None:
-    """Count the free bytes on the drive of ``path``, or of its first parent that is there; None if unknown."""
+    """Count the free bytes on the drive of ``path``, or of its nearest parent that exists; None if unknown."""
     while path:
         with contextlib.suppress(OSError):
             found = os.statvfs(path)
@@ -71,8 +72,8 @@ def _create(path: str) -> int:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a small file atomically and durably.
 
-    Raises CommittedError where the new file is in place, but a power cut may bring the old one back. After any other OSError
-    the old file stays, and no temporary one.
+    CommittedError if the new file is in place, but a power cut may bring the old one back. After any other OSError the old file
+    is in place, and the temporary file is removed.
     """
     name = os.fspath(path)
     temporary = f"{name}.{uuid.uuid4().hex}.tmp"
@@ -94,7 +95,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def make_durable(directory: str, path: str) -> None:
-    """Make the name ``path``, which a rename has just given, durable; CommittedError where that fails."""
+    """Make the name ``path``, which a rename has just given, durable; CommittedError if that fails."""
     try:
         fsync_directory(directory)
     except OSError as error:
@@ -103,9 +104,9 @@ def make_durable(directory: str, path: str) -> None:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a catalog keeps of one row file: its header's values, and the sizes of it and of its side file ``<name>.sums``.
+    """A catalog's record of one row file: the values of its header, its size, and the size of its side file ``<name>.sums``.
 
-    ``name`` is relative to the dataset, ``file_id`` has 32 hexadecimal digits.
+    ``name`` is relative to the dataset; ``file_id`` has 32 hexadecimal digits.
     """
 
     name: str
@@ -131,7 +132,7 @@ class FileRecord:
         return Header(self.kind, bytes.fromhex(self.file_id), self.generation, self.layout, self.n_rows, self.dtype)
 
     def check(self, where: str) -> None:
-        """Raise FormatError, naming ``where``, unless the recorded sizes are those that the layout implies."""
+        """Check the recorded sizes against the layout; FormatError, which names ``where``, if they differ."""
         expected = file_bytes(self.layout, self.n_rows)
         if (self.n_bytes, self.n_sums_bytes) != (expected, sums_bytes(expected)):
             raise FormatError(f"{where}: sizes {self.n_bytes} and {self.n_sums_bytes}, but its rows need {expected}")
@@ -139,11 +140,11 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class WriterState:
-    """What of an unfinished row file is on the drive, and what a writer needs to go on with it.
+    """The state of an unfinished row file, from which a later writer resumes.
 
-    ``offset`` are the bytes of whole pages; ``tail`` is the page behind them, as far as there are rows for it. ``first_sums``
-    are of the first page of sums, ``sums`` those behind it that are not in the side file, which has ``n_sums_pages``, the first
-    one included.
+    ``offset`` is the number of bytes in whole pages on the drive; ``tail`` are the bytes behind them, less than a page.
+    ``first_sums`` are the checksums of the first page of sums. ``sums`` are later checksums that are not in the side file yet,
+    which has ``n_sums_pages`` pages, the first one included.
     """
 
     file_id: bytes
@@ -159,24 +160,25 @@ class WriterState:
 class RowFileWriter:
     """Stream rows into a row file and its side file of checksums, in bounded memory. One owner thread.
 
-    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. A write that failed is
-    raised by a later call. Memory is ``buffer_bytes``, and 1 MiB for page-grouped layouts.
+    The writer is a context manager; leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. A later call
+    raises the error of a failed write. The writer holds ``buffer_bytes``, and 1 MiB more for page-grouped layouts.
 
     Parameters
     ----------
     directory : path-like
     name : str
-        Its final name, which may lead through a stripe's link; it appears, complete and durable, when :meth:`commit` returns.
+        Final name of the file, which may lead through a stripe's link. The file is complete and durable under this name when
+        :meth:`commit` returns.
     layout : RowLayout
     kind, dtype : str
         See :class:`~featstore.storage.format.Header`.
     generation : int
-        Number of the commit this file is written for.
+        Number of the commit for which the file is written.
     buffer_bytes : int
-        Of two buffers together: one is written by a thread, past the page cache, while the other is filled.
+        Bytes of two buffers together: a thread writes one, past the page cache, while the other is filled.
     resume : WriterState, optional
-        Go on with the file that another writer left in this state, ``generation`` included. FormatError where it is shorter
-        than the state says, and nothing was changed; FileNotFoundError where it is gone.
+        State of an unfinished file of another writer, which this writer resumes, with the state's ``generation``. FormatError
+        if a file is shorter than the state says; nothing is changed then. FileNotFoundError if it is gone.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class RowFileWriter:
         self._generation = generation if resume is None else resume.generation
         self._id = uuid.uuid4().bytes if resume is None else resume.file_id
         self._seed = file_seed(kind, self._id, self._generation)
-        # Sums not yet written; entry 0 of page 0 is the header's, which is known last, so page 0 stays here until then.
+        # Sums not yet written. Entry 0 of page 0 is that of the header, which is known last, so page 0 is kept until then.
         self._first_sums: list[npt.NDArray[np.uint64]] = [np.zeros(1, dtype=np.uint64)]
         self._n_first = 1
         self._sums: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
@@ -218,12 +220,12 @@ class RowFileWriter:
                 self._fds.append(_create(path))
             self._out = DirectWriter(self._fds[0], self._temporary[0], half, HEADER_BYTES, self._add_sums)
         except BaseException:
-            self._temporary = self._temporary[: len(self._fds)]  # the other belongs to somebody else
+            self._temporary = self._temporary[: len(self._fds)]  # a file that was not created here is not ours to remove
             self.abort()
             raise
 
     def _go_on(self, state: WriterState, half: int) -> None:
-        """Open what another writer left, and drop what it wrote after its state was recorded."""
+        """Open the files that another writer left, and cut off bytes that it wrote after its state was recorded."""
         ends = state.offset, state.n_sums_pages * PAGE_BYTES
         sizes = [end if end > PAGE_BYTES else 0 for end in ends]  # the first page of either is written last
         try:
@@ -243,14 +245,14 @@ class RowFileWriter:
         self._sums, self._n_sums_pages = state.sums, state.n_sums_pages
 
     def checkpoint(self) -> WriterState:
-        """Make the rows so far durable, and return what a later writer needs to go on behind them.
+        """Make the rows so far durable; return the state from which a later writer resumes.
 
         After an OSError the temporary files are gone and the writer is closed.
         """
         out = self._opened()
         try:
             out.flush()
-            for number, fd in enumerate(self._fds):  # before anybody records what is there
+            for number, fd in enumerate(self._fds):  # before the caller records the state
                 fsync_fd(fd, self._temporary[number])
         except BaseException:
             self.abort()
@@ -265,7 +267,7 @@ class RowFileWriter:
         return self._out
 
     def leave(self) -> None:
-        """Close the temporary files and let them stay, for a writer that goes on from the last checkpoint."""
+        """Close the temporary files and keep them, for a writer that resumes from the last checkpoint."""
         self._close_fds()
         self._temporary = []
 
@@ -330,9 +332,9 @@ class RowFileWriter:
         self._sums = self._sums[n:].copy()
 
     def commit(self) -> FileRecord:
-        """Finish the file: it and its side file are durable under their final names when this returns.
+        """Finish the file and its side file, and make them durable under their final names; return the file's record.
 
-        After an OSError nothing is left under either name that was not there before.
+        After an OSError this writer leaves no file under either name.
         """
         out = self._opened()
         final = [self._path, f"{self._path}.sums"]
@@ -377,7 +379,7 @@ class RowFileWriter:
         out, self._out = self._out, None
         if out is not None:
             out.abort()
-        with contextlib.ExitStack() as stack:  # all of them, whichever fails
+        with contextlib.ExitStack() as stack:  # closes all descriptors, even if one close fails
             for fd, path in zip(self._fds, self._temporary, strict=False):
                 stack.callback(close_fd, fd, path)
             self._fds = []

@@ -1,1 +1,1 @@
-"""Strategies: how the batches of an epoch come about, and where their rows are found."""
+"""Strategies, which supply the batches of an epoch and the plans for their rows."""

@@ -1,4 +1,4 @@
-"""Counts of the batches of an epoch that need each row, by sampling the epoch, for policies that ask."""
+"""Counts of the batches of an epoch that need each row, made by sampling the epoch, for policies that score rows by them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["AccessCounts"]
 
 
 class AccessCounts:
-    """How many batches of epoch 0 need each row, as an array that is made when a policy first looks at it, by sampling them.
+    """The number of batches of epoch 0 that need each row, an int64 array of one count a node.
 
-    A context manager: the budget counts the array until the block is left.
+    The array is made by sampling the epoch, when a policy first reads it. Used as a context manager: the budget counts the
+    array until the block is left.
 
     References
     ----------

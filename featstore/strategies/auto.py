@@ -1,4 +1,4 @@
-"""``Auto``: record an epoch's accesses, measure the machine, take the strategy that is estimated to be cheapest."""
+"""``Auto``: sample a few batches, measure the machine, and take the strategy that is estimated to be fastest."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ EDGES = "caches of edge features"  # while it is estimated
 @register_strategy("auto")
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Take whichever strategy, with whichever policy, is estimated to take least time for the epochs to come.
+    """Take the strategy and the policy that are estimated to need least time for the epochs to come.
 
-    ``loader.stats()["auto"]`` says which was taken, and why. Strategies of other packages are among the candidates where they
-    estimate themselves (:meth:`featstore.Strategy.estimate`). Nothing is estimated where all rows fit in memory, or the features
-    have caches that :class:`~featstore.OnDemand` would keep to: it is taken. Before rows, neighbour lists get memory, on
-    loan, where ``g.cache_neighbors`` made no cache of them: all of them, or the best ones.
+    ``loader.stats()["auto"]`` names the choice and its reason. Strategies of other packages are candidates if they estimate
+    themselves (:meth:`featstore.Strategy.estimate`). :class:`~featstore.OnDemand` is taken without an estimate if all rows fit in
+    memory, or if the features have caches that it would keep. Neighbour lists get memory before rows do, on loan, unless
+    ``g.cache_neighbors`` made a cache of them: all lists, or the best ones.
 
     Parameters
     ----------
     epochs : int
-        Epochs to come, 10 unless given: what is done once is spread over them.
+        Epochs to come, 10 by default. The costs of work that is done once are spread over them.
     cache : int, str, float or None
         As of :class:`~featstore.OnDemand`.
     pack : Pack, path-like or None
@@ -109,13 +109,13 @@ class Auto(Strategy):
         context.drop_caches(edges=bool(of_edges))
         context, memory = ask(context, caches=sum(of_edges.values()))
         planning = plan_ahead(context, PLANNED, "auto", self.disk, self.run_dir)
-        if not memory.suffices:  # what is taken then says what does
+        if not memory.suffices:  # the strategy that is taken raises, and names a memory that suffices
             decision = _default(context, planning, 0, "no memory for two batches")
             return AutoRunner(self._chosen(decision, cache, pack).run(context), decision, lists)
         if may_keep_lists(context):
             of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED))
             lists = keep_lists(context, sum(of_nodes.values()), self.epochs)
-        with context.budget.reserve(EDGES, sum(of_edges.values())):  # what the strategy's caches of edge features will take
+        with context.budget.reserve(EDGES, sum(of_edges.values())):  # for the strategy's caches of edge features
             if pack is not None and cache == "auto":
                 cache = size_for_pack(context, memory, pack)
             with context.watch.time("auto"):
@@ -139,19 +139,19 @@ class Auto(Strategy):
             raise
 
     def _chosen(self, decision: Decision, cache: int | float | str | None, pack: Pack | None) -> Strategy:
-        """Return the strategy that was decided on, with this one's options, as far as it has them."""
+        """Make the chosen strategy, with those options of this one that it has."""
         cls, policy = find_strategy(decision.strategy), decision.policy
         given: dict[str, Any] = {"policy": policy, "pack": pack, "disk": self.disk, "run_dir": self.run_dir}
         given = {name: each for name, each in given.items() if each is not None}
-        given["cache"] = None if policy is None else cache  # None is not its default everywhere
+        given["cache"] = None if policy is None else cache  # not every strategy's default is None
         is_static = policy is not None and isinstance(get_policy(policy), StaticPolicy)
-        if self.edge_cache is not None and not (is_static and issubclass(cls, Superbatch)):  # it plans rows of edges, too
+        if self.edge_cache is not None and not (is_static and issubclass(cls, Superbatch)):  # a static policy plans no edges
             given["edge_cache"] = self.edge_cache
         return made_with(cls, given)
 
 
 class AutoRunner(Runner):
-    """The runner of the strategy that was decided on, and why it was."""
+    """The runner of the chosen strategy, with the decision."""
 
     def __init__(self, chosen: Runner, decision: Decision, lists: Lists) -> None:
         super().__init__(chosen.context, chosen.memory)
@@ -163,11 +163,11 @@ class AutoRunner(Runner):
         return self._chosen.prepare(epoch, start)
 
     def stats(self) -> dict[str, Any]:
-        """Return ``auto``: what was taken, why, all estimates, and where neighbour ``lists`` are."""
+        """Return the strategy's entries, and ``auto``: the choice, its reason, all estimates, where neighbour ``lists`` are."""
         return {**self._chosen.stats(), "auto": {**self._decision.record, "lists": self._lists.text}}
 
     def close(self, failed: bool = False) -> None:
-        """Close the strategy and what was sampled to choose it."""
+        """Close the strategy and the profile that it was chosen by."""
         self._chosen.close(failed)
         if self._decision.profile is not None:
             self._decision.profile.close()
@@ -175,7 +175,7 @@ class AutoRunner(Runner):
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided for a loader.
+    """The strategy and the policy chosen for a loader.
 
     Parameters
     ----------
@@ -183,13 +183,13 @@ class Decision:
     policy : str or None
         None: no cache.
     record : dict
-        What ``loader.stats()["auto"]`` says: estimates, what was taken, and why.
+        The entry ``loader.stats()["auto"]``: the estimates, the choice, its reason.
     profile : Profile, optional
-        Batches that were sampled to find out; the run uses them.
+        Batches that were sampled for the estimates; the run uses them.
     misses : MissCurves
-        Of a batch's rows, those that its cache will lack.
+        The share of a batch's rows that a cache will lack.
     lists_bytes : int, optional
-        What neighbour lists are to have instead of the memory that they have now.
+        Bytes that neighbour lists are to have from now on. None: they keep their memory.
     """
 
     strategy: str
@@ -209,16 +209,17 @@ def decide(
     epochs: int,
     lists: Lists = AS_THEY_ARE,
 ) -> Decision:
-    """Choose strategy and policy for a loader. ``options``: of the strategies, each of which has those that it knows.
+    """Choose the strategy and the policy of a loader, and the bytes of neighbour ``lists`` that stay in memory.
 
-    And how many of the ``lists`` stay in memory: an epoch is estimated with fewer of them, too, and the memory of the others.
+    ``options`` are those of all strategies; each strategy gets the ones that it has. An epoch is also estimated with fewer
+    lists, whose memory then holds rows.
 
     Notes
     -----
-    Looks at an eighth of the batches of epoch 0, eight at least and 32 at most: samples them, for the run to use, and simulates
-    their cache. Where the memory or the disk does not suffice for that, rows are read on demand. With a history these batches are
-    decided on from a copy of its state, and are not used: the run's own depend on what is merged until then. A history that is to
-    choose its nodes does so in the memory of the strategy that is taken, and strategies are judged by whole batches.
+    Samples an eighth of the batches of epoch 0, eight at least and 32 at most, for the run to use, and simulates caches over
+    them. If memory or disk does not suffice for that, the strategy that needs least is taken, with a warning. With a history
+    these batches are drawn with a copy of its state, and the run does not use them: its own depend on later merges. A history
+    whose nodes are still to be chosen gets them in the memory of the chosen strategy; strategies are compared by whole batches.
     """
     if not len(context.batches) or not context.features:
         return _default(context, planning, capacity, "nothing is to be gathered")
@@ -242,7 +243,7 @@ def decide(
 def _estimated(
     context: Context, planning: Planning, options: Mapping[str, Any], capacity: int, epochs: int, lists: Lists
 ) -> Decision:
-    """Choose by estimates."""
+    """Choose the strategy, the policy and the bytes of lists by estimates."""
     graph, pack, widths = context.graph, context.pack, list(context.nodes.row_bytes.values())
     with ExitStack() as held:
         profile = None
@@ -291,9 +292,9 @@ def _estimated(
 
 @contextmanager
 def _on_device(context: Context, cache_bytes: int) -> Iterator[tuple[int, npt.NDArray[np.bool_] | None]]:
-    """Find how many rows the device will have beside a host cache of so many bytes, and which, where that is known.
+    """Find the number of rows that the device will have beside a host cache of ``cache_bytes``, and their mask, if known.
 
-    What they are told from is counted until the block is left, beside what a host cache is estimated from.
+    The budget counts the memory of the estimates until the block is left.
     """
     graph, tier, later = context.graph, context.tier, context.on_device
     n_device = (context.device_rows or 0) if later is None else later.expected_rows(context, cache_bytes)
@@ -311,7 +312,7 @@ def _is_filled_later(context: Context) -> bool:
 
 @dataclass(frozen=True)
 class _Trial:
-    """An epoch that is estimated with more or fewer neighbour lists in memory, from batches that were looked at.
+    """Estimates of an epoch with more or fewer neighbour lists in memory, from a few sampled batches.
 
     Parameters
     ----------
@@ -321,13 +322,13 @@ class _Trial:
     profile : Profile or None
         None: a pack has the batches.
     trace : Trace
-        The batches' rows.
+        The rows of the sampled batches.
     sample_s : float
-        Seconds that the batches took.
+        Seconds of sampling or reading these batches.
     look : callable (trace, ...) -> Workload
-        :func:`~featstore.estimate.choice.observe`, told what lists do not change.
-    counted : dict
-        What was counted of a pack's layouts, by policy.
+        :func:`~featstore.estimate.choice.observe`, with all arguments that do not depend on lists.
+    counted : dict of str to OnDisk
+        The disk space counted for a pack's layouts, by policy.
     """
 
     context: Context
@@ -342,7 +343,7 @@ class _Trial:
     counted: dict[str, OnDisk]
 
     def choose(self, n_bytes: int) -> Choice:
-        """Choose with so many bytes of lists in memory, and other rows in the rest of what they have now."""
+        """Choose with ``n_bytes`` of lists in memory, and with rows in the rest of the memory that lists have now."""
         context, lists = self.context, self.lists
         batch, speed, n = context.batch or BatchSize(0), self.machine.drive, len(context.batches)
         told = Chosen(profile_bytes=_disk_bytes(self.profile), freed=lists.held - n_bytes)
@@ -363,9 +364,9 @@ class _Trial:
 
 
 def _reading_s(pack: Pack, graph: Graph) -> float:
-    """Time reading a pack's first batches, as many as are looked at."""
+    """Measure the seconds of reading the first batches of a pack, as many as estimates look at."""
     begin = time.perf_counter()
-    for number in range(profile_batches(pack.n_batches, pack.together)):
+    for number in range(profile_batches(pack.n_batches, pack.run_length)):
         pack.batch(number, graph.pool)
     return time.perf_counter() - begin
 
@@ -379,7 +380,7 @@ def _warn(reason: str, more: str) -> None:
 
 
 def _profile_disk(context: Context) -> int:
-    """Return the disk of which the part for a profile holds the batches that are looked at."""
+    """Compute the size of a disk of which a profile's part holds the batches that estimates look at."""
     batch = context.batch
     stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
     return DISK_DIVISOR * profile_batches(len(context.batches)) * max(4096, stored)
@@ -390,7 +391,7 @@ def _disk_bytes(profile: Profile | None) -> int:
 
 
 def _default(context: Context, planning: Planning, capacity: int, reason: str) -> Decision:
-    """What needs least: rows read on demand; packed ones where the layout is there, or where the device is to have some."""
+    """Choose the strategy that needs least: ``ondemand``, or ``packed`` if a layout is there or the device is to hold rows."""
     strategy, policy = "ondemand", STATIC if capacity else None
     if context.pack is not None:
         there, disk = _there(context, planning, capacity), planning.disk
@@ -401,13 +402,13 @@ def _default(context: Context, planning: Planning, capacity: int, reason: str) -
 
 
 def _taken(strategy: str, policy: str | None, reason: str) -> Decision:
-    """Return the decision for a strategy that nothing was estimated for."""
+    """Make the decision for a strategy that is taken without an estimate."""
     taken = {"strategy": strategy, "policy": policy or "none"}
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
 
 
 def _layout(context: Context, planning: Planning, policy: str, capacity: int) -> LayoutOptions:
-    """Return the options of the layout that strategy ``"packed"`` would run."""
+    """Make the options of the layout that strategy ``"packed"`` would run."""
     assert context.pack is not None
     superbatch = packed_length(planning.superbatch, context.pack.n_batches) if policy == PLANNED else 0
     return LayoutOptions(context.features, policy, capacity, superbatch, context.device_rows or 0)
@@ -416,7 +417,7 @@ def _layout(context: Context, planning: Planning, policy: str, capacity: int) ->
 def _there(context: Context, planning: Planning, capacity: int) -> dict[str, str]:
     """Return the folders of the layouts that a pack has for a loader's features and tiers, by policy.
 
-    Beside a static policy's that takes too much disk another one is made.
+    A static policy's layout that takes too much disk does not count: a smaller one is made beside it.
     """
     assert context.pack is not None
     there, found = find_layouts(context.pack), {}
@@ -432,12 +433,15 @@ def _there(context: Context, planning: Planning, capacity: int) -> dict[str, str
 def _packs(
     context: Context, planning: Planning, capacity: int, widths: Sequence[int], gap_bytes: int
 ) -> tuple[dict[str, int], dict[str, OnDisk]]:
-    """Return the bytes of the layouts that the pack has for these features and tiers, and what was counted of layouts."""
+    """Return, by policy, the bytes of the layouts that the pack has for these features and tiers, and the disk space counted.
+
+    Space is counted for layouts that share rows, and for layouts still to be made that the disk may not hold.
+    """
     pack, budget, n_device = context.pack, context.graph.budget, context.device_rows or 0
     assert pack is not None
     layouts, counted = {}, {}
     there = _there(context, planning, capacity)
-    # A little is left for what is known only when a layout is made.
+    # A little is left for parts whose size is known only when a layout is made.
     disk = (
         None
         if planning.disk is None

@@ -1,8 +1,9 @@
-"""The contract of strategies: how the batches of an epoch come about, and where their rows are.
+"""The contract of strategies, which supply the batches of an epoch and the plans for their rows.
 
-A :class:`Strategy` is its options. It makes a :class:`Runner` for each loader, which begins epochs; an :class:`EpochRun` says
-what each batch holds and where its rows are. The loader owns threads, order and statistics, the same for all. A strategy that
-looks ahead samples in threads of its own, plans, and answers :meth:`EpochRun.batch` from its run files, with a plan a feature.
+A :class:`Strategy` holds options. It makes a :class:`Runner` for each loader. The runner begins epochs. An :class:`EpochRun`
+returns each batch, and the tier and address of its rows. The loader owns threads, order and statistics; they are the same for
+all strategies. A strategy that looks ahead samples and plans in threads of its own. Its :meth:`EpochRun.batch` reads run files,
+and returns a plan for each feature.
 """
 
 from __future__ import annotations
@@ -34,29 +35,29 @@ __all__ = ["Batch", "EpochRun", "Runner", "Strategy"]
 
 @dataclass(eq=False)
 class Batch:
-    """A batch on its way to the loop: drawn by a strategy, gathered and delivered by the loader, which fills in the rest.
+    """A batch on its way to the loop: drawn by a strategy, gathered and delivered by the loader, which sets the attributes.
 
     Parameters
     ----------
     position : int
-        When it runs in its epoch.
+        Number of the batch in its epoch, in the order in which batches run.
     sampled : SampledBatch
     plans : mapping of str to BatchPlan, optional
-        A plan a feature, of the rows that :attr:`Context.tier` leaves; without plans the loader splits the batch, and the store
-        plans the others on the fly.
+        A plan for each feature, of the rows that are not in :attr:`Context.tier`. Without plans, the loader splits the batch,
+        and the store plans the rows that are not on the device.
     edges : EdgePlan or int64 array, optional
-        The plan of all edge features; without, the loader numbers the edges, and their stores plan on the fly.
+        The plan of all edge features. Without a plan, the loader numbers the edges, and their stores plan each gather.
 
     Attributes
     ----------
     split : (DeviceRows, tensor) or None
-        Of a batch without plans, what the device holds, and the others.
+        Of a batch without plans: the rows that the device holds, and the ids of the others.
     features, edge_features : dict
-        The rows that the host has gathered; they stay while memory is found for the rest.
+        The rows that the host has gathered. They are kept while the loader finds memory for the rest.
     apart : dict of str to Apart
         Features of which the device holds rows.
     tally : Tally
-        What gathering took.
+        Seconds and reads of gathering.
     """
 
     position: int
@@ -71,57 +72,57 @@ class Batch:
 
 
 class EpochRun(ABC):
-    """One epoch under way. What is not overridden does nothing, or reads on demand."""
+    """A running epoch. By default, rows are read on demand, and the methods that are not abstract do nothing else."""
 
     @property
     @abstractmethod
     def threads(self) -> int:
-        """How many threads may call :meth:`batch` at once."""
+        """Number of threads that may call :meth:`batch` at once."""
 
     @abstractmethod
     def batch(self, position: int) -> Batch:
-        """Return the batch that runs as number ``position``; pure, so that it may be asked for again where memory was short."""
+        """Return the batch that runs as number ``position``. The call may be repeated after memory was short."""
 
     def plan(self, name: str, batch: Batch) -> tuple[BatchPlan | None, Mapping[Tier, RowSource]]:
-        """Return the plan by which feature ``name`` is gathered for the batch now, and the tiers that the plan names.
+        """Return the plan by which feature ``name`` of the batch is gathered now, and the row sources of the plan's tiers.
 
-        Called in order, by one thread, which then gathers; again for the same batch where memory was short for that. Without a
-        plan, as here, the store makes one. ``batch.tally`` gets what is read before.
+        One thread calls this in the order of the batches, and then gathers. It calls again for the same batch if memory was
+        short. Without a plan, the default, the store makes one. ``batch.tally`` counts reads that are made here.
         """
         return None, {}
 
     def may_begin(self, position: int) -> bool:
-        """Whether :meth:`batch` need not wait until earlier batches were gathered; waits for nobody."""
+        """Return whether :meth:`batch` can return before all earlier batches were gathered. Does not wait."""
         return True
 
     def passed(self, position: int) -> None:
-        """Note that batch ``position`` has all its features, as have those before it."""
+        """Note that batch ``position``, and all before it, have all their features."""
 
-    def spare(self) -> bool:
-        """Give back memory that only makes the epoch faster, as a batch does not fit; return whether there was some.
+    def release(self) -> bool:
+        """Give back memory that only makes the epoch faster, because a batch does not fit; return whether there was some.
 
         Called by the thread that works on the batch, while nothing else is gathered.
         """
         return False
 
     def stop(self) -> None:
-        """Note that the epoch is over: whoever waits in :meth:`batch` or :meth:`plan` is sent away. Waits for nobody."""
+        """End the epoch: wake threads that wait in :meth:`batch` or :meth:`plan`. Does not wait for them."""
 
     def close(self) -> None:
-        """Let go of threads, files and memory; may be called again."""
+        """Release threads, files and memory; may be called again."""
 
 
 class Runner(ABC):
-    """What a strategy has made for one loader: its caches, its memory, its files. What is not overridden does nothing.
+    """The caches, memory and files of a strategy in one loader. By default, the methods that are not abstract do nothing.
 
     Attributes
     ----------
     context : Context
-        What the loader goes by from now on: the batches as they will run, and what all stages need.
+        The context as the loader uses it from now on; a strategy may have replaced the batches in it.
     memory : Memory
-        What the loader's batches need of the memory, as :func:`~featstore.strategies.memory.ask` has measured, or will see.
+        The memory that the loader's batches need, as :func:`~featstore.strategies.memory.ask` measured it, or not known yet.
     prefetch : int
-        Batches made ahead; fewer than were asked for where memory is short.
+        Batches made ahead, fewer than were asked for if memory is short.
     """
 
     def __init__(self, context: Context, memory: Memory | None = None) -> None:
@@ -133,11 +134,11 @@ class Runner(ABC):
         """Begin ``epoch`` at batch number ``start``."""
 
     def stats(self) -> dict[str, Any]:
-        """Report this strategy's own entries of :meth:`featstore.Loader.stats`."""
+        """Return this strategy's own entries of :meth:`featstore.Loader.stats`."""
         return {}
 
     def close(self, failed: bool = False) -> None:
-        """Give back what is held between epochs; may be called again. ``failed``: the loop ended with an error."""
+        """Release everything held between epochs; may be called again. ``failed``: the loop ended with an error."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,9 @@ class Strategy(ABC):
     """
 
     _registered: ClassVar[str] = ""
-    # Batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``. Each class says so of itself: it is not inherited.
+    # True: batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``. Not inherited: each class declares it.
     takes_history: ClassVar[bool] = False
-    # Policies of whose superbatches ``auto`` asks for an estimate: the default one, and others that its option ``policy`` takes.
+    # Policies for which ``auto`` asks for an estimate of superbatches: the default, and other values of the option ``policy``.
     judged_with: ClassVar[tuple[str, ...]] = ("belady",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -170,45 +171,46 @@ class Strategy(ABC):
 
     @property
     def name(self) -> str:
-        """The name that it is registered under, or its class's."""
+        """The name under which the strategy is registered, or the name of its class."""
         return str(type(self).__dict__.get("_registered") or type(self).__qualname__)
 
     def batches(
         self, graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
     ) -> SampledBatches | None:
-        """Return the batches that the strategy brings, those of a pack; None: the loader's sampler draws them.
+        """Return the strategy's own batches, those of a pack; None: the loader's sampler draws the batches.
 
         Raises
         ------
         ValueError
-            Other batches are asked for than those.
+            The arguments ask for batches that the pack does not have.
         """
         return None
 
     @classmethod
     def estimate(cls, workload: Workload, machine: Machine) -> Estimate | Sequence[Estimate] | None:
-        """Estimate the seconds of an epoch, for :class:`~featstore.Auto` to compare strategies by; None: it is not considered.
+        """Estimate the seconds of an epoch; :class:`~featstore.Auto` compares strategies by it. None: not a candidate.
 
-        Where an estimate is least, the strategy runs with those options of ``Auto`` that it has, too, and with the estimate's
-        policy. Each class estimates itself: what a base class estimates is not inherited.
+        The strategy with the least estimate runs with the estimate's policy, and with those options of ``Auto`` that it has.
+        Estimates are not inherited: each class makes its own.
 
         Parameters
         ----------
         workload : Workload
-            What an epoch asks for, how many rows policies load, seconds of sampling.
+            The rows that an epoch asks for, the rows that policies load, the seconds of sampling.
         machine : Machine
-            What the drive and the memory were measured to do.
+            The measured rates of the drive and the memory.
 
         Returns
         -------
         Estimate, sequence of Estimate, or None
-            An estimate for each policy that it considers. ``strategy`` is the registered name, ``policy`` is ``"none"`` where
-            nothing is cached, seconds are finite. :mod:`featstore.estimate.cost` has the formulas of the built-in strategies.
+            An estimate for each policy that the strategy considers. ``strategy`` is the registered name; ``policy`` is
+            ``"none"`` if nothing is cached; seconds are finite. :mod:`featstore.estimate.cost` has the formulas of the built-in
+            strategies.
         """
         return None
 
     def foreseen(self, context: Context) -> Length | None:
-        """Return how long the superbatches of a run would be, for ``Workload.superbatch``; None, as here: it has none.
+        """Foresee the length of a run's superbatches, for ``Workload.superbatch``; None, the default: there are none.
 
         Parameters
         ----------
@@ -224,10 +226,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def run(self, context: Context) -> Runner:
-        """Make what a loader runs.
+        """Make the runner of a loader.
 
         Raises
         ------
         BudgetError
-            The memory does not suffice; names the least that does.
+            The memory does not suffice; the error names a memory that does.
         """

@@ -1,4 +1,4 @@
-"""Caches that follow plans begin an epoch with rows that stay, read alone or in a pass over the features that is made anyway."""
+"""Filling of caches that follow plans with rows that stay: read by themselves, or in a pass over the features made anyway."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Int64s = npt.NDArray[np.int64]
 
 
 class CacheFilling:
-    """Fills the caches of a loader's features for an epoch.
+    """Fill the caches of a loader's features for an epoch.
 
     Parameters
     ----------
     context : Context
     filled : dict of str to FeatureCache
-        By feature the cache that has its rows; kept from epoch to epoch.
+        For each feature the cache that is filled already; the dict is kept from epoch to epoch.
     """
 
     def __init__(self, context: Context, filled: dict[str, FeatureCache]) -> None:
         self._context, self._filled = context, filled
-        self._waiting: dict[str, FeatureCache] = {}  # caches whose rows have slots and are not read yet
+        self._waiting: dict[str, FeatureCache] = {}  # caches whose rows have slots, but are not read yet
 
     def begin(self, rows: Int64s | None) -> Int64s:
-        """Let caches begin with ``rows``, where they do not have them already, or with none; return the rows by slot."""
+        """Assign slots to ``rows`` in all caches not filled yet; without ``rows``, empty the caches. Return the rows by slot."""
         found = NO_ROWS
         for name, store in self._context.nodes.stores.items():
             cache = store.cache
@@ -46,12 +46,15 @@ class CacheFilling:
                     cache.reserve(rows)
                     self._waiting[name] = cache
             if len(cache.planned_rows) > len(found):
-                found = cache.planned_rows  # what the ledger has counted: not a copy
+                found = cache.planned_rows  # the cache's own array, which the budget counts: not a copy
         return found
 
     @contextmanager
     def kept(self, name: str) -> Iterator[Kept | None]:
-        """Lend a feature's rows that are still to be read, and where to; whoever leaves this has read them."""
+        """Lend the rows of a feature still to be read, and the array for them; None if there are none.
+
+        The caller reads them all before it leaves the block.
+        """
         cache = self._waiting.pop(name, None)
         if cache is None:
             yield None
@@ -61,7 +64,7 @@ class CacheFilling:
         self._filled[name] = cache
 
     def finish(self) -> None:
-        """Read what no pass has read."""
+        """Read the rows that no pass has read."""
         for name, cache in list(self._waiting.items()):
             with self.kept(name) as kept:
                 if kept is not None:

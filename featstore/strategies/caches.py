@@ -1,4 +1,4 @@
-"""The feature caches of a loader: how large they are, and whose plans they follow while others of the graph have theirs."""
+"""Feature caches of a loader: their sizes, and the claims of epochs whose plans they follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featstore.strategies.domain import Domain
 from featstore.strategies.memory import Memory
 
 __all__ = [
-    "LeasedCaches",
+    "ClaimedCaches",
     "check_instances",
     "make_online_edge_caches",
     "online_edge_bytes",
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def online_edge_bytes(context: Context, size: int | float | str | None, policy: str | Policy | type[Policy]) -> dict[str, int]:
-    """Return the bytes of the caches of edge features that an online policy manages.
+    """Compute the bytes of each cache of edge features that an online policy manages.
 
     Raises
     ------
@@ -38,9 +38,10 @@ def online_edge_bytes(context: Context, size: int | float | str | None, policy: 
 
 
 def make_online_edge_caches(context: Context, sizes: Mapping[str, int], policy: str | Policy | type[Policy]) -> None:
-    """Make the caches of edge features, of so many bytes, that an online policy manages: before caches that take what is left.
+    """Make the caches of edge features that an online policy manages, of ``sizes`` bytes each.
 
-    Not those that follow the plans of an epoch under way: edges are read through these.
+    Called before the caches that take all memory left. A cache that follows the plans of a running epoch stays, and edges are
+    read through it.
     """
     rows = context.edges.capacity(sizes, get_policy(policy))
     for name in sizes:
@@ -53,7 +54,7 @@ def make_online_edge_caches(context: Context, sizes: Mapping[str, int], policy: 
 
 
 def size_caches(context: Context, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:
-    """Return the bytes of each feature's cache, and the batches that are made ahead beside them.
+    """Compute the bytes of each feature's cache, and the number of batches that are made ahead beside the caches.
 
     Parameters
     ----------
@@ -65,13 +66,13 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
     Returns
     -------
     sizes : dict
-        Empty where there is nothing to cache, and where ``"auto"`` leaves no room for one row.
+        Empty if there is nothing to cache, or if ``"auto"`` has no room for one row.
     prefetch : int
 
     Raises
     ------
     BudgetError
-        More than is left.
+        A given size exceeds the memory that is left.
     """
     nodes, prefetch = context.nodes, context.prefetch
     if size is None or not nodes.stores or not nodes.n:
@@ -82,34 +83,34 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
     room, claimed = room_for_caches(context)
     spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
     if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
-        return {}, prefetch  # what is left may be nothing; the loader then goes without
+        return {}, prefetch  # no room for one row: the loader runs without caches
     return cache_bytes(spare, n, widths, policy, budget, room), prefetch
 
 
 def room_for_caches(context: Context) -> tuple[int, int]:
-    """Return the bytes that caches of node features may take, and those of them that an epoch under way has for its own now."""
+    """Return the bytes that caches of node features may take, and the part of them that caches of a running epoch hold now."""
     claimed = context.nodes.claimed_bytes
     return context.budget.available + context.chosen.freed + claimed, claimed
 
 
 def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:
-    """Raise ValueError where one policy instance would serve the caches of several features."""
+    """Raise ValueError if one policy instance would serve the caches of several features."""
     if isinstance(policy, Policy) and n_features > 1 and not isinstance(get_policy(policy), PlannedPolicy):
         raise ValueError("a policy instance serves one cache: give its name or class for several features")
 
 
-class LeasedCaches:
-    """The caches that follow a loader's plans, empty at first.
+class ClaimedCaches:
+    """The caches that follow a loader's plans; they are empty at first.
 
-    A feature has one cache. A loader's plans say which slot of *its* cache holds a row, so every epoch leases the caches before
-    anything runs, and makes them anew where another loader, or ``g.cache``, has taken their place since.
+    A feature has one cache. The plans of a loader name slots of *its* cache. Every epoch therefore claims the caches before it
+    runs. A cache that another loader or ``g.cache`` has replaced is made anew.
 
-    Caches on loan that have given memory back are made anew too, as large as they were, or as the memory is by then.
+    Caches on loan that have given memory back are made anew, too: as large as they were, or as the memory allows by then.
 
     Parameters
     ----------
     domain : Domain
-        The features; no caches are made, or leased, of those of a domain without.
+        The features. With a domain without features, no caches are made or claimed.
     """
 
     def __init__(self, domain: Domain) -> None:
@@ -119,20 +120,20 @@ class LeasedCaches:
         self._mine: dict[str, FeatureCache] = {}
 
     def make(self, capacities: Mapping[str, int], room: Callable[[], int] | None = None) -> None:
-        """Make the caches, with so many rows each, in place of those that the features have.
+        """Make the caches, with ``capacities`` rows, in place of those that the features have.
 
-        Those in whose place there is one that follows the plans of an epoch under way are made once an epoch leases them.
+        If a feature's cache follows the plans of a running epoch, the new one is made later, when an epoch claims it.
 
         Parameters
         ----------
         capacities : mapping of str to int
         room : callable () -> int, optional
-            The caches are on loan; how many bytes they may take, once some of them was taken back.
+            Puts the caches on loan. Returns the bytes that they may take when they are made anew.
 
         Raises
         ------
         BudgetError
-            No memory for them.
+            No memory for the caches.
         """
         self._capacities.update(capacities)
         self._room = room
@@ -144,25 +145,25 @@ class LeasedCaches:
     def _make(self, name: str, capacity: int) -> None:
         self._mine.pop(name, None)
         cache = self._mine[name] = self._domain.make_cache(name, capacity, on_loan=self._room is not None)
-        # A pack's plans are made for the whole cache; and the next epoch tries again.
+        # Marks the cache as smaller than planned: plans of a pack name slots of the whole cache, and the next epoch tries again.
         cache.is_cut = capacity < self._capacities[name]
 
     def check_free(self) -> None:
-        """Raise BusyError where one of the features' caches follows the plans of an epoch under way."""
+        """Raise BusyError if one of the features' caches follows the plans of a running epoch."""
         self._domain.check_free()
 
-    def lease(self) -> Use:
-        """Take the caches for an epoch, all or none, until :meth:`release` or as long as what is returned lives.
+    def claim(self) -> Use:
+        """Claim the caches for an epoch, all or none. The claim ends with :meth:`release`, or with the object returned.
 
         Raises
         ------
         BusyError
-            Another epoch follows its plans in one of them.
+            One of the caches follows the plans of another epoch.
         BudgetError
-            They have to be made anew, and there is no memory for them.
+            The caches have to be made anew, and there is no memory for them.
         """
-        lease = Use()
-        with self._domain.graph.locked():  # of two epochs that begin at once one has the caches, the other is told so
+        claim = Use()
+        with self._domain.graph.locked():  # of two epochs that begin at once, one gets the caches, the other a BusyError
             self.check_free()
             lost = [name for name in self._capacities if self._is_lost(name)]
             if lost and self._room is not None:
@@ -171,16 +172,16 @@ class LeasedCaches:
                 for name in lost:
                     self._make(name, self._capacities[name])
             for cache in self._mine.values():
-                cache.lease(lease)
-        return lease
+                cache.claim(claim)
+        return claim
 
     def _is_lost(self, name: str) -> bool:
-        """Whether the feature's cache is another's, or has given memory back."""
+        """Return whether the feature's cache was replaced, or has given memory back."""
         cache = self._domain.stores[name].cache
         return cache is None or cache is not self._mine.get(name) or cache.is_cut
 
     def _make_what_fits(self, room: Callable[[], int]) -> None:
-        """Make the caches anew, with the rows that there is room for now, the same of each."""
+        """Make the caches anew, each with as many rows as there is room for now."""
         domain = self._domain
         for name in domain.stores:
             domain.make_cache(name, 0)
@@ -188,7 +189,7 @@ class LeasedCaches:
         try:
             for name, capacity in self._capacities.items():
                 self._make(name, min(capacity, rows))
-        except BudgetError:  # others were quicker: an epoch on loan never fails for want of a cache
+        except BudgetError:  # other holders took the memory first: caches on loan are optional, the epoch runs without
             for name in self._capacities:
                 self._make(name, 0)
 

@@ -27,18 +27,18 @@ class OnDevice:
     Parameters
     ----------
     tier : DeviceTier, optional
-        There from then on, unchanged; plans that were made before name none of its rows.
+        The rows. Once set, the tier does not change. Plans that were made before do not use the tier.
     """
 
     def __init__(self, tier: DeviceTier | None = None) -> None:
         self.tier = tier
-        self.why = ""  # there is none
+        self.why = ""  # why there is no tier
 
     def step_done(self, context: Context) -> None:
-        """Note, in the loop's thread, that a step is done: what is sized by it is sized then."""
+        """Note, in the loop's thread, that a training step is done; a tier sized by the first step is sized now."""
 
     def expected_rows(self, context: Context, taken: int = 0) -> int:
-        """Return how many rows there are; of a size that is not known yet, how many there would be now.
+        """Return the number of rows; if the tier is not sized yet, the number that would fit now.
 
         ``taken``: bytes of host memory that caches will have.
         """
@@ -54,18 +54,18 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a strategy is told that another one chose.
+    """The facts that ``Auto`` passes to the strategy that it chose.
 
     Parameters
     ----------
     lends_caches : bool
         Caches are on loan although their size is given.
     misses : MissCurves
-        Of a batch's rows, those that its cache will lack, as far as is known.
+        The share of a batch's rows that a cache will lack, as far as it is known.
     profile_bytes : int
         Bytes of run files that hold batches sampled ahead.
     freed : int
-        Bytes of neighbour lists that would be given back before anything else takes memory.
+        Bytes of neighbour lists that are given back before anything else takes memory.
     """
 
     lends_caches: bool = False
@@ -76,24 +76,24 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy may use.
+    """The loader's objects and settings that a strategy uses.
 
     Parameters
     ----------
     graph : OutOfCoreGraph or PackedGraph
     batches : SampledBatches
     nodes, edges : Domain
-        The features that are gathered of each, and counts of what is read of them.
+        The features of nodes and of edges that are gathered, with counts of their reads.
     threads : int
         Batches sampled at once.
     copy_threads : int
         Threads that copy the rows of a batch.
     device : torch.device
-        Where batches are delivered.
+        Device to which batches are delivered.
     device_rows : int or None
-        Of a pack's layout, rows that are to stay on the device; None: as many as a layout that is there has.
+        Number of rows of a pack's layout that stay on the device; None: as many as an existing layout has.
     on_device : OnDevice, optional
-        Rows on the device; those of a pack once its layout is open.
+        Rows on the device. For a pack, set when its layout is opened.
     labels : tuple of str
         Node data that the loader delivers.
     prefetch : int
@@ -101,16 +101,16 @@ class Context:
     watch : Stopwatch
         Measures the stages.
     counts : BatchCounts
-        Gets what is delivered.
+        Counts the batches delivered.
     batch : BatchSize, optional
-        What the first batch came to, once one was sampled to know.
+        The size of a batch, once one was sampled to measure it.
     chosen : Chosen
-        By the strategy that chose this one, if one did.
+        Facts from the strategy that chose this one, if one did.
     divide : callable (context, memory, cache, policy), optional
-        Takes a part of the memory that caches are left with; a strategy calls it before it sizes them. See
+        Takes a part of the memory that is left for caches; a strategy calls it before it sizes them. See
         :meth:`~featstore.strategies.savedsplit.HistorySplit.divide`.
     has_history : bool
-        Batches depend on those before them: they are pruned by a history.
+        A history prunes the batches, so that each depends on earlier ones.
     """
 
     graph: Graph
@@ -138,16 +138,16 @@ class Context:
 
     @property
     def pack(self) -> Pack | None:
-        """The pack whose batches these are, if they are a pack's."""
+        """The pack that holds the batches, or None."""
         return self.batches.pack if isinstance(self.batches, PackBatches) else None
 
     @property
     def tier(self) -> DeviceTier | None:
-        """The rows that are on the device now."""
+        """The rows that are on the device now, or None."""
         return None if self.on_device is None else self.on_device.tier
 
     def drop_caches(self, *, edges: bool = False) -> None:
-        """Give back the caches of features of nodes, and of edges too, before others come in their place."""
+        """Give back the caches of node features, with ``edges`` those of edge features, too, before others replace them."""
         self.nodes.drop_caches()
         if edges:
             self.edges.drop_caches()

@@ -1,4 +1,4 @@
-"""``device_cache=`` of a loader: how large its tier on the device is, which rows are in it, and the tier itself."""
+"""``device_cache=`` of a loader: its options, the size of the tier on the device, and the tier itself."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class DeviceCache:
     Parameters
     ----------
     size : int, str or float
-        Of all features together: bytes (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``). 0: no tier. ``"auto"``: what
-        the first step leaves of the device's memory, filled beside the loop; not for packs.
+        Size for all features together: bytes (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``). 0: no tier.
+        ``"auto"``: the device's memory that the first step leaves free, filled beside the loop; not for packs.
     policy : str, Policy or class, optional
-        A static one; by default ``"degree"``, and for a pack what chose the rows of its layout, which must not be given then.
+        A static policy, by default ``"degree"``. For a pack it must not be given: the pack's layout has chosen the rows.
     reserve : int or str
-        Bytes of the device that ``"auto"`` leaves.
+        Bytes of the device that ``"auto"`` leaves free.
 
     Raises
     ------
@@ -68,25 +68,25 @@ class DeviceCache:
 
     @property
     def static_policy(self) -> StaticPolicy:
-        """The policy that chooses rows where no pack does."""
+        """The policy that chooses the rows, without a pack."""
         policy = get_policy(DEVICE_POLICY if self.policy is None else self.policy)
         assert isinstance(policy, StaticPolicy)
         return policy
 
     def rows(self, num_nodes: int, row_bytes: Mapping[str, int]) -> int:
-        """Return how many rows of every feature the tier has, see :func:`device_rows`."""
+        """Compute the number of rows of every feature in the tier; see :func:`device_rows`."""
         return device_rows(parse_cache_size(self.size, "device_cache"), num_nodes, row_bytes)
 
 
 def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int]) -> int:
-    """Return how many rows of every feature a device's tier of ``size`` bytes in all, or of a share of the rows, has.
+    """Compute the number of rows of every feature in a tier of ``size``: bytes for all features, or a share of the rows.
 
     Raises
     ------
     ValueError
         Not a size; a share outside 0 … 1.
     BudgetError
-        Not room for one row, and not 0.
+        The size is not 0, and has no room for one row.
     """
     if isinstance(size, float):
         if not 0 < size <= 1:
@@ -99,14 +99,16 @@ def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str,
 
 
 def with_tier(context: Context, cache: DeviceCache) -> Context:
-    """Return the context of a loader with its tier, filled; of a pack, with the number of rows that its layout must have.
+    """Add the filled tier to the context of a loader; for a pack, the number of device rows that its layout must have.
+
+    ``size="auto"`` adds a tier that is sized and filled later.
 
     Raises
     ------
     OptionError
-        A policy for a pack.
+        ``"auto"`` or a policy is given for a pack.
     BudgetError
-        There is no memory for it.
+        There is no memory for the tier.
     PluginError
         The policy failed.
     RuntimeError
@@ -134,7 +136,7 @@ def with_tier(context: Context, cache: DeviceCache) -> Context:
 
 
 def describe(on_device: OnDevice | None) -> dict[str, Any]:
-    """Report the tier's entry of :meth:`featstore.Loader.stats`."""
+    """Return the tier's entry of :meth:`featstore.Loader.stats`."""
     if on_device is None:
         return {}
     tier, why = on_device.tier, on_device.why

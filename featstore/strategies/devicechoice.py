@@ -13,17 +13,17 @@ from featstore.strategies.context import Context
 
 __all__ = ["DEVICE_POLICY", "FILL_BYTES", "make_tier"]
 
-FILL_BYTES = 8 << 20  # of one read
-DEVICE_POLICY = "degree"  # by default
+FILL_BYTES = 8 << 20  # one read
+DEVICE_POLICY = "degree"  # the default
 
 
 def make_tier(context: Context, policy: StaticPolicy, n_rows: int, go_on: Callable[[], bool] = lambda: True) -> DeviceTier | None:
-    """Choose the rows that stay on a loader's device, and read them; None where ``go_on()`` said no before all were read.
+    """Choose the rows that stay on a loader's device, and read them; None if ``go_on()`` returned False before all were read.
 
     Raises
     ------
     BudgetError, PluginError, OSError, CorruptionError, RuntimeError
-        Nothing is held.
+        From choosing or reading; no memory is held then.
     """
     graph = context.graph
     with AccessCounts(context) as counts, graph.policy_inputs(context.nodes.width, counts) as inputs:

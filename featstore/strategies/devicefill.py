@@ -1,5 +1,4 @@
-"""``device_cache="auto"``: the size of a tier on the device, once a step has shown what computing needs, and its filling beside
-the loop."""
+"""``device_cache="auto"``: a tier on the device that is sized after the first step, and filled beside the loop."""
 
 from __future__ import annotations
 
@@ -28,21 +27,21 @@ SIZED_LATER = (
 
 
 def free_bytes(device: torch.device, budget: Budget, reserve: int) -> int:
-    """Return the bytes of a device that computing leaves, as far as a step has shown; may be negative.
+    """Compute the bytes of a device that computing leaves free, as far as the steps so far have shown; may be negative.
 
     Parameters
     ----------
     device : torch.device
-        A CUDA device: of its memory, what torch has reserved at most so far, what other processes hold, and ``reserve`` are taken
-        off. Any other device: the budget stands for it, and its peak for torch's.
+        CUDA: the memory of the device, less the most that torch has reserved so far, the bytes of other processes, and
+        ``reserve``. Any other device: the total of the budget, less its peak and ``reserve``.
     budget : Budget
     reserve : int
-        Bytes to leave.
+        Bytes to leave free.
 
     References
     ----------
-    Bai et al., PaGraph, TPDS 2021, section 4: the cache is sized after a first mini-batch, by what torch has used at its peak and
-    a reserve. What other processes hold is not subtracted there.
+    Bai et al., PaGraph, TPDS 2021, section 4: the cache is sized after a first mini-batch, by torch's peak use and a reserve.
+    PaGraph does not subtract the bytes of other processes.
     """
     if device.type != "cuda":
         return budget.total - budget.peak - reserve
@@ -52,22 +51,25 @@ def free_bytes(device: torch.device, budget: Budget, reserve: int) -> int:
 
 
 def rows_left(device: torch.device, budget: Budget, reserve: int, n_rows: int, row_bytes: int) -> tuple[int, int]:
-    """Return how many of ``n_rows`` rows fit what computing leaves of a device, and the bytes that it leaves."""
+    """Compute how many of ``n_rows`` rows fit the memory that computing leaves free, and the bytes of that memory.
+
+    On the CPU the tier's tables take a part of it.
+    """
     left, width = free_bytes(device, budget, reserve), row_bytes
-    if device.type == "cpu":  # its tables are in the same memory
+    if device.type == "cpu":  # the tier's tables are in the same memory
         left, width = left - 4 * n_rows, width + 8
     return min(n_rows, max(0, left) // max(1, width)), left
 
 
 class FilledLater(OnDevice):
-    """A tier that is sized when the loop asks for more than its first batch, and filled by a thread of its own. Thread-safe.
+    """A tier that is sized when the loop asks for its second batch, and filled by a thread of its own. Thread-safe.
 
     Parameters
     ----------
     policy : StaticPolicy
         Chooses the rows.
     reserve : int
-        Bytes of the device to leave.
+        Bytes of the device to leave free.
     """
 
     def __init__(self, policy: StaticPolicy, reserve: int) -> None:
@@ -81,12 +83,14 @@ class FilledLater(OnDevice):
         self._warning: str | None = None
 
     def step_done(self, context: Context) -> None:
-        """Note, in the loop's thread, that a step is done; the first time sizes the tier and begins to fill it.
+        """Note, in the loop's thread, that a step is done; the first call starts the thread that sizes and fills the tier.
+
+        Warns once, with a PerformanceWarning, if the tier did not fit.
 
         Raises
         ------
         Exception
-            What reading the rows, or the policy, raised since; once. A tier that did not fit is a PerformanceWarning, once.
+            The error of the policy or of reading the rows, once.
         """
         with self._lock:
             if self._thread is None and not self._is_over:
@@ -134,7 +138,7 @@ class FilledLater(OnDevice):
             tier.close()
 
     def expected_rows(self, context: Context, taken: int = 0) -> int:
-        """See :class:`OnDevice`: before a step, what is free of the device now, less the reserve."""
+        """See :class:`OnDevice`; before the tier is there, the number that fits the free memory less the reserve."""
         if self.tier is not None:
             return len(self.tier)
         reserve = self._reserve + (taken if context.device.type == "cpu" else 0)
@@ -142,14 +146,14 @@ class FilledLater(OnDevice):
         return rows_left(context.device, context.graph.budget, reserve, context.graph.num_nodes, width)[0]
 
     def join(self) -> DeviceTier | None:
-        """Wait until the tier is there, or it is known why there is none; return it."""
+        """Wait until filling has ended; return the tier, or None if it failed."""
         thread = self._thread
         if thread is not None:
             thread.join()
         return self.tier
 
     def close(self) -> None:
-        """End filling, and give the memory back; may be called again. No batch may be under way."""
+        """Stop filling, and give the memory back; may be called again. No batch may be under way."""
         with self._lock:
             self._is_over = True
         thread = self._thread

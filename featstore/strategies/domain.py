@@ -1,4 +1,4 @@
-"""A domain: one range of ids with the features that a loader gathers of it, and their caches. Nodes are one, edges another."""
+"""Domains: a range of ids with the features that a loader gathers, and their caches. Nodes are one domain, edges another."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = ["Domain"]
 
 @dataclass(frozen=True)
 class Domain:
-    """One range of ids, and what a loader gathers of it.
+    """One range of ids, and the features of these ids that a loader gathers.
 
     Parameters
     ----------
     graph : OutOfCoreGraph or PackedGraph
-        Whose lock is held while caches are made.
+        The graph, whose lock is held while caches are made.
     n : int
-        Ids: rows of each feature.
+        Number of ids, and of rows of each feature.
     stores : mapping of str to FeatureStore
         The features that are gathered, by name.
     reads : ReadCounts
-        Gets what is read of them.
+        Counts the reads of these features.
     """
 
     graph: Graph
@@ -54,7 +54,7 @@ class Domain:
         return cls(graph, graph.num_edges if stores else 0, stores, ReadCounts())
 
     def of(self, names: Iterable[str]) -> Domain:
-        """Return the same ids with these features alone."""
+        """Make the domain of the same ids with these features alone."""
         return replace(self, stores={name: self.stores[name] for name in names})
 
     @property
@@ -68,49 +68,50 @@ class Domain:
         return sum(self.row_bytes.values())
 
     def read(self, name: str, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Read rows from the feature's own file, and count it."""
+        """Read rows from the feature's own file, and count the reads."""
         self.reads.add(self.stores[name].source.gather(rows, out))
 
     # -- sizes
 
     def sizes(self, size: int | float | str | None, policy: Policy | None) -> dict[str, int]:
-        """Return the bytes of each feature's cache, for ``size`` bytes in all or a share of the rows: the same rows for each.
+        """Compute the bytes of each feature's cache; ``size`` is bytes for all caches, or a share of the rows.
 
-        None where nothing is to be cached. ``policy`` manages them; None: they follow plans. Whether they fit is not asked here.
+        All caches get the same rows. Empty if nothing is to be cached. ``policy`` manages the caches; None: they follow plans.
+        Whether the caches fit in memory is not checked.
 
         Raises
         ------
         ValueError, BudgetError
-            Not a size; not room for one row.
+            Not a size; no room for one row.
         """
         if size is None or not self.n or not self.stores:
             return {}
         return cache_bytes(size, self.n, self.row_bytes, policy, self.graph.budget, 1 << 62)
 
     def capacity(self, sizes: Mapping[str, int], policy: Policy | None = None) -> int:
-        """Return how many rows every cache of these sizes has room for."""
+        """Compute the number of rows that every cache of these sizes has room for."""
         widths, n = self.row_bytes, self.n
         return min((FeatureCache.capacity_for(size, widths[name], n, policy) for name, size in sizes.items()), default=0)
 
     def bytes_of(self, rows: int) -> dict[str, int]:
-        """Return the bytes of each feature's cache of so many rows that follows plans."""
+        """Compute the bytes of each feature's cache of ``rows`` rows that follows plans."""
         return {name: FeatureCache.least_bytes(rows, width, self.n, None) for name, width in self.row_bytes.items()}
 
     # -- caches
 
     def is_claimed(self, name: str) -> bool:
-        """Return whether a feature's cache follows the plans of an epoch under way: others read through it, and leave it."""
+        """Return whether a feature's cache follows the plans of a running epoch; others may read through it, not replace it."""
         cache = self.stores[name].cache
         return cache is not None and bool(cache.in_use)
 
     @property
     def claimed_bytes(self) -> int:
-        """Bytes of the caches that an epoch under way has: others are made when it is over, in their place."""
+        """Bytes of the caches that follow the plans of a running epoch; others may replace them when it is over."""
         caches = (store.cache for store in self.stores.values())
         return sum(int(cache.nbytes) for cache in caches if cache is not None and cache.in_use)
 
     def check_free(self) -> None:
-        """Raise BusyError where a feature's cache follows the plans of an epoch under way."""
+        """Raise BusyError if a feature's cache follows the plans of a running epoch."""
         for name in self.stores:
             if self.is_claimed(name):
                 raise BusyError(
@@ -121,22 +122,22 @@ class Domain:
     def make_cache(
         self, name: str, capacity: int, budget: Budget | None = None, *, on_loan: bool = False, policy: OnlinePolicy | None = None
     ) -> FeatureCache:
-        """Give a feature an empty cache in place of any earlier; see :meth:`~featstore.OutOfCoreGraph.cache_for_planner`."""
+        """Give a feature an empty cache in place of its cache; see :meth:`~featstore.OutOfCoreGraph.cache_for_planner`."""
         self.graph.cache_for_planner(self.stores[name], capacity, budget, on_loan=on_loan, policy=policy)
         cache = self.stores[name].cache
         assert isinstance(cache, FeatureCache)
         return cache
 
     def clear_cache(self, name: str) -> None:
-        """Empty a feature's cache: the next plan starts from nothing."""
+        """Empty a feature's cache, from which the next plan starts."""
         cache = self.stores[name].cache
         assert cache is not None
         cache.clear()
 
     def drop_caches(self) -> None:
-        """Give back the caches that features have, and buffers of batches that nobody has, before others are made.
+        """Give back the features' caches and idle buffers of batches, before other caches are made.
 
-        Not those that follow the plans of an epoch under way. Does nothing where there are no features.
+        Caches that follow the plans of a running epoch stay. Does nothing if there are no features.
         """
         if not self.stores:
             return

@@ -1,4 +1,4 @@
-"""Estimates that all registered strategies make of themselves, those of other packages among them; the choice of the least."""
+"""Estimates of all registered strategies, of other packages too, each made by the strategy itself; the choice of the least."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ Lengths: TypeAlias = "dict[tuple[str, str], Length]"  # by strategy and policy
 
 
 def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
-    """Make a strategy with those options that it has."""
+    """Make a strategy with those of ``options`` that it has."""
     return cls(**{name: each for name, each in options.items() if name in options_of(cls)})
 
 
 def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
-    """Foresee how long the superbatches of each strategy that estimates itself would be, by its name and each of its policies.
+    """Foresee the length of superbatches for each strategy that estimates itself, under each of its policies.
 
-    Strategies that have none are left out. Those of a strategy that lacks memory say so: it cannot be taken. ``options``: a
-    strategy gets those that it has. Policies that plan no caches of edge features are left out where an ``edge_cache`` is given.
+    Strategies without superbatches are left out. The length of a strategy that lacks memory is marked impossible: the strategy
+    cannot be taken. A strategy gets those of ``options`` that it has. With an ``edge_cache``, policies that plan no caches of
+    edge features are left out.
     """
     found: Lengths = {}
-    given = {name: each for name, each in options.items() if name != "edge_cache"}  # whose memory is taken already
+    given = {name: each for name, each in options.items() if name != "edge_cache"}  # its memory is reserved already
     for name in available_strategies():
-        with suppress(PluginError):  # said where it is estimated
+        with suppress(PluginError):  # the estimates report it
             cls = find_strategy(name)
             if "estimate" not in vars(cls) or cls.foreseen is Strategy.foreseen:
                 continue
@@ -56,18 +57,18 @@ def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
 
 
 def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimate]:
-    """Ask a strategy for its estimates, one a policy; none where its class has no ``estimate`` of its own.
+    """Ask a strategy for its estimates, one a policy; none if its class has no ``estimate`` of its own.
 
     Raises
     ------
     PluginError
-        It raised, or its answer is no estimate of this strategy; names it.
+        The strategy raised, or returned no estimate of itself; the error names the strategy.
     """
     try:
         cls = find_strategy(name)
-    except PluginError as error:  # nobody asked for it: it is listed with the reason, and the others are compared
+    except PluginError as error:  # the user did not ask for it: it is listed with the reason, and the others are compared
         return [Estimate(name, "none", 0.0, 0.0, 0, impossible=str(error))]
-    if "estimate" not in vars(cls):  # its base class's says nothing of it
+    if "estimate" not in vars(cls):  # the estimate of a base class does not hold for it
         return []
     who = f"strategy {name!r} ({cls.__module__}.{cls.__qualname__})"
     try:
@@ -84,10 +85,10 @@ def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimat
 
 
 def estimate_all(workload: Workload, machine: Machine, lengths: Lengths | None = None) -> list[Estimate]:
-    """Return the estimates of all registered strategies, also of those that cannot be taken, with the reason.
+    """Estimate all registered strategies; estimates of strategies that cannot be taken have the reason in ``impossible``.
 
-    One that cannot be estimated is left out, with a warning that names it. ``lengths``: of superbatches, by strategy and policy;
-    of the others they are the workload's.
+    A strategy whose estimate fails cannot be taken, and a warning names it. ``lengths`` has the lengths of superbatches, by
+    strategy and policy; strategies without an entry get the workload's length.
     """
     found = list[Estimate]()
     for name in available_strategies():
@@ -111,7 +112,7 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Lengths | None =
 
 
 def _seen(workload: Workload, length: Length, policy: str) -> Workload:
-    """Adapt a workload to superbatches of this length, beside whose planning caches have fewer rows."""
+    """Adapt a workload to superbatches of this length; caches may have fewer rows beside their planning."""
     packings = max(1, length.passes // max(1, -(-workload.n_batches // max(1, length.n_batches))))
     workload = replace(workload, superbatch=length.n_batches, packings=packings, policy=policy)
     n, rows = workload.n_accesses - workload.n_device, workload.capacity if length.rows is None else length.rows
@@ -121,7 +122,7 @@ def _seen(workload: Workload, length: Length, policy: str) -> Workload:
     if rows < workload.capacity:
         more = workload.misses.planned.share(rows) - workload.misses.planned.share(workload.capacity)
         loads = min(n, loads + round(more / MISS_MARGIN * n))
-    # A plan knows nothing beyond the superbatch that follows: in short ones no more than a policy without a plan.
+    # A plan sees no further than the next superbatch: in short superbatches it is no better than an online policy.
     most = n if workload.online_loads is None else max(loads, workload.online_loads)
     if length.n_batches < workload.n_batches:
         loads += round((most - loads) / max(1, length.n_batches))
@@ -136,9 +137,10 @@ def choose(workload: Workload, machine: Machine, lengths: Lengths, *, has_histor
     workload : Workload
     machine : Machine
     lengths : mapping of (str, str) to Length
-        See :func:`foreseen_lengths`. The choice has that of the strategy that is taken; where it has none, that of most passes.
+        See :func:`foreseen_lengths`. The choice gets the length of the strategy taken, or, if that has none, the length with
+        most passes.
     has_history : bool
-        Strategies that run batches in another order cannot be taken.
+        True: strategies that run batches in another order cannot be taken.
     """
     estimates = estimate_all(workload, machine, lengths)
     if has_history:

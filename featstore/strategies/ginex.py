@@ -1,4 +1,4 @@
-"""``Ginex``: the schedule of the paper, in which neighbour and feature cache use the same memory, one after the other."""
+"""``Ginex``: the schedule of the paper, in which the neighbour cache and the feature cache share one memory in turn."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Ginex"]
 @register_strategy("ginex")
 @dataclass(frozen=True)
 class Ginex(Superbatch):
-    """When a superbatch has run, plan the next and sample the one after it, with a neighbour cache in the idle memory.
+    """Plan a superbatch and sample the one after it when the last has run, with a neighbour cache in the idle memory.
 
-    The feature cache is then filled with the rows that are used first. It needs less memory than :class:`~featstore.Superbatch`
-    (one cache or the other, half the plans), and the loop waits while a superbatch is sampled.
+    The feature cache is then filled with the rows that are used first. Ginex needs less memory than
+    :class:`~featstore.Superbatch` (one cache or the other, half the plans), but the loop waits while a superbatch is sampled.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Neighbour lists that a loader keeps in memory unasked, and what an epoch would take with fewer of them."""
+"""Neighbour lists that a loader keeps in memory by itself, and estimates of an epoch with fewer of them."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ from featstore.topology.base import huge_bytes
 
 __all__ = ["AS_THEY_ARE", "Lists", "keep_lists", "may_keep_lists"]
 
-MOST = 7 / 8  # of what caches may take, for lists
-SHARES = (3 / 4, 1 / 2, 1 / 4)  # of all lists, of which an epoch is estimated where they take much of that
-FEW = 1 / 8  # of what caches may take: so few lists are kept whatever else there is; of all lists: fewer are not worth it
+MOST = 7 / 8  # most of the caches' memory that lists get
+SHARES = (3 / 4, 1 / 2, 1 / 4)  # of all lists: sizes for which an epoch is estimated, if lists take much of the caches' memory
+# Lists that take at most this part of the caches' memory are kept without estimates. Fewer than this part of all lists are not
+# worth keeping.
+FEW = 1 / 8
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Neighbour lists that are in memory for now, on loan.
+    """Neighbour lists that are in memory now, on loan.
 
     Parameters
     ----------
     text : str
-        Says how many are in memory, or why none.
+        How many lists are in memory, or why none are.
     whole : int
         Bytes of all lists.
-    held, table : int
-        Bytes in memory; those of them that say where each list is, where some are missing.
+    held : int
+        Bytes in memory.
+    table : int
+        Bytes of the table of the lists' offsets, which is a part of ``held`` unless all lists are in memory.
     are_few : bool
-        They take too little memory to be worth a thought.
+        The lists take so little memory that no epoch is estimated with fewer.
     """
 
     text: str
@@ -50,7 +54,7 @@ class Lists:
     are_few: bool = True
 
     def fewer(self, context: Context) -> list[int]:
-        """List the sizes that they may have instead, in bytes."""
+        """List the smaller sizes, in bytes, with which an epoch is estimated; empty for few lists."""
         if self.are_few:
             return []
         sizes = [0]
@@ -59,15 +63,15 @@ class Lists:
         return [n_bytes for n_bytes in sizes if n_bytes < self.held]
 
     def more_read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
-        """Estimate the seconds of reading for one batch that it takes to have ``n_bytes`` of lists in memory instead."""
+        """Estimate the additional seconds of reading lists for one batch, with ``n_bytes`` of lists in memory instead."""
         return self._read_s(n_bytes, context, batch, speed) - self._read_s(self.held, context, batch, speed)
 
     def sample_read_s(self, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
-        """Estimate the seconds for which sampling one batch has the drive busy with random reads."""
+        """Estimate the seconds for which sampling one batch keeps the drive busy with random reads."""
         return 0.0 if _in_sequence(context) or not self.whole else self._read_s(self.held, context, batch, speed)
 
     def _read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
-        """Estimate the seconds of reading lists for one batch."""
+        """Estimate the seconds of reading lists for one batch, with ``n_bytes`` of lists in memory."""
         if not _in_sequence(context):
             return self._random_read_s(n_bytes, context.graph.num_nodes, batch, speed)
         if n_bytes:
@@ -77,9 +81,10 @@ class Lists:
         return passes * self.whole / speed.bandwidth / max(1, len(context.batches))
 
     def _random_read_s(self, n_bytes: int, n_nodes: int, batch: BatchSize, speed: DriveSpeed) -> float:
-        """Those in memory are the ones that are asked for most: where a half is missing, a quarter of what is asked for is.
+        """Estimate the seconds of random reads of lists for one batch, with ``n_bytes`` of lists in memory.
 
-        Lists are read as rows of their mean length.
+        The lists in memory are the most requested ones: if a half is missing, a quarter of the requests miss. Lists are taken
+        to be read as rows of their mean length.
         """
         missing = 1 - self._part(n_bytes)
         return random_read_s(round(missing**2 * lists_of(batch)), 1, n_nodes, max(1, self.whole // max(1, n_nodes)), speed)
@@ -88,12 +93,12 @@ class Lists:
         return 1.0 if n_bytes >= self.whole > 0 else max(0, n_bytes - self.table) / max(1, self.whole)
 
     def resized(self, n_bytes: int, context: Context) -> Lists:
-        """Keep so many bytes of them instead."""
+        """Keep ``n_bytes`` of lists in memory instead, on loan; none if there is no memory."""
         graph, numbered = _drawn_from(context)
         try:
             with context.watch.time("cache"):
                 graph.cache_neighbors(n_bytes, edges=numbered)
-        except BudgetError as error:  # others were quicker
+        except BudgetError as error:  # other holders took the memory first
             return Lists(f"on the drive: {error.reason}", self.whole)
         graph.neighbor_lists.lend()
         text = f"{format_size(n_bytes)} of {format_size(self.whole)} in memory"
@@ -108,22 +113,22 @@ AS_THEY_ARE = Lists("as the graph has them")
 
 
 def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
-    """Keep neighbour lists in memory, on loan, where batches are drawn from lists of which the graph keeps none.
+    """Keep neighbour lists in memory, on loan, for batches that are drawn from lists.
 
-    All of them, if they fit beside batches; else those that the default policy scores highest, but not where lists are read in
-    sequence. None where sampling would read less than they are.
+    All lists are kept if they fit beside the batches, else those that the default policy scores highest. Lists that are read in
+    sequence are kept all or not at all. None are kept if sampling would read less than their bytes.
 
     Parameters
     ----------
     context : Context
-        The size of whose batches is known.
+        Its ``batch`` is known.
     caches : int
         Bytes of the caches of features whose size was given.
     epochs : int
-        To come.
+        Epochs to come.
     """
     graph, numbered = _drawn_from(context)
-    memory = Memory(context, plans=True)  # whichever strategy is taken: plans take more than none
+    memory = Memory(context, plans=True)  # the strategy is not chosen yet: one with plans takes more memory
     room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
     whole, table = NeighborCache.whole_bytes(graph.topology, numbered), huge_bytes(8 * graph.num_nodes)
     n_bytes = min(whole, int(MOST * room))
@@ -138,7 +143,7 @@ def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
 
 
 def may_keep_lists(context: Context) -> bool:
-    """Tell whether batches are drawn from lists that the graph does not keep in memory."""
+    """Return whether batches are drawn from lists that the graph does not keep in memory, without a history."""
     graph, batches = context.graph, context.batches
     if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
         return False
@@ -146,7 +151,10 @@ def may_keep_lists(context: Context) -> bool:
 
 
 def _drawn_from(context: Context) -> tuple[OutOfCoreGraph, bool]:
-    """Return whose lists batches are drawn from, and whether with numbers of edges: of those that may be kept."""
+    """Return the graph whose lists batches are drawn from, and whether the sampler numbers edges.
+
+    Called only if :func:`may_keep_lists` is true.
+    """
     graph, batches = context.graph, context.batches
     assert isinstance(graph, OutOfCoreGraph)
     assert isinstance(batches, Drawn)
@@ -155,11 +163,11 @@ def _drawn_from(context: Context) -> tuple[OutOfCoreGraph, bool]:
 
 
 def lists_of(batch: BatchSize) -> int:
-    """Count the lists that a batch is drawn from: of each hop those of its targets."""
+    """Count the lists that a batch is drawn from: in each hop, those of its targets."""
     return max(0, batch.n_stored - batch.n_edges)
 
 
 def _in_sequence(context: Context) -> bool:
-    """Tell whether lists are read in passes where they are not in memory."""
+    """Return whether lists that are not in memory are read in sequential passes."""
     batches = context.batches
     return batches.lists is not None or (isinstance(batches, Drawn) and isinstance(batches.sampler, EpochSampler))

@@ -1,4 +1,4 @@
-"""A look ahead: a few batches sampled, to tell how many rows a cache will lack before its superbatches are sized."""
+"""Look ahead: a few batches are sampled to estimate the rows that a cache will lack, before superbatches are sized."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ __all__ = ["look_ahead", "rows_in_memory"]
 
 
 def rows_in_memory(context: Context, memory: Memory, size: int | float | str | None) -> int:
-    """Count the rows of each feature that a loader's cache of ``size`` would hold, beside what is sampled ahead."""
+    """Count the rows of each feature that a loader's cache of ``size`` would hold, beside batches drawn ahead."""
     beside = replace(context.chosen, freed=context.chosen.freed - memory.sampled_ahead)
     sizes, _ = size_caches(replace(context, chosen=beside), memory, size, get_policy("belady"))
     return context.nodes.capacity(sizes)
 
 
 def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Profile | None, Misses, str]:
-    """Sample a few batches for the run to use; return them, and the share of their rows that a cache will lack, with a margin.
+    """Sample a few batches for the run to use; estimate the share of their rows that a cache will lack, with a margin.
 
-    Where the memory or the disk does not suffice: none, all of them, and which it was.
+    Returns the batches, that share, and an empty text. If memory or disk does not suffice: None, all rows, and the reason. If
+    there is nothing to cache: None, all rows, and an empty text.
     """
     if not len(context.batches) or not context.features or not capacity:
         return None, ALL_MISSED, ""
     profile = None
     try:
-        profile = Profile(context, planning.run_dir, planning.disk, least_batches(context.batches.together))
+        profile = Profile(context, planning.run_dir, planning.disk, least_batches(context.batches.run_length))
         graph, n_batches = context.graph, len(context.batches)
         with graph.budget.reserve("cost model", 0 if planning.looks_ahead else 2 * graph.num_nodes):
             degrees = None if planning.looks_ahead else graph.short_degrees()

@@ -1,8 +1,8 @@
-"""The memory of a loader: what its batches take, and the fraction of the rest that each automatic size gets.
+"""Memory of a loader: the bytes of its batches, and the fraction of the rest that each automatic size gets.
 
-A batch is measured (:mod:`featstore.estimate.batchsize`); room for two of them is left free. Of the rest what an epoch holds
-beside batches gets its fraction, or as much of it as is of use; caches that size themselves get what is left then. Nothing is
-reserved here: whoever allocates reserves, and takes back first what is on loan.
+A batch is measured (:mod:`featstore.estimate.batchsize`), and room for two batches is left free. Of the rest, each other part of
+an epoch gets its fraction, but no more than is of use. Caches that size themselves get all that is left then. This module
+reserves nothing: a part reserves its bytes when it allocates, and the budget then takes loans back first.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ __all__ = [
     "ask",
 ]
 
-# Holders, as the budget's report calls them.
+# Holders: their names in the budget's report.
 SAMPLED_AHEAD, PLANNER, EDGE_PLANNER = "epoch samples", "planner", "planner of edges"
 AHEAD, WINDOWS, PACKING = "read ahead", "extents read ahead", "packing"
 
-# Of the memory that batches leave, at most; planners have superbatches that fit what they get, so they may have all of it.
+# The most that each holder gets of the memory that batches leave. A planner may have all of it, since superbatches are made to
+# fit the planner's memory.
 FRACTIONS = {
-    SAMPLED_AHEAD: 1 / 4,  # what is drawn for many batches at once goes to disk beyond it
+    SAMPLED_AHEAD: 1 / 4,  # beyond it, batches drawn at once go to disk
     WINDOWS: 1 / 12,
     PACKING: 1 / 3,
     PLANNER: 1.0,
@@ -48,9 +49,9 @@ FRACTIONS = {
     LISTS: 1 / 8,
 }
 NEIGHBORS = "neighbor cache"
-PLAN_ARRAYS = 8  # of 8 bytes a row: a batch's plan for the host cache, or one of its edges
-SPLIT_ARRAYS = 4  # which rows of a batch the device has, and where
-LARGEST = 4 / 3  # of the batches to come, by the one that was measured, for a number in an error
+PLAN_ARRAYS = 8  # of 8 bytes a row: a batch's plan for the host cache; of 8 bytes an edge: its plan for edges
+SPLIT_ARRAYS = 4  # of 8 bytes a row: the rows of a batch that the device has, and their slots
+LARGEST = 4 / 3  # the largest batch to come, in batches as measured, for the number in an error
 
 
 Needs: TypeAlias = "Mapping[str, tuple[int, int]]"
@@ -59,14 +60,14 @@ Needs: TypeAlias = "Mapping[str, tuple[int, int]]"
 def ask(
     context: Context, needs: Callable[[BatchSize], Needs] | Needs | None = None, caches: int = 0, *, plans: bool = False
 ) -> tuple[Context, Memory]:
-    """Measure the loader's first batch, unless it was, and return what the loader needs.
+    """Measure the loader's first batch, unless it is measured, and compute the memory that the loader needs.
 
     Parameters
     ----------
     context : Context
     needs : mapping of str to (int, int), or callable (batch) -> mapping, optional
-        What an epoch holds where batches are like ``batch``: by holder the bytes without which it cannot run, and those beyond
-        which more does nothing.
+        Memory of an epoch whose batches are like ``batch``. For each holder: the bytes without which the epoch cannot run, and
+        the bytes beyond which more are of no use.
     caches : int
         Bytes of the caches whose size was given.
     plans : bool
@@ -75,17 +76,17 @@ def ask(
     Returns
     -------
     context : Context
-        Knows how large batches are; the one that was sampled for that need not be sampled again.
+        The context with the size of a batch. The run uses the batch that was sampled for it.
     memory : Memory
 
     Raises
     ------
     BudgetError
-        There is no memory to sample a batch; names what suffices for two of the largest that there could be.
+        There is no memory to sample a batch. The error names a memory that suffices for two of the largest batches possible.
     """
     lists = context.batches.lists
     if lists is not None:
-        lists.use(0)  # what they had is divided anew
+        lists.use(0)  # their memory is divided anew
     if context.batch is not None:
         context.graph.pool.trim()
         return context, Memory(context, needs, caches, plans=plans)
@@ -98,7 +99,7 @@ def ask(
 
 
 class Memory:
-    """What a loader's batches need, and what of the budget they leave to whom. Thread-safe.
+    """The memory that a loader's batches need, and the division of the rest among its holders. Thread-safe.
 
     Parameters
     ----------
@@ -110,10 +111,14 @@ class Memory:
     ----------
     batch : BatchSize
         The largest batch that is known.
-    granted, leasts : dict of str to int
-        Bytes by holder, once :meth:`divide` was called: what it gets, and what an epoch cannot run without.
+    needs : dict of str to (int, int)
+        The least and the useful bytes of each holder; see :func:`ask`.
+    granted : dict of str to int
+        Bytes that each holder gets; empty before :meth:`divide`.
+    leasts : dict of str to int
+        Bytes of each holder without which an epoch cannot run.
     tables : int
-        Bytes that checksums take of files which an epoch opens, and which are reserved then.
+        Bytes of the checksums of files that an epoch opens. They are reserved when the files are opened.
     """
 
     def __init__(
@@ -137,13 +142,13 @@ class Memory:
         if (ahead := context.batches.ahead_bytes()) != (0, 0):  # a sampler that draws many batches at once
             self.needs = {SAMPLED_AHEAD: ahead, **self.needs}
         self.leasts = {holder: least for holder, (least, _) in self.needs.items()}
-        self._fixed = self._fixed_now()  # from here on the loader's own parts come on top, as they are reserved
+        self._fixed = self._fixed_now()  # without the loader's own parts, which are reserved after this
         self._lock = threading.Lock()
         self._delivered: list[tuple[weakref.ref[Any], int]] = []
         self._n_running = 0
         self._closed = False
 
-    # What batches take.
+    # Bytes of batches.
 
     def batch_bytes(self, n_rows: int) -> int:
         """Count the bytes that a batch of ``n_rows`` holds while the loop has it."""
@@ -153,7 +158,7 @@ class Memory:
         return self.batch.of(n_rows).sample_bytes * REUSE // (REUSE - 1) + rows
 
     def _beside(self, n_rows: int) -> int:
-        """Count a batch's bytes until it is delivered, beside what the loop gets: plans, and its rows on the device."""
+        """Count the bytes of a batch that only exist until it is delivered: its plans, and its rows on the device."""
         batch, n_bytes = self.batch.of(n_rows), 0
         if self._plans:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * n_rows) + batch.sample_bytes  # a sample that waits to be written
@@ -165,7 +170,7 @@ class Memory:
         return n_bytes
 
     def loop_bytes(self, n_rows: int) -> int:
-        """Count the bytes of the loop's batch and of the next one, being made."""
+        """Count the bytes of the loop's batch and of the next one, which is being made."""
         one = self.batch_bytes(n_rows)
         return max(2 * one + self._beside(n_rows), one + self.batch.of(n_rows).sampling_bytes)
 
@@ -175,87 +180,90 @@ class Memory:
 
     @property
     def _one_more(self) -> int:
-        """What one more batch takes where plans are run, as two are alive while the loop goes from one to the next."""
+        """Bytes of one more batch, if plans are run: two are alive while the loop goes from one to the next."""
         return self.batch_bytes(larger(self.batch.n_rows)) if self._plans else 0
 
     @property
     def _sampler_bytes(self) -> int:
-        """What a thread takes that samples beside others."""
+        """Bytes of a thread that samples beside others."""
         batch = self.batch.of(larger(self.batch.n_rows))
         return batch.sampling_bytes + batch.scratch_bytes
 
-    # What is left.
+    # Memory that is left.
 
     def _held_of(self, report: MemoryReport) -> int:
-        """Return the bytes held, but for those of batches, and for what the reader holds, which grows with the memory."""
+        """Return the bytes held, except those of batches, of the reader (which grow with the memory), and of lists given back."""
         held = sum(n_bytes for holder, n_bytes in report.items() if holder != HOLDER)
         return held - self._graph.reader.held_bytes - self._freed
 
     def _fixed_now(self) -> int:
-        """Return those of them that are not on loan."""
+        """Return the bytes of :meth:`_held_of` that are not on loan."""
         report = self._budget.report()
         on_loan = sum(each.on_loan_bytes for holder, each in report.holders.items() if holder != HOLDER)
         return max(0, self._held_of(report) - on_loan)
 
     def _others(self, *, idle: bool) -> int:
-        """Count the bytes that other loaders' batches need, see :meth:`Budget.required`."""
+        """Return the bytes that other loaders' batches need; see :meth:`Budget.required`."""
         return self._budget.required(self, idle=idle)
 
     def unused(self, returned: int = 0) -> int:
-        """Return the bytes that may still be taken beside batches, and without loans; ``returned`` of them are given back."""
+        """Return the bytes that can still be taken beside batches, without taking loans back.
+
+        ``returned``: bytes that are held now, and given back before.
+        """
         held = self._held_of(self._budget.report()) - returned + self._graph.reader.least_bytes(self._budget.total) + self.tables
         return max(0, self._budget.total - held - self._loop - self._others(idle=True))
 
-    def divide(self, spare: int = 0) -> None:
-        """Divide what batches and caches of a given size leave: to each holder its fraction, or what is of use.
+    def divide(self, for_caches: int = 0) -> None:
+        """Divide the memory that batches and caches of a given size leave: each holder gets its fraction, or the useful bytes.
 
-        ``spare`` bytes are left for caches that size themselves, but of what samples take that are drawn ahead.
+        ``for_caches`` bytes are left for caches that size themselves. Batches drawn ahead are granted before that.
 
         Raises
         ------
         BudgetError
-            The batch that was measured would not fit beside another one like it.
+            Two batches like the measured one do not fit.
         """
         lists = self._sampling.lists
         if not self.suffices:
             raise self._refusal()
         whole = left = self._to_divide()
         for holder, (least, useful) in self.needs.items():
-            free = left if holder == SAMPLED_AHEAD else max(0, left - spare)
+            free = left if holder == SAMPLED_AHEAD else max(0, left - for_caches)
             self.granted[holder] = max(least, min(useful, least + min(free, int(whole * FRACTIONS[holder]))))
             left -= self.granted[holder] - least
         if lists is not None:
-            lists.use(max(0, min(left - spare, lists.useful_bytes, int(whole * FRACTIONS[LISTS]))))
+            lists.use(max(0, min(left - for_caches, lists.useful_bytes, int(whole * FRACTIONS[LISTS]))))
 
     def _to_divide(self) -> int:
-        """Return the bytes that batches leave, beside what an epoch cannot run without."""
+        """Compute the bytes to divide: those that batches leave, beyond the holders' leasts and caches of a given size."""
         left = max(0, self.unused() - self._caches - sum(self.leasts.values()))
         lists_held = self._budget.report().holders.get(NEIGHBORS)
-        # Another batch would wait where there is no memory, but not while neighbour lists are on loan: it would have those.
+        # One more batch waits if there is no memory; but if neighbour lists are on loan, it takes their memory instead.
         most = left if lists_held is not None and lists_held.on_loan_bytes else left // 2
         return left - min(most, self._one_more)
 
     @property
     def sampled_ahead(self) -> int:
-        """Bytes that a sampler which draws many batches at once will be granted, before anything else is."""
+        """Bytes that a sampler which draws many batches at once will be granted, first of all holders."""
         least, useful = self.needs.get(SAMPLED_AHEAD, (0, 0))
         return max(least, min(useful, least + int(self._to_divide() * FRACTIONS[SAMPLED_AHEAD])))
 
     @property
     def held(self) -> dict[str, tuple[int, int]]:
-        """What :class:`~featstore.epochmemory.EpochMemory` is to hold."""
+        """The least and the granted bytes of each holder, for :class:`~featstore.epochmemory.EpochMemory`."""
         return {holder: (self.leasts[holder], n_bytes) for holder, n_bytes in self.granted.items()}
 
     @property
     def suffices(self) -> bool:
-        """Whether the batch that was measured fits beside another one like it."""
+        """Whether two batches like the measured one fit."""
         return self._needed(self.batch.n_rows) <= self._budget.total
 
     def left_for_caches(self, room: int, prefetch: int, returned: int = 0) -> tuple[int, int]:
-        """Divide ``room`` bytes between caches and batches made ahead; return bytes of the former and number of the latter.
+        """Divide ``room`` bytes between caches and batches made ahead; return the bytes for caches, and the number of batches.
 
-        Where less than half would be left for the caches, fewer batches are made ahead. ``returned``: bytes that are held for
-        now, and given back before.
+        Fewer batches than ``prefetch`` are made ahead if they would leave less than half for the caches. ``returned``: bytes
+        that are held now, and given back before.
         """
         loop, one = self._loop, self.batch_bytes(larger(self.batch.n_rows))
         threads = (self._threads - 1) * self._sampler_bytes
@@ -265,27 +273,27 @@ class Memory:
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
 
     def foreseen_for_caches(self, prefetch: int) -> int:
-        """Foresee :meth:`left_for_caches` once all have the memory that they were granted."""
+        """Foresee the bytes of :meth:`left_for_caches` once all holders have their granted memory."""
         granted = sum(self.granted.values())
         return self.left_for_caches(self.unused() - self._caches - granted + self._loop, prefetch)[0]
 
     def left_while_sampling(self, returned: int = 0) -> int:
-        """Return the bytes that may be taken while nothing is gathered: but for samplers, and batches that were made before.
+        """Return the bytes that can be taken while nothing is gathered, beside samplers and batches made ahead.
 
-        ``returned``: as for caches.
+        ``returned``: as for :meth:`left_for_caches`.
         """
         one = self.batch_bytes(larger(self.batch.n_rows))
         free = self.unused(returned) + self._loop
         return max(0, free - (1 + self._ahead) * one - self._threads * self._sampler_bytes)
 
     def samplers(self) -> int:
-        """Return how many threads may sample beside the loop: one takes its turn where memory is short, others need some each."""
+        """Compute the number of threads that may sample beside the loop, at least one; each needs memory of its own."""
         return max(1, min(self._threads, self.unused() // max(1, self._sampler_bytes)))
 
-    # What an error names.
+    # The memory that an error names.
 
     def _needed(self, n_rows: int) -> int:
-        """Return a memory that suffices where the largest batch has ``n_rows``, beside what is held and cannot be taken back."""
+        """Compute a total memory that suffices for batches of up to ``n_rows``, with all that is held and not on loan."""
         own = self._fixed + sum(self.leasts.values()) + self._caches
         n_bytes = max(own, self._fixed_now()) + self.tables + self.loop_bytes(n_rows) + self._others(idle=True)
         total = n_bytes
@@ -294,15 +302,16 @@ class Memory:
         return total
 
     def too_small(self, error: BudgetError, n_rows: int = 0, *, before: str = "") -> BudgetError:
-        """Return the error with a number that suffices, for batches of ``n_rows`` and somewhat larger ones; ``before`` its text.
+        """Make a BudgetError that names a memory that suffices, for batches of ``n_rows`` and a third larger ones.
 
-        Where no batch is known, for the largest that there could be, and what sampling has not opened yet.
+        If no batch is known, the largest possible one counts. The bytes of the topology that is not open yet are added.
+        ``before`` precedes the text of ``error``.
         """
         if not max(n_rows, self.batch.n_rows):
             self.batch = most_of(self._graph, self._sampling)
         n_rows = int(LARGEST * max(n_rows, self.batch.n_rows))
         needed = self._needed(n_rows) + self._one_more
-        # What it names itself is for one allocation: what comes after it, and what is optional, is a part of what is added.
+        # The number of ``error`` is for one allocation; an eighth is added for later and optional ones.
         needed = max(needed, (error.needed or 0) * 9 // 8) + self._graph.topology_bytes()
         return BudgetError(before + error.reason, needed)
 
@@ -319,7 +328,7 @@ class Memory:
         budget = self._budget
         return self.too_small(BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}"))
 
-    # What batches turn out to be.
+    # Batches as they run.
 
     def begin(self) -> None:
         """Note that an epoch begins."""
@@ -332,18 +341,18 @@ class Memory:
             self._n_running -= 1
 
     def close(self) -> None:
-        """Note that no epoch begins any more: batches that are still held are all that others leave room for."""
+        """Note that no epoch begins any more: from now on only batches still held count in :meth:`required`."""
         self._closed = True
 
     def saw(self, n_rows: int, sample_bytes: int) -> None:
-        """Note how large a batch was."""
+        """Note the size of a batch; the largest is kept in ``batch``."""
         with self._lock:
             if n_rows > self.batch.n_rows:
                 known = self.batch if self.batch.sample_bytes else BatchSize(n_rows, 0, sample_bytes, sample_bytes)
                 self.batch = known.of(n_rows)
 
     def delivered(self, batch: Any) -> None:
-        """Note that the loop gets a batch."""
+        """Note that a batch is delivered to the loop."""
         with self._lock:
             self._delivered = [*self._living(), (weakref.ref(batch), batch.nbytes)]
 
@@ -352,14 +361,15 @@ class Memory:
 
     @property
     def n_delivered(self) -> int:
-        """Delivered batches that somebody still holds."""
+        """Number of delivered batches that are still alive."""
         with self._lock:
             return len(self._living())
 
     def required(self, *, idle: bool) -> int:
-        """Count the least bytes of batches: those of a running epoch, else those that are still held; see Budget.require.
+        """Count the least bytes that the loader's batches need; see Budget.require.
 
-        Those that are still held, too, once the loader is closed.
+        While an epoch runs, or with ``idle``, the batches of an epoch count; else, and once the loader is closed, delivered
+        batches that are still alive.
         """
         with self._lock:
             held = sum(n_bytes for _, n_bytes in self._living()) * REUSE // (REUSE - 1)

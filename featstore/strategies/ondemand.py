@@ -43,7 +43,7 @@ from featstore.strategies.registry import register_strategy
 
 __all__ = ["OnDemand", "are_cached", "stand_in"]
 
-LOST_DIVISOR = 4  # of what caches had: only where they gave back more than one part of so many they are made anew
+LOST_DIVISOR = 4  # caches are made anew only if they gave back more than this part of their bytes
 
 
 @register_strategy("ondemand")
@@ -54,20 +54,20 @@ class OnDemand(Strategy):
     Parameters
     ----------
     cache : int, str, float or None
-        Host cache of the features: bytes (``"1GiB"``) or a share of the rows (``"10%"`` or ``0.1``). ``"auto"``, the default: the
-        cache that a feature has, of ``g.cache`` or of another loader under the same policy; else what batches leave of the
-        memory. None for the cache that ``g.cache`` made, if any.
+        Host cache of the features: bytes (``"1GiB"``) or a share of the rows (``"10%"`` or ``0.1``). ``"auto"``, the default,
+        keeps the cache that a feature has, of ``g.cache`` or of another loader under the same policy. Features without one get
+        a cache in the memory that batches leave. None: the cache that a feature has, if any.
     policy : str, Policy or class
-        A static or an online one. ``"frequency"`` samples the first epoch once to count.
+        A static or an online policy. ``"frequency"`` samples the first epoch once more to count.
     edge_cache : int, str, float or None
-        Host cache of the edge features: bytes, or a share of the edges; None: the cache that is there, if any.
+        Host cache of the edge features: bytes, or a share of the edges. None: the cache that an edge feature has, if any.
     edge_policy : str, Policy or class
-        An online one, over the numbers of edges: scores of static policies are of nodes.
+        An online policy, over the numbers of edges. Static policies are refused: they score nodes.
 
     Raises
     ------
     OptionError
-        A value that cannot be used; a policy without a cache.
+        A value cannot be used; a policy is given without a cache.
     """
 
     cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
@@ -95,7 +95,7 @@ class OnDemand(Strategy):
         own = [name for name in context.features if cache != "auto" or not _is_cached(context.nodes.stores[name], self.policy)]
         if cache == "auto" and not own:
             cache = None
-        # These caches come in the place of those that are there.
+        # The caches to be made replace those that the features have.
         if cache is not None:
             context.nodes.of(own).drop_caches()
         if of_edges:
@@ -111,7 +111,7 @@ class OnDemand(Strategy):
 
 
 class OnDemandRunner(Runner):
-    """Batches sampled when they are asked for."""
+    """Run batches that are sampled when they are asked for."""
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class OnDemandRunner(Runner):
     ) -> None:
         super().__init__(context, memory)
         self._is_static, self._beside = False, context.tier
-        self._is_owed = False  # a cache that could not be made while another loader's plans had the feature's
-        self._caches: dict[str, FeatureCache] = {}  # that were made, and their bytes then
-        self._whole: dict[str, int] = {}
-        self._ahead: EpochMemory | None = None  # where many batches are drawn at once
+        self._is_owed = False  # a cache could not be made, because the feature's cache followed another loader's plans
+        self._caches: dict[str, FeatureCache] = {}  # caches that were made
+        self._whole: dict[str, int] = {}  # bytes of these caches before they gave any back
+        self._ahead: EpochMemory | None = None  # memory of a sampler that draws many batches at once
         if SAMPLED_AHEAD in self.memory.granted:
-            context.graph.reader.trim()  # queues of the threads that sampled to judge or to count
+            context.graph.reader.trim()  # queues of the threads that sampled for estimates or counts
             self._ahead = EpochMemory(context.graph.budget, self.memory.held, partial(context.batches.keep_ahead, 0))
         if cache is not None:
             check_instances(policy, len(context.features))
@@ -153,28 +153,28 @@ class OnDemandRunner(Runner):
                 try:
                     graph.row_caches.make(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, without=beside)
                     self._note(name)
-                except BusyError:  # an epoch of plans began meanwhile
+                except BusyError:  # an epoch with plans began meanwhile
                     self._is_owed = True
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
-        """Begin ``epoch``; nothing is done ahead, but by a sampler that draws many batches at once."""
-        # A static one is of the rows that the device leaves: it has the best ones since.
+        """Begin ``epoch``. Nothing is done ahead, except by a sampler that draws many batches at once."""
+        # A static cache leaves out the rows on the device: it is made anew when these have changed.
         if self._is_owed or (self._is_static and self._beside is not self.context.tier) or self._may_grow_again():
             self._remake()
         order = self.context.batches.epoch(epoch)
-        if self._ahead is None or self._ahead.is_running:  # what is held is that epoch's
+        if self._ahead is None or self._ahead.is_running:  # the memory is another running epoch's
             return _OnDemandEpoch(self.context, order.in_turn(start))
         use = self._ahead.begin("batches drawn at once")
         return _OnDemandEpoch(self.context, order.in_turn(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
 
     def _note(self, name: str) -> None:
-        """Keep in mind which cache was made, and how large it is."""
+        """Record the cache that was made for a feature, and its bytes."""
         cache = self.context.nodes.stores[name].cache
         if cache is not None:
             self._caches[name], self._whole[name] = cache, max(self._whole.get(name, 0), cache.nbytes)
 
     def _may_grow_again(self) -> bool:
-        """Whether caches have given back so much that reading their rows anew pays, and that memory is free again."""
+        """Return whether caches gave back so much that reading their rows anew pays, and that memory is free again."""
         lost = 0
         for name, cache in self._caches.items():
             if self.context.nodes.stores[name].cache is cache and cache.is_cut:
@@ -182,22 +182,25 @@ class OnDemandRunner(Runner):
         return lost > sum(self._whole.values()) // LOST_DIVISOR and lost <= self.memory.unused()
 
     def close(self, failed: bool = False) -> None:
-        """Give back what is held for the sampler; may be called again."""
+        """Give the sampler's memory back; may be called again."""
         if self._ahead is not None:
             self._ahead.close()
 
 
 def _is_cached(store: FeatureStore, policy: str | Policy | type[Policy]) -> bool:
-    """Whether a feature has a cache that serves a loader whose own would be automatic."""
+    """Return whether a feature has a cache that a loader with ``cache="auto"`` keeps."""
     cache: FeatureCache | None = store.cache
     if cache is None or cache.policy is None or not cache.capacity:
-        return False  # none, or one that followed plans
-    # What was made for a size that the user gave stays; another loader's does where it would be made alike.
+        return False  # no cache, or one that followed plans
+    # A cache of a given size stays. Another loader's automatic cache stays if this loader would make the same one.
     return not cache.is_lent or (cache.policy.name == get_policy(policy).name and not cache.is_cut)
 
 
 def are_cached(context: Context) -> bool:
-    """Return whether a loader by defaults keeps to caches that are there: of a given size, or another such loader's of all."""
+    """Return whether a loader with default options keeps the features' caches.
+
+    It does if one of them has a given size, or if every feature has a cache that such a loader would make.
+    """
     caches = [store.cache for store in context.nodes.stores.values()]
     given = any(cache is not None and cache.policy is not None and cache.capacity and not cache.is_lent for cache in caches)
     return given or (bool(caches) and all(_is_cached(store, DEGREE) for store in context.nodes.stores.values()))
@@ -224,7 +227,7 @@ class _OnDemandEpoch(EpochRun):
 
 
 def stand_in(context: Context, epoch: int, start: int) -> EpochRun:
-    """Return ``epoch`` from batch ``start`` on, read on demand: another one's plans have the features' caches."""
+    """Begin ``epoch`` at batch ``start``, read on demand, because another epoch's plans have claimed the features' caches."""
     context.counts.add_beside()
     return _OnDemandEpoch(context, context.batches.epoch(epoch).in_turn(start))
 
@@ -232,29 +235,29 @@ def stand_in(context: Context, epoch: int, start: int) -> EpochRun:
 def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
     loads = w.n_accesses - w.n_device - hits
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
-    copy = gathered_s(hits + put_together(w), w, m)  # a gather's rate has that of the others
+    copy = gathered_s(hits + put_together(w), w, m)  # the rate of reading includes the copies of missed rows
     fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive)
     fill += copied_s(w.capacity, w, m) + fresh_s(w.capacity, w, m)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
     moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)[1])
-    epoch = max(w.sample_s, read + copy, w.sample_read_s + read)  # of one drive
+    epoch = max(w.sample_s, read + copy, w.sample_read_s + read)  # the last: both read from one drive
     return Estimate("ondemand", policy, epoch, counting_s + fill, loads, 0, moved, parts)
 
 
 def _by_counts(w: Workload, m: Machine) -> Estimate:
-    """Rows chosen by an epoch that is sampled to count them."""
+    """Estimate an epoch whose cached rows are chosen by counts of one sampled epoch."""
     hits = w.n_top if w.n_static is None else w.n_static
     return _estimated(w, m, STATIC if w.capacity else "none", hits, w.sample_s if w.capacity else 0.0)
 
 
 def _by_degree(w: Workload, m: Machine) -> Estimate:
-    """Rows chosen by what the graph says of them."""
+    """Estimate an epoch whose cached rows are chosen by degree."""
     found = _estimated(w, m, DEGREE, w.n_degree or 0, 0.0)
     return found if w.n_degree is not None else replace(found, impossible="what the degrees would hit is not known")
 
 
 def _online(w: Workload, m: Machine) -> Estimate:
-    """Rows chosen as they come: what is loaded is copied in, and the first epoch finds an empty cache."""
+    """Estimate an epoch under an online policy: loaded rows are copied into the cache, which is empty in the first epoch."""
     loads = again = w.n_accesses - w.n_device
     if w.online_loads is not None:
         loads, again = w.online_loads, min(w.online_again, w.online_loads)
@@ -265,7 +268,7 @@ def _online(w: Workload, m: Machine) -> Estimate:
     epoch = max(w.sample_s, found.parts["read"] + found.parts["copy"] + admit, reads)
     cold = (
         max(w.sample_s, read + found.parts["copy"] + first, w.sample_read_s + read) - epoch
-    )  # less than 0 where more rows merge into fewer reads
+    )  # less than 0 if more rows merge into fewer reads
     fresh = fresh_s(min(w.capacity, loads), w, m)
     parts = {**found.parts, "copy": found.parts["copy"] + admit}
     impossible = "" if w.online_loads is not None else "what it would load is not known"

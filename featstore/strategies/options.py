@@ -1,4 +1,4 @@
-"""Options of strategies: a field of a dataclass that says how its values are checked, and how they are written as text."""
+"""Options of strategies: dataclass fields that declare how a value is checked, and how it is parsed from text."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Kind:
     check : callable (value) -> value
         Returns the value that is kept, or raises ValueError or TypeError; never called with the default.
     parse : callable (str) -> value
-        Reads a value from text, as a command line gives it; raises ValueError.
+        Parses a value from the text of a command line; raises ValueError.
     metavar : str
-        What stands for a value in a list of options.
+        Placeholder of a value in a list of options.
     """
 
     check: Callable[[Any], Any]
@@ -61,13 +61,13 @@ def option(default: Any, kind: Kind, help: str) -> Any:
     default : object
     kind : Kind
     help : str
-        One line; the command line shows it.
+        One line, which the command line shows.
     """
     return dataclasses.field(default=default, metadata={_KEY: (kind, help)})
 
 
 def options_of(cls: type) -> dict[str, tuple[Kind, str, Any]]:
-    """Return kind, help and default of each option of a strategy's class, by name."""
+    """Return the kind, help and default of each option of a strategy's class, by name."""
     return {each.name: (*each.metadata[_KEY], each.default) for each in dataclasses.fields(cls) if _KEY in each.metadata}
 
 
@@ -77,7 +77,7 @@ def check_fields(strategy: Any) -> None:
     Raises
     ------
     OptionError, TypeError
-        A value is out of range; of the wrong type. Both name the option.
+        A value is out of range; a value is of the wrong type. Both errors name the option.
     """
     for name, (kind, _, default) in options_of(type(strategy)).items():
         value = getattr(strategy, name)
@@ -94,7 +94,7 @@ def check_fields(strategy: Any) -> None:
 
 
 def check_managed(strategy: Any, policy: str, cache: str, example: str) -> None:
-    """Raise OptionError where the option ``policy`` is given, and no size for the ``cache`` that it would manage."""
+    """Raise OptionError if the option ``policy`` is given, but no size for the ``cache`` that it would manage."""
     if getattr(strategy, cache) is None and getattr(strategy, policy) != options_of(type(strategy))[policy][2]:
         raise OptionError(policy, f"there is no cache that it could manage: give its size, too, such as {cache}={example}")
 
@@ -124,7 +124,7 @@ def _edge_cache(size: Any) -> int | float | str | None:
 
 
 def number_of(what: str) -> Kind:
-    """Return the kind of values that are whole numbers of something, at least 1."""
+    """Make the kind of values that are whole numbers, at least 1; ``what`` is the noun in messages."""
 
     def check(number: Any) -> int:
         return check_at_least(f"the number of {what}", number, 1)
@@ -160,7 +160,7 @@ def _run_dir(path: Any) -> str | None:
         return None
     if not os.fsdecode(path):
         raise ValueError("an empty name: name a directory, or leave it out")
-    return os.path.abspath(user_path(path))  # whatever the working directory is later
+    return os.path.abspath(user_path(path))  # the working directory may change later
 
 
 def _pack(pack: Any) -> Any:
@@ -185,7 +185,7 @@ _WORDS = {StaticPolicy: "a static policy", OnlinePolicy: "an online policy", Pla
 
 
 def policy_of(*kinds: type[Policy]) -> Kind:
-    """Return the kind of values that are policies of some kinds: a name, a class or an instance."""
+    """Make the kind of values that are policies of these kinds: a name, a class or an instance."""
 
     def check(policy: Any) -> Any:
         chosen = get_policy(policy)

@@ -36,7 +36,7 @@ from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import (
-    LeasedCaches,
+    ClaimedCaches,
     make_online_edge_caches,
     online_edge_bytes,
     room_for_caches,
@@ -54,18 +54,18 @@ __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pa
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
 TABLES = "layout tables"  # holder
-MAKING_BYTES = 80  # a node: what scoring rows for a layout takes at the most, for an error
+MAKING_BYTES = 80  # a node: most bytes of scoring rows for a layout, for the number in an error
 
 
 def packed_length(length: int | str, n_batches: int) -> int:
-    """Return how many of an epoch's batches a planned policy plans together."""
+    """Compute the number of batches that a planned policy plans together, at most an epoch's ``n_batches``."""
     return max(1, min(MOST_AUTO_BATCHES if isinstance(length, str) else length, n_batches))
 
 
 def batches_of(
     pack: Pack | str | os.PathLike[str], graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
 ) -> PackBatches:
-    """Return a pack's batches for a loader; ValueError where it asks for others."""
+    """Return a pack's batches for a loader; ValueError if the arguments ask for other batches."""
     found = PackBatches(pack, graph.pool, shuffle, seed)
     try:
         made = found.pack.record["batch_size"]
@@ -83,8 +83,9 @@ def batches_of(
 
 
 def size_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0) -> int | float:
-    """Return a feature cache's size, as a share of the rows or in bytes, for the layouts that a pack has, or for its first.
+    """Choose the size of the feature caches for a pack: a share of the rows, or bytes for all caches.
 
+    It is the largest size of the pack's layouts that fits, or, without such a layout, half of the memory that is left.
     ``beside``: bytes that other caches will take.
     """
     n, n_device = context.graph.num_nodes, context.device_rows or 0
@@ -101,7 +102,7 @@ def size_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0)
     if fitting:
         rows = max(fitting)
         return rows / n if rows else 0
-    return spare // 2 if spare // 2 >= least[1] else 0  # extents are read ahead, and packed, in the rest
+    return spare // 2 if spare // 2 >= least[1] else 0  # the rest is for packing, and for reading extents ahead
 
 
 @register_strategy("packed")
@@ -109,24 +110,24 @@ def size_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0)
 class Packed(Strategy):
     """Run the samples of a pack from extents that are made once (DiskGNN with ``policy="frequency"``).
 
-    The sampler and the seeds are the pack's; epoch ``e`` runs the pack's epoch ``e`` modulo how many it has. With ``shuffle``
-    batches run in a new order each epoch, with a planned policy those of a superbatch together.
+    The sampler and the seeds are the pack's. Epoch ``e`` runs the pack's epoch ``e`` modulo its number of epochs. With
+    ``shuffle`` batches run in a new order each epoch; with a planned policy, the batches of a superbatch stay together.
 
     Parameters
     ----------
     pack : Pack, path-like or None
-        What :func:`~featstore.sample_offline` made; None with a :class:`~featstore.PackedGraph`, which is one.
+        A pack that :func:`~featstore.sample_offline` made; None with a :class:`~featstore.PackedGraph`, which is a pack.
     cache : int, str, float or None
-        Host tier: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``); ``"auto"`` the largest of the pack's layouts
-        that fits, or, where it has none, half of the memory that batches leave. None, the default: that of the one layout that
-        the pack has; ``"auto"`` where it has none.
+        Host tier: bytes (``"1GiB"``), or a share of the rows (``"10%"`` or ``0.1``). ``"auto"``: the size of the largest of the
+        pack's layouts that fits, or, if none does, half of the memory that batches leave. None, the default: the size of the
+        one layout that the pack has, or ``"auto"`` if the pack has no layout.
     policy : str, Policy or class
-        A planned one, or a static one.
+        A planned or a static policy.
     length : int or "auto"
-        Batches that a planned policy plans together; 200 at most, by default.
+        Batches that a planned policy plans together. ``"auto"``, the default: 200 at most.
     disk : int, str or None
-        Most bytes of the layout that is made, or run, with the labels that are brought beside it; None: no bound. With a static
-        policy, segments of batches share rows where it is too small for an extent a batch.
+        Most bytes of the layout that is made or run, with the labels that are copied into the pack; None: no bound. With a
+        static policy, if an extent for each batch takes more, batches of a segment share rows.
     edge_cache, edge_policy
         As of :class:`~featstore.OnDemand`: rows of edges are not packed.
 
@@ -172,7 +173,7 @@ class Packed(Strategy):
         context.drop_caches(edges=bool(of_edges))
         try:
             layouts = _Layouts(context, plan_ahead(context, self.policy, self.length, self.disk, None))
-        except BudgetError as error:  # of telling its policy from others of its name, by its scores
+        except BudgetError as error:  # from scoring rows, which tells the policy from others of its name
             raise Memory(context, caches=MAKING_BYTES * context.graph.num_nodes, plans=True).too_small(error) from None
         if self.cache is None and not isinstance(context.graph, PackedGraph) and not find_layouts(layouts.pack):
             return replace(self, cache="auto").run(context)
@@ -191,21 +192,21 @@ class Packed(Strategy):
                 except BudgetError as error:
                     raise memory.too_small(error) from None
         make_online_edge_caches(context, of_edges, self.edge_policy)
-        # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
+        # Rows that a cache on loan gave back are read from the features' own files; a pack without its dataset lacks these.
         is_lent = (self.cache == "auto" or context.chosen.lends_caches) and not isinstance(context.graph, PackedGraph)
         return PackedRunner(context, memory, layouts, layout, made=made, is_lent=is_lent)
 
     def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Context, Memory, LayoutOptions | None]:
-        """Add up what the first layout takes that fits, of those that would do, and return it, too.
+        """Find the first suitable layout that fits in memory; return it with its context and memory.
 
         Raises
         ------
         BudgetError
-            None fits; names what suffices for one of them.
+            No layout fits; the error names a memory that suffices for one of them.
         """
         context = layouts.context
         if context.device.type == "meta" and self.cache != "auto":
-            context = replace(context, batch=BatchSize(0))  # it is made for another machine: no batch runs here
+            context = replace(context, batch=BatchSize(0))  # the layout is made for another machine: no batch runs here
         refused: list[BudgetError] = []
         for layout in layouts.of_size(self.cache):
             asked, caches = context, sum(of_edges.values())
@@ -228,12 +229,12 @@ class Packed(Strategy):
 
 
 def _tables_bytes(layout: LayoutOptions) -> int:
-    """Return the bytes of the numbers of the rows that host and device start with."""
+    """Compute the bytes of the numbers of the rows that the host cache and the device start with."""
     return 16 * (layout.device_rows + (0 if layout.superbatch else layout.capacity))
 
 
 class _Layouts:
-    """The layouts of a pack: those that are there for a loader's features and policy, and one that is made.
+    """The layouts of a pack for a loader's features and policy: existing ones, and one that can be made.
 
     Attributes
     ----------
@@ -261,19 +262,19 @@ class _Layouts:
         self._superbatch = 0
         if isinstance(self._policy, PlannedPolicy):
             self._superbatch = packed_length(planning.superbatch, pack.n_batches)
-        self.context, self._digest = context, None  # of the policy, as long as it is not known
+        self.context, self._digest = context, None  # the digest of the policy's scores, None while it is not known
         try:
             if features:
                 with graph.budget.reserve("packing", digest_bytes(self._policy, pack.num_nodes)):
                     self._digest = digest_of(self._policy, self._scores)
-        except FileNotFoundError:  # scores that need what only the dataset has: by its name
+        except FileNotFoundError:  # scores need a file of the dataset: the policy is then known by its name alone
             if not isinstance(graph, PackedGraph):
                 raise
         if self._digest is not None:
             self.there = [each for each in self.there if each.digest == self._digest]
 
     def of_size(self, size: int | float | str | None) -> Sequence[LayoutOptions | None]:
-        """Return the layouts that do for a cache of ``size``, each of which is tried; None where nothing is to be gathered."""
+        """Return the layouts to try for a cache of ``size``, in order; ``[None]`` if nothing is to be gathered."""
         context = self.context
         if not context.features or (size is not None and not context.graph.num_nodes):
             return [None]
@@ -285,7 +286,7 @@ class _Layouts:
         return [*sorted(there, key=lambda each: each.capacity)[:1], self.wanted(size)]
 
     def _only(self) -> LayoutOptions:
-        """Return the one layout that the pack has."""
+        """Return the only layout that the pack has; ValueError if it has none, or several."""
         context, asked = self.context, self.planning.superbatch
         lengths = [each.superbatch for each in self.there] if isinstance(asked, str) else [self._superbatch]
         found = [each for each in self.there if context.device_rows in (None, each.device_rows) and each.superbatch in lengths]
@@ -299,9 +300,9 @@ class _Layouts:
         return fitting(self.pack, found, self.planning.disk) or found[0]
 
     def wanted(self, size: int | float | str) -> LayoutOptions:
-        """Return the layout for a cache of ``size``, by default of no rows: the one that is there, or one that is to be made."""
+        """Return the layout for a cache of ``size`` (``"auto"``: no rows): an existing layout, or one to be made."""
         context, capacity = self.context, 0
-        if size != "auto":  # a cache that follows plans, in any case
+        if size != "auto":  # sized as a cache that follows plans, under any policy
             capacity = context.nodes.capacity(context.nodes.sizes(size, get_policy("belady")))
         options = LayoutOptions(
             context.features, self._policy.name, capacity, self._superbatch, context.device_rows or 0, self._digest or ""
@@ -310,12 +311,12 @@ class _Layouts:
         if len({each.digest for each in there}) != 1:
             return options
         found, disk = fitting(self.pack, there, self.planning.disk), self.planning.disk
-        if found is None and disk is not None and not self._superbatch:  # by segments that share more a smaller one can be made
+        if found is None and disk is not None and not self._superbatch:  # a smaller one can be made: its segments share more rows
             found = replace(there[0], disk=disk)
         return found or there[0]
 
     def make(self, options: LayoutOptions) -> bool:
-        """Make a layout where the pack has it not; return whether this call did."""
+        """Make a layout unless the pack has it; return whether this call made it."""
         context, graph = self.context, self.context.graph
         made_of = graph.fingerprint()
         data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in context.labels]
@@ -340,7 +341,7 @@ class _Layouts:
 
 
 class PackedRunner(Runner):
-    """Run a pack's batches from a layout that is there; without one, where nothing is to be gathered."""
+    """Run a pack's batches from an existing layout, or without a layout if nothing is to be gathered."""
 
     def __init__(
         self, context: Context, memory: Memory, layouts: _Layouts, options: LayoutOptions | None, *, made: bool, is_lent: bool
@@ -348,9 +349,9 @@ class PackedRunner(Runner):
         super().__init__(context, memory)
         self._pack, self._made = layouts.pack, made
         self._layout: Layout | None = None
-        self._caches = LeasedCaches(context.nodes)
-        self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
-        self._tiers: list[DeviceTier] = []  # one, where the device holds rows
+        self._caches = ClaimedCaches(context.nodes)
+        self._filled: dict[str, FeatureCache] = {}  # caches that hold the layout's first rows, and do not change
+        self._tiers: list[DeviceTier] = []  # one tier, if the device holds rows
         self._memory = EpochMemory(context.graph.budget, memory.held, _nothing)
         self._tables = context.graph.budget.reserve(TABLES, 0)
         self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers, self._tables)]
@@ -362,7 +363,7 @@ class PackedRunner(Runner):
             raise
 
     def stats(self) -> dict[str, Any]:
-        """Return ``layout``: its name, and whether it was made for this loader."""
+        """Return ``layout``: the name of the layout, and whether it was made for this loader."""
         return {} if self._layout is None else {"layout": {"name": self._layout.options.name, "made": self._made}}
 
     def _open(self, options: LayoutOptions, sources: Mapping[str, PackedFeature], *, is_lent: bool) -> None:
@@ -379,7 +380,7 @@ class PackedRunner(Runner):
             self._fill_device(layout, rows)
 
     def _fill_device(self, layout: Layout, rows: Int64s) -> None:
-        """Bring the layout's rows to the device."""
+        """Copy the layout's device rows to the device."""
         graph, context = self.context.graph, self.context
         stores = context.nodes.stores
         shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
@@ -394,7 +395,7 @@ class PackedRunner(Runner):
         self.context = replace(context, on_device=OnDevice(tier))
 
     def _cache_room(self) -> int:
-        """Return the bytes that caches may take, made anew."""
+        """Compute the bytes that caches may take when they are made anew."""
         graph = self.context.graph
         graph.pool.trim()
         return self.memory.left_for_caches(graph.budget.available, self.context.prefetch)[0]
@@ -409,16 +410,16 @@ class PackedRunner(Runner):
             finalizer.detach()  # so that Ctrl-C is not lost in it
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
-        """Begin ``epoch``: the samples of the pack's epoch ``epoch`` modulo how many it has.
+        """Begin ``epoch``: the samples of the pack's epoch ``epoch`` modulo its number of epochs.
 
-        Where another epoch's plans have the features' caches, of this loader or of another one, it is read on demand.
+        The epoch is read on demand if the features' caches follow the plans of another epoch, of any loader.
 
         Raises
         ------
         BusyError
-            They have them, and the pack is run without its dataset, where nothing can be read on demand.
+            The caches follow the plans of another epoch, and the pack is run without its dataset: no row can be read on demand.
         BudgetError
-            Another loader has taken the cache's place since, and there is no memory to make it anew.
+            Another loader has replaced a cache, and there is no memory to make it anew.
         """
         try:
             return self._begin(epoch, start)
@@ -428,15 +429,15 @@ class PackedRunner(Runner):
             return stand_in(self.context, epoch, start)
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
-        self._caches.check_free()  # before memory is taken for an epoch of plans
+        self._caches.check_free()  # before memory is taken for an epoch with plans
         with ExitStack() as undo:
             use = self._memory.begin("packs")
             undo.callback(self._memory.end, use)
-            lease = self._caches.lease()
+            claim = self._caches.claim()
             undo.callback(self._caches.release)
             window = self._memory.get(WINDOWS)
             run = PackedEpoch(
-                self.context, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._memory, use
+                self.context, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, window, self._memory, use
             )
             undo.pop_all()
         return run

@@ -1,4 +1,4 @@
-"""An epoch of a pack: samples, plans and rows from its files, read as one stream."""
+"""An epoch of a pack: its samples and plans are read from the pack's files, its extents as one stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import Batch, EpochRun
-from featstore.strategies.caches import LeasedCaches
+from featstore.strategies.caches import ClaimedCaches
 from featstore.strategies.context import Context
 
 __all__ = ["PackedEpoch", "fill_from_extents"]
@@ -28,12 +28,12 @@ Int64s = npt.NDArray[np.int64]
 
 
 def fill_from_extents(context: Context, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
-    """Read what a tier starts with, and count it."""
+    """Read the rows that a tier starts with from their extent, and count the reads."""
     context.nodes.reads.add(source.gather(rows, out, None))
 
 
 class PackedEpoch(EpochRun):
-    """Batches of a pack, in an order, from the layout's extents and tiers."""
+    """Run batches of a pack, in an order, with the layout's extents and tiers."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class PackedEpoch(EpochRun):
         layout: Layout | None,
         epoch: int,
         start: int,
-        caches: LeasedCaches,
-        lease: Use,
+        caches: ClaimedCaches,
+        claim: Use,
         filled: dict[str, FeatureCache],
         window: Reservation | None,
         memory: EpochMemory,
@@ -51,11 +51,11 @@ class PackedEpoch(EpochRun):
     ) -> None:
         self._context, self._pack, self._layout, self._filled = context, pack, layout, filled
         self._caches, self._window, self._memory, self._use = caches, window, memory, use
-        self._lease = lease  # for as long as this epoch lives
+        self._claim = claim  # lasts as long as this epoch
         self._group = 1 if layout is None else layout.group
         assert isinstance(context.batches, PackBatches)
         self._order, self._base = context.batches.numbers(epoch)
-        # Plans change a cache that others of the group filled: a run that begins within a group begins with the group.
+        # Plans of a group change one cache in turn: a run that begins within a group first runs the group's earlier plans.
         self._start = start
         self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
         self._behind = dict.fromkeys(context.features, self._first)
@@ -75,14 +75,14 @@ class PackedEpoch(EpochRun):
         return position - int(self._order[position]) % self._group
 
     def _ready(self, name: str, window_bytes: int) -> None:
-        """Put what the layout starts with into the cache, and begin to read the first batches' extents."""
+        """Fill the cache with the layout's first rows, and begin to read the extents of the first batches."""
         layout, store = self._layout, self._context.nodes.stores[name]
         assert layout is not None
         cache, rows = store.cache, layout.tables.fill_rows
         assert cache is not None
         if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
-            if cache.is_lent:  # it may have fewer rows than the layout, whose extents are read whole
+            if cache.is_lent:  # the cache may have fewer rows than the layout, and an extent is read whole
                 cache.preload(rows, partial(self._context.nodes.read, name))
             else:
                 source = layout.fill(name, Tier.HOST, window_bytes)
@@ -113,7 +113,7 @@ class PackedEpoch(EpochRun):
     def plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
         store = self._context.nodes.stores[name]
         for position in range(self._behind.get(name, self._start), self._start):
-            # The batches of the group before the one that is asked for, so that the cache is as their plans leave it.
+            # Gather the group's earlier batches, so that the cache is as their plans leave it.
             earlier = self.batch(position)
             store.gather(earlier.sampled.input_ids, *self._plan(name, earlier), Tally(read=batch.tally.read))
             self._behind[name] = position + 1
@@ -126,7 +126,7 @@ class PackedEpoch(EpochRun):
             self._context.nodes.clear_cache(name)
         return batch.plans[name], self._tiers[name]
 
-    def spare(self) -> bool:
+    def release(self) -> bool:
         least = least_window() * len(self._sources)
         if self._window is None or self._window.n_bytes <= least:
             return False

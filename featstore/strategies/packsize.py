@@ -1,4 +1,4 @@
-"""An estimate of what a pack will take on disk, before any of it is written."""
+"""Estimates of the disk space of a pack, made before it is written."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ if TYPE_CHECKING:
 
 __all__ = ["PackEstimate", "estimate_layout", "estimate_pack", "layouts_there"]
 
-MARGIN = 0.5  # of an estimate, by which it may be too high: within it the drive may have room, and is tried
-RECORD_BYTES = 4096  # of the pack's record, or of a file of node data beside its array, at most
+MARGIN = 0.5  # share of an estimate by which it may be too high: a pack is refused only if even the rest has no room
+RECORD_BYTES = 4096  # most bytes of the pack's record, or of a file of node data beside its array
 PACKED = Packed(cache=0.1)
 
 
 @dataclass(frozen=True)
 class PackEstimate:
-    """What a pack, or one more layout of it, will take on disk.
+    """The estimated disk space of a pack, or of one more layout of a pack.
 
     Parameters
     ----------
     path : str
         The pack's directory.
     samples_bytes, node_data_bytes : int
-        Of the samples, and of the labels that are brought into the pack; 0 where they are there.
+        Bytes of the samples, and of the labels that are copied into the pack; 0 if the pack has them.
     layout_bytes : int or None
-        Of the layout; None where there is no memory to estimate it.
+        Bytes of the layout; None if there is no memory to estimate them.
     features_bytes : int
-        Of the features that are packed, as the dataset has them.
+        Bytes of the packed features in the dataset.
     n_batches : int
-        Of all epochs.
+        Batches of all epochs.
     n_looked_at : int
-        Batches that the estimate is made from.
+        Batches from which the estimate is made.
     free_bytes : int or None
-        What the drive has free; None where that is unknown.
+        Free bytes of the drive; None if unknown.
     allowed_bytes : int or None
-        Most bytes of the layout, where its policy is a planned one, whose batches share no rows to fit; None: no bound.
+        Most bytes of the layout under a planned policy, whose layout cannot be made smaller; None: no bound.
     """
 
     path: str
@@ -81,12 +81,12 @@ class PackEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """All that will be written, as far as it could be estimated."""
+        """Bytes of all files that will be written, as far as they could be estimated."""
         return self.samples_bytes + (self.layout_bytes or 0) + self.node_data_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether there may be room: False where even half of the estimate is more than is free, or allowed."""
+        """Whether there may be room: False if even half of the estimate exceeds the free or the allowed bytes."""
         return self._is_allowed and (self.free_bytes is None or (1 - MARGIN) * self.total_bytes <= self.free_bytes)
 
     @property
@@ -94,7 +94,7 @@ class PackEstimate:
         return self.allowed_bytes is None or (1 - MARGIN) * (self.layout_bytes or 0) <= self.allowed_bytes
 
     def check(self) -> None:
-        """Raise OSError (ENOSPC), which says what is needed, what there is, and what would do, unless there may be room."""
+        """Raise OSError (ENOSPC) unless there may be room; its message has the bytes needed and available, and remedies."""
         if not self._is_allowed:
             raise OSError(
                 errno.ENOSPC,
@@ -147,20 +147,20 @@ def estimate_pack(
     labels: Sequence[str] = (),
     seed: int = 0,
 ) -> PackEstimate:
-    """Estimate what :func:`~featstore.sample_offline` and the layout of a first loader will take on disk.
+    """Estimate the disk space of :func:`~featstore.sample_offline` and of the layout of a first loader.
 
     Parameters
     ----------
     g, sampler, seeds, batch_size, epochs, path, seed
         As of :func:`~featstore.sample_offline`; the sampler has no seeds of its own.
     packed : Packed
-        Its ``cache`` is a size: what is to be made.
+        Options of the layout; ``cache`` must be a size.
     features, device_cache
         As of a :class:`~featstore.Loader`.
     labels : sequence of str
         Node data that the pack will carry.
     disk : int, optional
-        Most bytes that the layout may take; with a static policy it is made to fit, with a planned one it cannot be.
+        Most bytes that the layout may take. With a static policy the layout is made to fit; with a planned one it cannot be.
 
     Raises
     ------
@@ -169,12 +169,12 @@ def estimate_pack(
 
     Notes
     -----
-    Samples an eighth of the batches of the first epoch, eight at least and 32 at most, fewer where memory is short. Samples are
-    taken to be as large in all others. Rows in extents are those that a cache of this size misses. For ``belady`` the cache is
-    simulated on these batches, and its misses are brought to a superbatch by Good and Toulmin's estimate of the rows that were
-    not seen yet; other planned policies are taken to miss as many. For ``frequency`` each batch is judged by the rows that the
-    other batches choose; other static policies score the rows. On the graphs of the tests the estimate is 0.6 to 1.3 times what
-    is written, with a device cache up to 1.7 times. Nothing is written.
+    Samples an eighth of the batches of the first epoch, eight at least and 32 at most, fewer if memory is short. Samples of
+    other batches are taken to be as large. Extents hold the rows that a cache of this size misses. For ``belady`` the cache is
+    simulated on the sampled batches. Good and Toulmin's estimate of the rows not seen yet extrapolates its misses to a
+    superbatch. Other planned policies are taken to miss as many. For ``frequency``, a batch is judged with the rows that the
+    other batches choose; other static policies score the rows. On the graphs of the tests the estimate is 0.6 to 1.3 times the
+    bytes written, with a device cache up to 1.7 times. Nothing is written.
     """
     if has_own_seeds(sampler):
         raise ValueError(f"{type(sampler).__name__} has seeds of its own: batches cannot be taken from it ahead")
@@ -186,7 +186,7 @@ def estimate_pack(
     batches: list[npt.NDArray[Any]] = []
     n_bytes = n_seeds = 0
     with g.budget.reserve("cost model", 0) as held:
-        for index in range(profile_batches(len(order), drawn.together)):
+        for index in range(profile_batches(len(order), drawn.run_length)):
             try:
                 sampled = checked.sample(index)
                 held.resize(held.n_bytes + 8 * len(sampled.input_ids))
@@ -225,7 +225,7 @@ def estimate_layout(
     disk: int | None = None,
     labels: Sequence[str] = (),
 ) -> PackEstimate:
-    """Estimate what one more layout of a pack will take on disk; see :func:`estimate_pack`. 0 bytes where it is there."""
+    """Estimate the disk space of one more layout of a pack; see :func:`estimate_pack`. 0 bytes if the pack has the layout."""
     asked = _Asked(g, features, packed, device_cache, disk)
     options = asked.options(pack.n_batches)
     trace = pack_trace(pack)
@@ -253,7 +253,7 @@ def estimate_layout(
 def layouts_there(
     g: OutOfCoreGraph, pack: Pack, features: str | Sequence[str], packed: Packed, device_cache: int | float | str | None = None
 ) -> list[LayoutOptions]:
-    """Return the layouts that a pack has for these options, whatever disk they were made for; as of :func:`estimate_pack`."""
+    """Return the layouts that a pack has for these options, made for any ``disk``; arguments as of :func:`estimate_pack`."""
     return _like(pack, _Asked(g, features, packed, device_cache, None).options(pack.n_batches))
 
 
@@ -262,7 +262,7 @@ def _like(pack: Pack, options: LayoutOptions) -> list[LayoutOptions]:
 
 
 class _Asked:
-    """A layout that is asked for: its options, once the graph has told what the sizes are in rows."""
+    """A layout to be estimated, with its sizes in rows."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class _Asked:
                 self.device_rows = device_rows(parse_cache_size(device_cache, "device_cache"), n, self.widths)
 
     def options(self, n_batches: int) -> LayoutOptions:
-        """Return the options of the layout of a pack whose epochs have so many batches."""
+        """Make the options of the layout for a pack whose epochs have ``n_batches`` batches."""
         together = 0
         if not isinstance(self.policy, StaticPolicy):
             together = packed_length(self.length, n_batches)
@@ -298,7 +298,7 @@ class _Asked:
 
 
 def _with_layout(estimate: PackEstimate, asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> PackEstimate:
-    """Add what the layout will take, and the features that it is of."""
+    """Add the bytes of the layout, and of its features, to an estimate."""
     allowed = None if isinstance(asked.policy, StaticPolicy) else asked.disk
     estimate = replace(estimate, features_bytes=asked.features_bytes, allowed_bytes=allowed)
     if not len(trace) or not asked.features:
@@ -320,7 +320,7 @@ def _layout_bytes(asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> i
         seen = [(_seen(asked, trace, length), times) for length, times in ((options.superbatch, whole), (rest, 1)) if length]
         loads = epochs * sum(times * each.loads for each, times in seen)
         n_device = epochs * sum(times * each.n_device for each, times in seen)
-        n_host, updates = 0, loads  # what is loaded may all be admitted
+        n_host, updates = 0, loads  # all loaded rows may be admitted
     else:
         loads, n_device = _static(asked, trace, total)
         n_host, updates = options.capacity, 0.0
@@ -334,7 +334,7 @@ def _layout_bytes(asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> i
 
 
 def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
-    """Estimate the workload of so many batches, from an empty cache, by a trace of the first ones."""
+    """Estimate the workload of ``n_batches`` batches, from an empty cache, by a trace of the first ones."""
     g, part = asked.g, trace.head(n_batches)
     sizes: dict[str, Any] = {"row_bytes": 1, "capacity": asked.capacity, "device_rows": asked.device_rows}
     if asked.policy.name != STATIC:
@@ -344,7 +344,7 @@ def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
 
 
 def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:
-    """Return how many rows of so many batches neither host nor device holds, and how many the device does."""
+    """Estimate how many rows of ``n_batches`` batches neither host nor device holds, and how many the device holds."""
     g, policy = asked.g, asked.policy
     if policy.name == STATIC:
         seen = _seen(asked, trace, n_batches)

@@ -1,4 +1,4 @@
-"""Profiles: the first batches of an epoch, sampled ahead to judge the epoch by."""
+"""Profiles: the first batches of an epoch, sampled ahead to estimate the epoch."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ from featstore.strategies.context import Context
 __all__ = ["DISK_DIVISOR", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
-MACROS, MOST_ALIKE = 4, 128  # rows of batches that are alike; batches of long ones
-EPOCH_DIVISOR = 8  # one batch of so many
-DISK_DIVISOR = 8  # of the disk: the rest is the strategy's
-TAIL_BYTES = 128  # of a file, beside its arrays and their entries in the index, at most
+MACROS, MOST_ALIKE = 4, 128  # at least so many runs of similar batches are sampled, but at most so many batches for that
+EPOCH_DIVISOR = 8  # the part of an epoch's batches that is sampled
+DISK_DIVISOR = 8  # the part of the disk that a profile may take: the rest is the strategy's
+TAIL_BYTES = 128  # most bytes of a file beside its arrays and their entries in the index
 
 
-def least_batches(together: int = 1) -> int:
-    """Return how many batches are looked at, at the least: eight, and four rows of ``together`` that are alike, up to 128."""
-    return max(LEAST_BATCHES, min(MACROS * together, MOST_ALIKE))
+def least_batches(run_length: int = 1) -> int:
+    """Compute the least number of batches to sample: eight, or four runs of ``run_length`` similar batches, up to 128."""
+    return max(LEAST_BATCHES, min(MACROS * run_length, MOST_ALIKE))
 
 
-def profile_batches(n_batches: int, together: int = 1) -> int:
-    """Return how many batches of an epoch are looked at: an eighth, eight at least and 32 at most.
+def profile_batches(n_batches: int, run_length: int = 1) -> int:
+    """Compute the number of batches of an epoch to sample: an eighth, eight at least and 32 at most.
 
-    Where ``together`` batches in a row are alike, more where four such rows are more, up to 128.
+    If ``run_length`` batches in a row are similar, four such runs are sampled if they are more, up to 128 batches.
     """
-    return min(n_batches, max(least_batches(together), min(MOST_BATCHES, n_batches // EPOCH_DIVISOR)))
+    return min(n_batches, max(least_batches(run_length), min(MOST_BATCHES, n_batches // EPOCH_DIVISOR)))
 
 
 class Profile(Memo):
-    """The first batches of epoch 0, sampled to judge it by, in a run file: the epoch of these batches has them from there.
+    """The first batches of epoch 0, sampled into a run file to estimate the epoch. Epoch 0 then reads them from the file.
 
     Parameters
     ----------
     context : Context
     run_dir : str
     disk : int, optional
-        Most bytes of all run files; an eighth of them is used at most.
+        Most bytes of all run files; a profile uses an eighth of them at most.
     most : int, optional
-        Batches; as many as :func:`profile_batches` says by default.
+        Batches to sample, by default :func:`profile_batches`.
 
     Attributes
     ----------
     sample_s : float
         Seconds that sampling took.
     passes_s : float
-        Of those, seconds of passes over neighbour lists, which a whole epoch takes too.
+        The part of ``sample_s`` of passes over neighbour lists, which a whole epoch takes, too.
     n_sampled : int
         Batches that were sampled.
     n_bytes : int
-        On disk until epoch 0 is over.
+        Bytes on disk until epoch 0 is over.
 
     Raises
     ------
     OSError
-        The disk is full; ENOSPC also where not even one batch fits the eighth.
+        The disk is full; ENOSPC also if not even one batch fits the eighth.
     BudgetError
         No memory for one batch.
 
@@ -78,7 +78,7 @@ class Profile(Memo):
         self._pool, self._n_nodes = context.graph.pool, context.graph.num_nodes
         order = batches.epoch(0)
         self._runs = RunDirectory(run_dir)
-        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        # Code takes the lock itself, not the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._n_reading = 0
@@ -86,7 +86,7 @@ class Profile(Memo):
         accounts = DiskQuota(None if disk is None else disk // DISK_DIVISOR)
         try:
             begin = time.perf_counter()
-            most = min(len(order), most or profile_batches(len(order), batches.together))
+            most = min(len(order), most or profile_batches(len(order), batches.run_length))
             with (
                 contextlib.closing(order.in_turn(0, stop=most)) as turns,
                 SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer,
@@ -95,16 +95,16 @@ class Profile(Memo):
                 for sampled in ordered:  # counted by hand: enumerate() would keep one while the next is made
                     needed += sample_bytes(sampled, self._n_nodes)
                     if count and accounts.total is not None and needed > accounts.total:
-                        break  # each is asked for its own bytes: batches may differ in size
+                        break  # each batch counts its own bytes: batches may differ in size
                     writer.add(sampled)
                     count += 1  # noqa: SIM113 - see above
-                    del sampled  # or the next would have to fit beside it
+                    del sampled  # else the next batch would have to fit beside it
                 ordered.close()
                 self._file = writer.finish_samples()
                 self.passes_s = turns.passes_s
-            batches.trim()  # what several threads sampled with
+            batches.trim()  # scratch memory of the threads that sampled
             self.sample_s = time.perf_counter() - begin
-            self.passes_s = min(self.passes_s, self.sample_s)  # windows that were drawn ahead have waited beside others
+            self.passes_s = min(self.passes_s, self.sample_s)  # waits of windows drawn at once add up to more than the clock's
         except BaseException:
             self._runs.close()
             raise
@@ -114,7 +114,7 @@ class Profile(Memo):
         batches.remember(self)
 
     def trace(self) -> Trace:
-        """Return the rows of its batches; until it is closed."""
+        """Return the trace of the sampled batches; it can be read until the profile is closed."""
         assert self._file is not None
         return Trace.reading(self._file.ids, self._file.lengths, self._n_nodes)
 
@@ -140,7 +140,7 @@ class Profile(Memo):
                 self._changed.notify_all()
 
     def forget(self) -> None:
-        """Remove the file, when nobody reads it: a later epoch has begun. Its batches would be sampled again."""
+        """Remove the file, unless it is being read, because a later epoch has begun. Its batches are sampled again if needed."""
         with self._lock:
             if self._file is not None and not self._n_reading:
                 self._file = None
@@ -160,6 +160,6 @@ def _forget(file: SampleFile, runs: RunDirectory) -> None:
 
 
 def pack_trace(pack: Pack) -> Trace:
-    """Return the rows of a pack's first batches, as many as are looked at of an epoch."""
-    n = profile_batches(pack.n_batches, pack.together)
+    """Return the trace of a pack's first batches, as many as :func:`profile_batches` samples of an epoch."""
+    n = profile_batches(pack.n_batches, pack.run_length)
     return Trace.reading(pack.ids, pack.lengths[:n], pack.num_nodes)

@@ -1,4 +1,4 @@
-"""Strategies by name, those of installed packages among them."""
+"""Strategies by name, also of installed packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRATEGIES = Registry("strategy", Strategy, "featstore.strategies", "strategies"
 
 
 def register_strategy(name: str) -> Callable[[StrategyType], StrategyType]:
-    """Class decorator: make a strategy known under ``name``.
+    """Register the decorated class as the strategy ``name``.
 
     Raises
     ------
@@ -30,17 +30,17 @@ def register_strategy(name: str) -> Callable[[StrategyType], StrategyType]:
 
 
 def available_strategies() -> list[str]:
-    """Return the names that a loader knows, sorted; imports no plug-in."""
+    """Return the names of all strategies, sorted; imports no plug-in."""
     return STRATEGIES.names()
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """Return the strategy of that name, a registered one, or that of an entry point of the group ``featstore.strategies``.
+    """Return the class of a strategy: a registered one, or one from an entry point of the group ``featstore.strategies``.
 
     Raises
     ------
     ValueError
-        No strategy has that name; lists all that have one.
+        No strategy has that name; the error lists all names.
     PluginError
         The entry point cannot be loaded, is ambiguous or is no strategy.
     """
@@ -48,14 +48,14 @@ def find_strategy(name: str) -> type[Strategy]:
 
 
 def get_strategy(strategy: str | Strategy | type[Strategy]) -> Strategy:
-    """Return an instance of a strategy: that of a name or of a class with its defaults, an instance as it is.
+    """Return an instance of a strategy: of a name or a class with its default options; an instance is returned as it is.
 
     Raises
     ------
     ValueError, PluginError
         See :func:`find_strategy`; the class cannot be instantiated.
     TypeError
-        Neither a name, a strategy nor a strategy class.
+        The argument is no name, strategy or strategy class.
     """
     if isinstance(strategy, Strategy):
         return strategy

@@ -1,4 +1,4 @@
-"""The memory that a loader's caches are left with, divided between rows of features and historical embeddings (OUTRE)."""
+"""Division of the memory that is left for caches between rows of features and historical embeddings (OUTRE)."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from featstore.topology.partlists import NearbyLists
 __all__ = ["HOLDER", "HistorySplit", "Keeps", "measured_beta", "profile"]
 
 HOLDER = "saved I/O"
-SORTING_BYTES = 48  # a node, beside what is counted of it, while orders and sums are made
-GATHERED = 8  # batches whose rows are read to time it
-PIECE_BYTES = 8 << 20  # of one read
-REPLAYED = 1 << 18  # accesses that tell of an epoch what more of them would: hits within 1 %
-SIZES = 10  # of a cache that are simulated; between them lies a line
+SORTING_BYTES = 48  # a node, beside its counts, while orders and sums are computed
+GATHERED = 8  # batches whose rows are read to time reading
+PIECE_BYTES = 8 << 20  # one read
+REPLAYED = 1 << 18  # accesses of an epoch that are replayed: more of them change the hits by less than 1 %
+SIZES = 10  # sizes of a cache that are simulated; savings between them are interpolated
 ONLINE_BYTES = 64  # an access of the longest batch, while an online policy is simulated
 
 Int64s = npt.NDArray[np.int64]
@@ -63,12 +63,12 @@ class Keeps(Protocol):
         ...
 
     def keep(self, nodes: Int64s, g: OutOfCoreGraph, device: torch.device, split: Mapping[str, Any]) -> int:
-        """Keep embeddings of these nodes from now on; return the bytes that this takes. Raises BudgetError."""
+        """Keep embeddings of these nodes from now on; return the bytes of their table. Raises BudgetError."""
         ...
 
 
 class HistorySplit:
-    """Chooses a history's nodes once a strategy knows what memory its caches are left with.
+    """Choose a history's nodes once a strategy knows the memory that is left for caches.
 
     Parameters
     ----------
@@ -86,25 +86,25 @@ class HistorySplit:
     ) -> None:
         """Sample an epoch, choose the nodes, and take their memory; does nothing the second time.
 
-        Where memory is too short to judge, no embedding is kept, and the loader runs as without a history.
+        If memory is too short for the choice, no embedding is kept, and the loader runs as without a history.
 
         Parameters
         ----------
         context : Context
         memory : Memory
-            Divided; the strategy holds what it was granted.
+            The loader's memory, divided already; the strategy holds its granted bytes.
         cache : int, float, "auto" or None
-            Of the features. One of a given size keeps it; embeddings get as much as they have use for of what is left.
+            Size of the features' caches. Caches of a given size keep it, and embeddings get as much of the rest as is of use.
         policy : Policy
-            Of that cache.
+            The policy of these caches.
         in_turn : bool
-            Neighbour lists have the cache's memory in turn, while batches are sampled.
+            Neighbour lists use the caches' memory in turn, while batches are sampled.
         """
         if self.is_done:
             return
         self.is_done = True
         graph = context.graph
-        assert isinstance(graph, OutOfCoreGraph)  # it has a sampler
+        assert isinstance(graph, OutOfCoreGraph)  # a history goes with a sampler
         with context.watch.time("split"):
             try:
                 nodes, found = self._choose(context, memory, cache, policy, in_turn=in_turn)
@@ -132,16 +132,16 @@ class HistorySplit:
             beta = measured_beta(seconds, counted.n_edges, gathered_s, n_gathered)
             for idle in (self._drawn, graph.pool):
                 idle.trim()
-            # What counting holds is there again when memory is divided.
+            # The memory of the counts is free again when memory is divided.
             room = graph.budget.available + held.n_bytes
             room = memory.left_for_caches(room, context.prefetch, held.n_bytes)[0]
             if cache is not None and cache != "auto" and context.features:
                 given = cache_bytes(cache, n, context.nodes.row_bytes, policy, context.graph.budget, 1 << 62)
                 room = max(0, room - sum(given.values()))
             if not context.features:
-                counted.rows[:] = 0  # there are none to read
+                counted.rows[:] = 0  # no rows are read
             features = _nothing if not is_auto else _saved_by_rows(context, counted, trace, policy, room)
-            # Lists have the caches' memory in turn only where there are caches, and no neighbour cache of the graph's own.
+            # Lists use the caches' memory in turn only if there are caches, and the graph has no neighbour cache of its own.
             has_lists = in_turn and cache is not None and bool(context.features) and graph.neighbor_cache is None
             more = _more_while_sampling(memory, room, held.n_bytes)
             lists = _saved_by_lists(graph, counted, beta, more, alone=not is_auto) if has_lists else _nothing
@@ -153,7 +153,7 @@ class HistorySplit:
 def profile(
     drawn: Drawn, graph: OutOfCoreGraph, staleness: int, part: RowSample | None = None
 ) -> tuple[SavedIO, float, Trace | None]:
-    """Sample an epoch whole; return what its nodes would save, the seconds of sampling, and a part of its accesses.
+    """Sample a whole epoch; return the I/O that its nodes would save, the seconds of sampling, and the accesses of ``part``.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def profile(
             ids = sampled.input_ids.numpy()
             one = Trace.reading([ids].__getitem__, np.array([len(ids)]), part.n)
             kept.append(part.trace(one)[0].astype(np.int32 if part.n < 2**31 else np.int64))
-        del sampled  # or the next would have to fit beside it
+        del sampled  # else the next batch would have to fit beside it
     if part is None:
         return counted, seconds, None
     lengths = np.array([len(ids) for ids in kept], np.int64)
@@ -180,17 +180,17 @@ def profile(
 
 
 def _sampled(sampler: HopSampler, graph: OutOfCoreGraph, seeds_of: SeedsOf, position: int) -> tuple[SampledBatch, Outside]:
-    """Return a batch of epoch 0, and what says which nodes' lists were not in memory as it was sampled."""
+    """Sample a batch of epoch 0; return it, and a function that marks its nodes whose lists were not in memory."""
     with seeds_of(position) as (seeds, lists):
         sampled = sampler.sample(seeds, 0, position, lists)
-        outside = _outside(graph, sampled.input_ids.numpy(), lists)  # now: lists go with the next macro-batch
+        outside = _outside(graph, sampled.input_ids.numpy(), lists)  # at once: the next macro-batch replaces the lists
     return sampled, lambda ids: outside
 
 
 def _outside(graph: OutOfCoreGraph, ids: Int64s, lists: NearbyLists | None) -> npt.NDArray[np.bool_]:
     with graph.neighbor_lists.using() as cache:
         offsets = None if cache is None else cache.offset_of_node
-        if cache is not None and offsets is None:  # it has all lists
+        if cache is not None and offsets is None:  # all lists are in memory
             return np.zeros(len(ids), bool)
         found = np.ones(len(ids), bool) if offsets is None else offsets[ids] < 0
     if lists is not None:
@@ -201,7 +201,7 @@ def _outside(graph: OutOfCoreGraph, ids: Int64s, lists: NearbyLists | None) -> n
 
 
 def _gathered(context: Context, drawn: Drawn) -> tuple[float, int]:
-    """Read the rows of a few batches, spread over the epoch, without a cache; return the seconds, and how many rows."""
+    """Read the rows of a few batches, spread over the epoch, without a cache; return the seconds, and the number of rows."""
     graph, order, seconds, n_rows = context.graph, drawn.whole(0), 0.0, 0
     step = max(1, PIECE_BYTES // max(1, max(context.nodes.row_bytes.values())))
     for position in range(0, len(order), max(1, len(order) // GATHERED)):
@@ -220,7 +220,7 @@ def _gathered(context: Context, drawn: Drawn) -> tuple[float, int]:
 
 
 def measured_beta(sample_s: float, n_edges: int, gather_s: float, n_rows: int) -> float:
-    """Measure the cost of a sampled edge in reads of a row (equation 3); 1 where no rows are read."""
+    """Compute the cost of a sampled edge, in reads of a row (equation 3), from measured seconds; 1 if no rows are read."""
     if not n_rows or not gather_s:
         return 1.0
     return (sample_s / max(1, n_edges)) / (gather_s / n_rows)
@@ -231,7 +231,10 @@ def _nothing(n_bytes: int) -> float:
 
 
 def _saved_by_rows(context: Context, counted: SavedIO, trace: Trace | None, policy: Policy, room: int) -> Callable[[int], float]:
-    """Make the function from bytes of the features' cache to reads that it saves: by sums of scores, or by replaying."""
+    """Make the function from bytes of the features' caches to reads that they save.
+
+    For a static policy the function adds up accesses in the order of the scores; for another one it replays the trace.
+    """
     n, widths = int(context.graph.num_nodes), list(context.nodes.row_bytes.values())
 
     def rows_of(n_bytes: int) -> int:
@@ -259,14 +262,14 @@ def _saved_by_rows(context: Context, counted: SavedIO, trace: Trace | None, poli
 
 
 def _more_while_sampling(memory: Memory, room: int, returned: int) -> int:
-    """Return the bytes that neighbour lists have beside the ``room`` of the caches, while nothing is gathered."""
+    """Compute the bytes that neighbour lists get beside the ``room`` of the caches, while nothing is gathered."""
     return max(0, memory.left_while_sampling(returned) - room)
 
 
 def _saved_by_lists(graph: OutOfCoreGraph, counted: SavedIO, beta: float, more: int, *, alone: bool) -> Callable[[int], float]:
     """Make the function from bytes of neighbour lists, chosen as Ginex chooses them, to reads that they save.
 
-    ``more``: bytes that they have besides; ``alone``: also where these are all.
+    ``more``: bytes that lists get in addition. ``alone``: whether lists are kept in these bytes alone.
     """
     topology, n, policy = graph.topology, graph.num_nodes, get_policy(NEIGHBOR_POLICY)
     assert isinstance(policy, StaticPolicy)
@@ -279,7 +282,7 @@ def _saved_by_lists(graph: OutOfCoreGraph, counted: SavedIO, beta: float, more: 
         left = n_bytes + more - table
         if left <= 0 or not (n_bytes or alone):
             return 0.0
-        # All lists, one after the other, need no table.
+        # All lists together need no table of offsets.
         return float(sums[-1] if n_bytes + more >= whole else sums[int(np.searchsorted(ends, left, "right"))])
 
     return saved

@@ -1,4 +1,4 @@
-"""``Streamed``: Belady packs made superbatch by superbatch: fresh samples, read at sequential speed."""
+"""``Streamed``: fresh samples whose missed rows are packed, superbatch by superbatch, and read sequentially."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from featstore.estimate.cost import (
     put_together,
     scan_s,
 )
-from featstore.estimate.length import SEVERAL, Length, Passes, Planning, at_least, longest_auto, passes_over
+from featstore.estimate.length import SEVERAL, Length, PackingPasses, Planning, at_least, longest_auto, passes_over
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
@@ -57,30 +57,30 @@ __all__ = ["Streamed", "StreamedRunner"]
 
 Int64s = npt.NDArray[np.int64]
 
-CACHE_SHARES = (1 / 4, 1 / 2, 3 / 4)  # of what batches leave
-WORTH = 1 / 10  # of what an epoch moves: less is no reason for shorter superbatches
+CACHE_SHARES = (1 / 4, 1 / 2, 3 / 4)  # parts of the memory that batches leave that are tried for caches
+WORTH = 1 / 10  # caches get more only if that saves at least this part of the bytes that an epoch moves
 FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 
 
 @register_strategy("streamed")
 @dataclass(frozen=True)
 class Streamed(Superbatch):
-    """As :class:`~featstore.Superbatch`, and copy what the cache will lack into extents that are read sequentially.
+    """Run superbatches as :class:`~featstore.Superbatch` does, and copy missed rows into extents that are read sequentially.
 
-    One pass over the features copies the rows of a whole superbatch, beside the rest of its planning. With a static policy it is
-    DiskGNN's division, rows that stay and rows that are packed, of fresh samples.
+    One pass over the features copies the missed rows of a whole superbatch, beside the rest of its planning. With a static
+    policy, fresh samples get DiskGNN's division: some rows stay in memory, the others are packed.
 
     Parameters
     ----------
     cache, policy, run_dir, edge_cache
         As of :class:`~featstore.Superbatch`.
     length : int or "auto"
-        Batches a superbatch, each of which costs a pass over the features; ``"auto"`` takes as many as disk and memory allow, 200
-        at most, and fewer where passes are cheap; with a static policy half of the epoch. Planning gets up to half of the memory
-        where passes would read more than all else moves.
-        :class:`~featstore.PerformanceWarning` where an epoch still moves more than twice what it could.
+        Batches a superbatch; each superbatch costs a pass over the features. ``"auto"`` takes as many as disk and memory allow,
+        200 at most, and fewer if passes are cheap; with a static policy, half of the epoch. Planning gets up to half of the
+        memory if passes would read more than everything else moves. A :class:`~featstore.PerformanceWarning` advises more
+        memory or disk if an epoch still moves more than twice the minimum.
     disk : int, str or None
-        As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.
+        As of :class:`~featstore.Superbatch`; the extents of two superbatches are on disk, too.
     """
 
     takes_history: ClassVar[bool] = True
@@ -127,7 +127,7 @@ class Streamed(Superbatch):
             context.drop_caches(edges=bool(planning.edge_capacity))
             needs = self.sizes(context, planning).needs
             context, memory = ask(context, needs, self.cache_bytes(context, planning), plans=True)
-            if memory.suffices:  # else it is refused
+            if memory.suffices:  # else run_planned raises
                 profile, misses, why = look_ahead(context, planning, rows_in_memory(context, memory, self.cache))
             if profile is not None:
                 left = None if planning.disk is None else planning.disk - profile.n_bytes
@@ -152,33 +152,33 @@ class Streamed(Superbatch):
 
 
 class StreamedSizes(SuperbatchSizes):
-    """Adds what packing holds, and what passes over the features cost; divides memory by what an epoch then moves."""
+    """Add the memory of packing and the cost of passes over the features; divide memory so that an epoch moves few bytes."""
 
     def __init__(self, context: Context, planning: Planning) -> None:
         super().__init__(context, planning)
         capacity = planning.capacity
-        self._rows = max((0, *planning.misses.capacities)) if capacity is None else capacity  # that caches are to have
-        self._packings = 1  # passes over the features, of a superbatch
+        self._rows = max((0, *planning.misses.capacities)) if capacity is None else capacity  # rows that caches will have
+        self._packings = 1  # passes over the features for one superbatch
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
-        """See :class:`SuperbatchSizes`; and what one batch is packed in, and each feature's extents are read into."""
+        """See :class:`SuperbatchSizes`; adds the memory to pack a batch, and to read the extents of each feature."""
         n, longest, widths = batch.n_rows, self.length(batch), self.context.nodes.row_bytes.values()
         most = max((most_memory(width, int(n * self._miss_share), longest) for width in widths), default=0)
         needs = super().needs(batch)
-        needs.pop(AHEAD, None)  # nothing is read of the features' own files while batches run
+        needs.pop(AHEAD, None)  # the features' own files are not read while batches run
         return {
-            # Before the planner: what spills there costs less than another pass over the features.
+            # Packing comes before the planner: spilled next positions cost less than another pass over the features.
             WINDOWS: (len(widths) * least_window(), len(widths) * MOST_WINDOW_BYTES),
             PACKING: (self._packing_bytes(n, self._shortest), most),
             **needs,
         }
 
-    def divide(self, memory: Memory, spare: int = 0) -> None:
+    def divide(self, memory: Memory, for_caches: int = 0) -> None:
         """See :class:`SuperbatchSizes`.
 
-        Caches that size themselves are left at least one of some shares of the memory: that with which an epoch moves least,
-        by the passes over the features that longer superbatches and more memory for packing save, and the misses that rows in
-        caches save.
+        For caches that size themselves, several shares of the memory are tried. A share is left to the caches if an epoch then
+        moves clearly fewer bytes. Memory for longer superbatches and for packing saves passes over the features; memory for
+        caches saves misses.
         """
         memory.tables = self._tables_bytes(memory.batch.n_rows, self._shortest)
         if self.planning.capacity is None and self.planning.misses.capacities:
@@ -187,20 +187,20 @@ class StreamedSizes(SuperbatchSizes):
             for share in CACHE_SHARES:
                 moved = self._divided(memory, int(share * left))
                 if moved < (1 - WORTH) * least:
-                    least, spare = moved, int(share * left)
-        self._divided(memory, spare)
+                    least, for_caches = moved, int(share * left)
+        self._divided(memory, for_caches)
 
-    def _divided(self, memory: Memory, spare: int) -> int:
-        """Divide the memory; return the bytes of features that an epoch then moves."""
+    def _divided(self, memory: Memory, for_caches: int) -> int:
+        """Divide the memory; return the bytes of features that an epoch moves with this division."""
         nodes, n = self.context.nodes, memory.batch.n_rows
         if self.planning.capacity is None:
-            self._rows = self._cached = min(nodes.n, spare // max(1, nodes.width))
+            self._rows = self._cached = min(nodes.n, for_caches // max(1, nodes.width))
             memory.needs.update(self.needs(memory.batch))
         least = memory.leasts[PACKING] = memory.needs[PACKING][0]
         memory.tables = self._tables_bytes(n, self._shortest)
-        super().divide(memory, spare)
+        super().divide(memory, for_caches)
         size = self.granted_length(memory)[0]
-        # At the least what superbatches of their length take.
+        # The least is that of superbatches of this length.
         least = memory.leasts[PACKING] = max(least, self._packing_bytes(n, size))
         memory.granted[PACKING] = max(memory.granted[PACKING], least)
         memory.tables = self._tables_bytes(n, size)
@@ -220,11 +220,11 @@ class StreamedSizes(SuperbatchSizes):
         return replace(found, passes=self._packings * found.passes)
 
     def _left(self, memory: Memory) -> int:
-        """Return the memory that batches leave."""
+        """Compute the bytes that batches leave beyond the holders' leasts."""
         return max(0, memory.unused() - sum(memory.leasts.values()))
 
     def _tables_bytes(self, n_rows: int, size: int) -> int:
-        """Return the bytes of checksums of extents that are open: a superbatch's that is packed, and those with three batches."""
+        """Compute the bytes of checksums of open extents: of the superbatch being packed, and of those with three batches."""
         size = max(1, size)
         missed, n_open = int(larger(n_rows) * self._miss_share), min(1 + -(-3 // size), -(-self._n_batches // size))
         graph, n_bytes = self._graph, 0
@@ -238,16 +238,16 @@ class StreamedSizes(SuperbatchSizes):
         return self.planning.misses.share(self._rows)
 
     def packed_bytes(self, n_accesses: int) -> int:
-        """See :class:`SuperbatchSizes`: extents of two superbatches lie on disk at once, samples of four."""
+        """See :class:`SuperbatchSizes`; half the bytes, as extents of two superbatches are on disk at once, samples of four."""
         return int(n_accesses * self.context.nodes.width * self._miss_share) // 2
 
-    def passes(self, n_accesses: int) -> Passes:
+    def passes(self, n_accesses: int) -> PackingPasses:
         """See :class:`SuperbatchSizes`."""
         nodes = self.context.nodes
         return passes_over(nodes.n * nodes.width, nodes.width, self._n_batches, n_accesses, self._miss_share)
 
     def _packing_bytes(self, n_rows: int, size: int) -> int:
-        """Return the bytes in which superbatches of ``size`` batches of ``n_rows`` rows can be packed, a batch at a time."""
+        """Compute the least bytes to pack superbatches of ``size`` batches of ``n_rows`` rows, a batch at a time."""
         longest, most = larger(n_rows), 0
         for width in self.context.nodes.row_bytes.values():
             most = max(most, least_memory(width, longest) + _sums_bytes(width, longest, size) + 8 * size)
@@ -255,13 +255,13 @@ class StreamedSizes(SuperbatchSizes):
 
 
 class StreamedRunner(SuperbatchRunner):
-    """As :class:`SuperbatchRunner`; then one pass over the features copies what the cache will lack into an extent a batch."""
+    """Run superbatches as :class:`SuperbatchRunner` does, after a pass over the features copied missed rows into extents."""
 
     name: ClassVar[str] = "streamed"
 
     def __init__(self, context: Context, memory: Memory, sizes: SuperbatchSizes) -> None:
-        self.profile: Profile | None = None  # closed with this
-        self.not_looked = ""  # why all rows were taken to be missed
+        self.profile: Profile | None = None  # closed with the runner
+        self.not_looked = ""  # why no batches were sampled ahead, so that all rows were taken to be missed
         self._counts = PackCounts()
         super().__init__(context, memory, sizes)
         self._bases: Mapping[str, PagedRows] = {name: store.pages for name, store in context.nodes.stores.items()}
@@ -271,11 +271,11 @@ class StreamedRunner(SuperbatchRunner):
         self._drops.append(self._arenas.drop)
 
     def stats(self) -> dict[str, Any]:
-        """Return ``superbatch``, with the ``passes`` over the features of an epoch."""
+        """Return ``superbatch``, with an epoch's ``passes`` over the features, and the superbatches left ``unpacked``."""
         found = super().stats()
         size, n = found["superbatch"]["batches"], found["superbatch"]["of"]
         counts = self._counts
-        # One is expected of each superbatch that is still to be packed.
+        # One pass is expected for each superbatch that is still to be packed.
         found["superbatch"]["passes"] = max(0, -(-n // max(1, size)) - counts.done) + counts.passes
         found["superbatch"]["unpacked"] = counts.unpacked
         if self.not_looked:
@@ -283,7 +283,7 @@ class StreamedRunner(SuperbatchRunner):
         return found
 
     def _judge_packing(self) -> None:
-        """Warn where superbatches are packed in several passes, or not at all."""
+        """Warn if superbatches are packed in several passes, or not at all."""
         counts, context, batch = self._counts, self.context, self.memory.batch
         size, n = int(self._planning.superbatch), len(context.batches)
         if counts.unpacked:
@@ -310,8 +310,8 @@ class StreamedRunner(SuperbatchRunner):
             self.profile.close()
 
     def _packer(self, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
-        # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
-        # are read where they are.
+        # The automatic length rests on estimated misses: a superbatch that misses more rows than the disk has room for is not
+        # packed, and its rows are read from the base file.
         may_skip = isinstance(self._sizes.planning.superbatch, str)
         self._reuse.use(disk)
         self._arenas.keep(self._memory[PACKING].n_bytes // 4 * 3, self._memory[WINDOWS].n_bytes)
@@ -333,9 +333,9 @@ class StreamedRunner(SuperbatchRunner):
 
 
 class _PreparingPack:
-    """Take the pages that the first gathers will write to while the device is busy with the first superbatch's extents.
+    """Pack superbatches; beside the first one, touch the pages that the first gathers will write to.
 
-    The pass that fills those fills the caches, too.
+    The pass that packs the first superbatch fills the caches, too.
     """
 
     def __init__(self, pack: RunPacker, context: Context, n_rows: int, filling: CacheFilling, say: Callable[[], None]) -> None:
@@ -355,7 +355,7 @@ class _PreparingPack:
             if not k:
                 self._filling.finish()  # where nothing was packed, as the disk has no room
             self._say()
-        except BaseException:  # of reading, or a warning that is an error
+        except BaseException:  # from reading, or a warning that is turned into an error
             if packed is not None:
                 packed.remove()
             raise
@@ -378,17 +378,17 @@ class _PreparingPack:
             cache: FeatureCache | None = store.cache
             if cache is not None:
                 take_pages(cache.array.reshape(-1), partial(_is_whole, cache, go_on))
-            # The loop's batch, one in the making, and those made ahead.
+            # Buffers for the loop's batch, one being made, and those made ahead.
             with graph.pool.copied_to(self._context.device):
                 graph.pool.prepare(self._n_rows * store.row_bytes, self._context.prefetch + 2, go_on)
 
 
 def _is_whole(cache: FeatureCache, go_on: Callable[[], bool]) -> bool:
-    """Whether to go on while a cache has given no page back."""
+    """Return whether to go on: ``go_on()`` allows it, and the cache has given no page back."""
     return go_on() and not cache.is_cut
 
 
 def _sums_bytes(row_bytes: int, n_rows: int, size: int) -> int:
-    """Return the bytes of checksums of ``size`` extents of ``n_rows`` rows of a feature."""
+    """Compute the bytes of checksums of ``size`` extents of ``n_rows`` rows of a feature."""
     extents = ExtentMap(np.full(size, n_rows), row_bytes)
     return sums_bytes(file_bytes(PAGES, extents.total_pages))

@@ -1,4 +1,4 @@
-"""``Superbatch``: many batches sampled ahead, the cache planned over them (Ginex), with look-ahead into the next superbatch."""
+"""``Superbatch``: many batches are sampled ahead, and the cache is planned over them and the next superbatch (Ginex)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, run
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.cachefilling import CacheFilling
-from featstore.strategies.caches import LeasedCaches, size_caches
+from featstore.strategies.caches import ClaimedCaches, size_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.ondemand import stand_in
@@ -58,35 +58,37 @@ Int64s = npt.NDArray[np.int64]
 @register_strategy("superbatch")
 @dataclass(frozen=True)
 class Superbatch(Strategy):
-    """Sample many batches ahead to disk, plan the cache over them, then gather (Ginex), and look one superbatch further.
+    """Sample many batches ahead to disk, plan the cache over them and the next superbatch, then gather (Ginex).
 
-    The next superbatch is sampled before one is planned, both beside the loop, and the cache survives from one to the next.
+    The next superbatch is sampled before one is planned, both beside the loop. The rows in the cache survive from one superbatch
+    to the next.
 
     Parameters
     ----------
     cache : int, str, float or None
-        Host cache of the features: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``), ``"auto"`` for what batches
-        leave of the memory, None for no cache.
+        Host cache of the features: bytes (``"1GiB"``), or a share of the rows (``"10%"`` or ``0.1``). ``"auto"``: the memory
+        that batches leave. None: no cache.
     policy : str, Policy or class
-        A planned one; or a static one, whose rows stay from the first batch to the last (Ginex-PG and Ali+PG of the paper).
+        A planned policy; or a static one, whose rows stay from the first batch to the last (Ginex-PG and Ali+PG of the paper).
     length : int or "auto"
-        Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most, and the whole
-        epoch with a static policy, which plans nothing ahead. Next positions go to disk where fewer than 50 would fit otherwise.
+        Batches a superbatch. ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most; with a static
+        policy, which plans nothing ahead, the whole epoch. Next positions go to disk if fewer than 50 batches would fit
+        otherwise.
     disk : int, str or None
         Most bytes of run files at once (about four superbatches' samples and plans), or a multiple of the features that are
-        loaded (``"1.5x"``); None: half of the free disk.
+        loaded (``"1.5x"``). None: half of the free disk.
     run_dir : path-like or None
-        Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
-        ``<dataset>.runs`` beside the dataset, or the temporary directory where nothing can be written there.
+        Directory for run files. They lie in a subdirectory that is removed afterwards, or by the next run after a crash. None:
+        ``<dataset>.runs`` beside the dataset, or the temporary directory if nothing can be written there.
 
     edge_cache : int, str, float or None
-        Host cache of the edge features, planned by the same policy over the edges of the batches: bytes, or a share of the edges;
-        None: no plans, and the cache that is there, if any.
+        Host cache of the edge features, planned by the same policy over the edges of the batches: bytes, or a share of the
+        edges. None: no plans; edges are read through the cache that an edge feature has, if any.
 
     Raises
     ------
     OptionError
-        A value that cannot be used; an ``edge_cache`` with a static policy, or with one that is an instance.
+        A value cannot be used; an ``edge_cache`` is given with a static policy, or with an instance of a policy.
 
     References
     ----------
@@ -122,12 +124,12 @@ class Superbatch(Strategy):
         gathers = max(1, min(w.n_batches, -(-w.loads // at_once)))
         read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)
         copied = w.n_accesses - w.n_device + put_together(w)
-        copy = gathered_s(copied + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
+        copy = gathered_s(copied + 2 * w.loads, w, m)  # loaded rows are copied to the output, and into the cache
         parts = {"inspect": inspect, "read": read, "copy": copy}
         n = w.n_superbatches
         disk = stored * min(4, n) // n
         moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)[1])
-        epoch = max(pipeline_s(inspect, max(read, copy), n), w.sample_read_s + read)  # of one drive
+        epoch = max(pipeline_s(inspect, max(read, copy), n), w.sample_read_s + read)  # the last: both read from one drive
         return Estimate("superbatch", PLANNED, epoch, 0.0, w.loads, disk, moved, parts)
 
     def run(self, context: Context) -> Runner:
@@ -135,22 +137,22 @@ class Superbatch(Strategy):
         return run_planned(self, context, self.planning(context))
 
     def runner(self) -> type[SuperbatchRunner]:
-        """Name the class of the runner that each loader gets."""
+        """Return the class of the runner that each loader gets."""
         return SuperbatchRunner
 
     def sizes(self, context: Context, planning: Planning) -> SuperbatchSizes:
-        """Make the sizes of what superbatches hold."""
+        """Make the object that computes the length of superbatches and their memory."""
         return SuperbatchSizes(context, planning)
 
     def asked(self, context: Context, planning: Planning) -> tuple[Context, Memory, SuperbatchSizes]:
-        """Measure a batch, and divide the memory that batches leave."""
+        """Measure a batch, and divide the memory that batches leave; return the context, the memory and the sizes."""
         sizes = self.sizes(context, planning)
         context, memory = ask(context, sizes.needs, self.cache_bytes(context, planning), plans=True)
         sizes.divide(memory)
         return context, memory, sizes
 
     def cache_bytes(self, context: Context, planning: Planning) -> int:
-        """Return the bytes of the caches whose size was given, those of edge features included."""
+        """Compute the bytes of the caches whose size was given, those of edge features included."""
         of_nodes = {} if self.cache == "auto" else context.nodes.sizes(self.cache, planning.policy)
         return sum(of_nodes.values()) + sum(context.edges.bytes_of(planning.edge_capacity).values())
 
@@ -193,11 +195,11 @@ def plan_ahead(
 
 
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:
-    """Make a runner and its caches, in the place of the caches that the features have."""
+    """Make a runner and its caches, which replace the caches that the features have."""
     context.drop_caches(edges=bool(planning.edge_capacity))
     runner = strategy.runner()(*strategy.asked(context, planning))
     try:
-        runner.make_edge_caches()  # before the others, which may take what is left
+        runner.make_edge_caches()  # before the others, which may take all memory that is left
         runner.make_caches(strategy.cache)
         runner.judge_length()
     except BaseException:
@@ -207,10 +209,11 @@ def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> S
 
 
 class SuperbatchRunner(Runner):
-    """Sample many batches ahead, plan the cache over them, run the plans.
+    """Sample many batches ahead, plan the cache over them, and run the plans.
 
-    Rolling: the next superbatch is sampled before one is planned, both beside the loop. Serial (``overlap=False``): one
-    superbatch after the other, planned alone, and one memory for neighbour and feature caches.
+    In the rolling schedule, the next superbatch is sampled before one is planned, both beside the loop. In the serial schedule
+    (``overlap=False``), superbatches are planned alone and run one after the other, and neighbour and feature caches use one
+    memory in turn.
     """
 
     name: ClassVar[str] = "superbatch"
@@ -231,35 +234,35 @@ class SuperbatchRunner(Runner):
         held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
         self._memory = EpochMemory(context.graph.budget, held, partial(_drop, self._drops))
         self._switch: CacheSwitch | None = None
-        self._caches = LeasedCaches(context.nodes)
-        # Of none, unless they are planned: others read edges through the caches that there are.
-        self._edge_caches = LeasedCaches(context.edges.of(()))
+        self._caches = ClaimedCaches(context.nodes)
+        # Without features, unless edges are planned: edges are else read through the caches that their features have.
+        self._edge_caches = ClaimedCaches(context.edges.of(()))
         self._fixed: Int64s | None = None  # rows that stay, the best first
         self._n_fixed, self._beside = 0, context.tier
-        self._filled: dict[str, FeatureCache] = {}  # caches that have them
+        self._filled: dict[str, FeatureCache] = {}  # caches that hold these rows
 
     def judge_length(self) -> None:
-        """Warn where superbatches are so short that an epoch moves several times what it could."""
+        """Advise more memory or disk if superbatches are so short that an epoch moves over twice the minimum."""
         advice = self._sizes.judged(self.memory.batch, int(self._planning.superbatch)).advice
         if advice is not None:
             self._warn("length", advice)
 
     def _warn(self, kind: str, text: str) -> None:
-        """Warn, once a kind."""
+        """Warn once for each kind."""
         if kind not in self._said:
             self._said.add(kind)
             name = self.name if self._planning.overlap else "ginex"
             warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
 
     def _packer(self, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
-        """Make the packer that copies the rows that an epoch's caches will lack into extents; None: there is none."""
+        """Make the packer that copies an epoch's missed rows into extents; None, the default: rows are not packed."""
         return None
 
     def make_edge_caches(self) -> None:
-        """Make the caches of edge features that are planned, empty."""
+        """Make the caches of edge features, empty, if they are planned."""
         edges, capacity = self.context.edges, self._planning.edge_capacity
         if capacity:
-            self._edge_caches = LeasedCaches(edges)
+            self._edge_caches = ClaimedCaches(edges)
             with self.context.watch.time("cache"):
                 self._edge_caches.make(dict.fromkeys(edges.stores, capacity))
 
@@ -290,20 +293,20 @@ class SuperbatchRunner(Runner):
         self._on_death.append(finalize_here(self, self._switch.close))
 
     def _choose(self, policy: FixedRows, capacity: int) -> None:
-        """Choose the rows that stay, before the caches take the memory that this needs."""
+        """Choose the rows that stay, before the caches take the memory that scoring needs."""
         graph, width = self.context.graph, self.context.nodes.width
         with AccessCounts(self.context) as counts, graph.policy_inputs(width, counts) as inputs:
             tier = self._beside = self.context.tier
             self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
 
     def _cache_room(self) -> int:
-        """Return the bytes that caches may take, made anew."""
+        """Compute the bytes that caches may take when they are made anew."""
         context = self.context
         context.graph.pool.trim()
         return self.memory.left_for_caches(context.graph.budget.available, context.prefetch)[0]
 
     def close(self, failed: bool = False) -> None:
-        """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""
+        """Give back the memory of planning and reading ahead, in the serial schedule also the caches; may be called again."""
         if self._switch is not None:
             self._switch.close()
         self._memory.close()
@@ -311,21 +314,21 @@ class SuperbatchRunner(Runner):
             finalizer()
 
     def stats(self) -> dict[str, Any]:
-        """Return ``superbatch``: its ``batches``, of how many an epoch has."""
+        """Return ``superbatch``: its number of ``batches``, and that ``of`` an epoch."""
         return {"superbatch": {"batches": int(self._planning.superbatch), "of": len(self.context.batches)}}
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
-        """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
+        """Begin ``epoch`` with an empty cache, or one of rows that stay. Sampling starts when the first batch is asked for.
 
-        Where another epoch's plans have the features' caches, of this loader or of another one, it is read on demand.
+        The epoch is read on demand if the features' caches follow the plans of another epoch, of any loader.
 
         Raises
         ------
         BudgetError
-            Another loader has taken the cache's place since, and there is no memory to make it anew.
+            Another loader has replaced a cache, and there is no memory to make it anew.
         """
         try:
-            self._caches.check_free()  # before memory is taken for an epoch of plans
+            self._caches.check_free()  # before memory is taken for an epoch with plans
             self._edge_caches.check_free()
             return self._begin(epoch, start)
         except BusyError:
@@ -334,15 +337,15 @@ class SuperbatchRunner(Runner):
     def _begin(self, epoch: int, start: int) -> EpochRun:
         policy = self._planning.policy
         if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self.context.tier:
-            self._choose(policy, self._n_fixed)  # of the rows that the device leaves: it has the best ones since
+            self._choose(policy, self._n_fixed)  # anew, among the rows that are not on the device
             self._filled.clear()
         caches = self._caches if self._switch is None else self._switch
         with ExitStack() as undo:
             use = self._memory.begin("superbatches")
             undo.callback(self._memory.end, use)
-            lease = caches.lease()
+            claim = caches.claim()
             undo.callback(caches.release)
-            edge_lease = self._edge_caches.lease()
+            edge_claim = self._edge_caches.claim()
             undo.callback(self._edge_caches.release)
             order = self.context.batches.epoch(epoch).in_turn(start, self._memory.get(SAMPLED_AHEAD))
             undo.callback(order.close)
@@ -356,12 +359,12 @@ class SuperbatchRunner(Runner):
                 memory=self._memory,
                 use=use,
                 caches=caches,
-                lease=lease,
+                claim=claim,
                 packer=self._packer,
                 fixed=self._fixed,
                 filled=self._filled,
                 edge_caches=self._edge_caches,
-                edge_lease=edge_lease,
+                edge_claim=edge_claim,
             )
             undo.pop_all()
         return run

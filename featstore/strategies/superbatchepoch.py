@@ -1,4 +1,4 @@
-"""An epoch in superbatches: batches whose samples and plans are made beside the loop, and gathered by those plans."""
+"""An epoch in superbatches: samples and plans are made beside the loop, and batches are gathered by these plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from featstore.sampling.sampledbatches import EpochBatches
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.cachefilling import CacheFilling
-from featstore.strategies.caches import LeasedCaches
+from featstore.strategies.caches import ClaimedCaches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
 from featstore.strategies.switch import CacheSwitch, NoSwitch
@@ -38,20 +38,20 @@ MOST_AHEAD_BYTES = 1 << 30
 
 
 def most_ahead(n_bytes: int) -> int:
-    """Return :func:`ahead_bytes` of features of ``n_bytes``."""
+    """Compute :func:`ahead_bytes` for features of ``n_bytes``."""
     return min(n_bytes // 4, MOST_AHEAD_BYTES) // 4096 * 4096
 
 
 def ahead_bytes(context: Context) -> int:
-    """Return the memory that misses can be read ahead into.
+    """Compute the most bytes of memory into which misses are read ahead.
 
-    No more than a quarter of the features, beyond which every other page is wanted anyhow.
+    They are at most 1 GiB, and at most a quarter of the features: with more, every other page is wanted in any case.
     """
     return most_ahead(sum(int(store.nbytes) for store in context.nodes.stores.values()))
 
 
 class SuperbatchEpoch(EpochRun):
-    """Batches from an inspector that looks ahead: samples and plans from run files, rows by those plans."""
+    """Run the batches of an inspector that looks ahead: samples and plans come from run files."""
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class SuperbatchEpoch(EpochRun):
         room: Callable[[], int],
         memory: EpochMemory,
         use: Use,
-        caches: LeasedCaches | CacheSwitch,
-        lease: Use,
+        caches: ClaimedCaches | CacheSwitch,
+        claim: Use,
         packer: Callable[[RunDirectory, DiskQuota, CacheFilling], PackSuperbatch | None],
         fixed: Int64s | None,
         filled: dict[str, FeatureCache],
-        edge_caches: LeasedCaches,
-        edge_lease: Use,
+        edge_caches: ClaimedCaches,
+        edge_claim: Use,
     ) -> None:
         graph = context.graph
         assert isinstance(planning.policy, PlannedPolicy)
         self._context, self._order = context, order
         self._caches, self._edge_caches = caches, edge_caches
-        self._leases = lease, edge_lease  # for as long as this epoch lives
+        self._claims = claim, edge_claim  # last as long as this epoch
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         stores = list(context.nodes.stores.values())
         if switch is None:
@@ -109,11 +109,11 @@ class SuperbatchEpoch(EpochRun):
                 order.sample,
                 start=start,
                 stop=len(order),
-                size=max(1, int(planning.superbatch)),  # of no batches at all none
+                size=max(1, int(planning.superbatch)),  # 0 for an epoch without batches
                 planner=plans(planning.policy, graph.num_nodes, capacity, memory=planner),
                 threads=threads,
                 time=context.watch.time,
-                # Without features there is no cache to switch, but the schedule is the one that was asked for.
+                # Without features there is no cache to switch, but the schedule is still serial.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
                 pack=pack,
                 residents=residents,
@@ -123,7 +123,7 @@ class SuperbatchEpoch(EpochRun):
             if context.features and pack is None:
                 widths = context.nodes.row_bytes
                 read = {name: store.source.gather for name, store in zip(context.features, stores, strict=True)}
-                # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
+                # In the serial schedule, planning and reading ahead take turns, and share one memory.
                 n_bytes = planner.n_bytes - CheckedPolicy(planning.policy).nbytes
                 if planning.overlap:
                     n_bytes = memory[AHEAD].n_bytes
@@ -137,7 +137,7 @@ class SuperbatchEpoch(EpochRun):
             raise
 
     def _edge_planner(self, planning: Planning, plans: Callable[..., CachePlanner]) -> EdgePlanner | None:
-        """Make the planner of the caches of edge features, empty now; None where there are none."""
+        """Make the planner of the caches of edge features, and empty these; None if edges are not planned."""
         policy, edges, memory = planning.edge_policy, self._context.edges, self._memory
         if policy is None or not planning.edge_capacity:
             return None
@@ -147,10 +147,10 @@ class SuperbatchEpoch(EpochRun):
 
     @property
     def threads(self) -> int:
-        return self._context.threads  # a read of samples or plans waits behind those of features
+        return self._context.threads  # several: a read of samples or plans may wait behind reads of features
 
     def _begin(self) -> None:
-        """Start the threads, with the first batch asked for: whoever asks then closes this epoch, whatever Ctrl-C interrupts."""
+        """Start the threads, when the first batch is asked for: the caller then closes this epoch, even after Ctrl-C."""
         with self._beginning:
             if not self._has_begun:
                 self._has_begun = True
@@ -180,9 +180,9 @@ class SuperbatchEpoch(EpochRun):
             self._ahead.passed(position)
         self._inspector.passed(position)
 
-    def spare(self) -> bool:
+    def release(self) -> bool:
         freed = self._inspector.pause()
-        # In the serial schedule the memory is the planner's, whose turn comes again.
+        # In the serial schedule the memory stays reserved: the planner uses it again.
         if self._ahead is not None and self._overlaps and self._ahead.give_back():
             self._memory[AHEAD].resize(0)
             freed = True

@@ -1,4 +1,4 @@
-"""One share of the memory for two caches, one after the other: neighbour lists while sampling, feature rows while gathering."""
+"""One share of the memory for two caches in turn: neighbour lists while sampling, feature rows while gathering."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from featstore.topology.base import Topology, huge_bytes
 
 __all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
 
-BLOCK_ITEMS = 1 << 20  # of one array of a neighbour file: what is read at once
-# What the graph's budget calls the share, by what is in it.
+BLOCK_ITEMS = 1 << 20  # items of an array of a neighbour file that are read at once
+# Names of the share in the graph's budget, one for each cache that can be in it.
 FEATURES = "superbatch caches (features)"
 NEIGHBORS = "superbatch caches (neighbors)"
 
@@ -35,7 +35,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class NeighborFile:
-    """A neighbour cache in a run file, to be loaded again superbatch after superbatch."""
+    """A neighbour cache in a run file, which is loaded again for every superbatch."""
 
     def __init__(self, path: str, cache: NeighborCache, disk: DiskQuota) -> None:
         self._shapes: dict[str, tuple[int, np.dtype[Any]]] = {}
@@ -48,7 +48,7 @@ class NeighborFile:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the cache, loaded."""
+        """Bytes of the cache in memory."""
         return sum(huge_bytes(n * dtype.itemsize) for n, dtype in self._shapes.values())
 
     def remove(self) -> None:
@@ -56,7 +56,7 @@ class NeighborFile:
         self._file.remove()
 
     def load(self, topology: Topology, budget: Budget, check: Callable[[], None]) -> NeighborCache:
-        """Return the cache again, its arrays counted in ``budget``.
+        """Load the cache; ``budget`` counts its arrays.
 
         Raises
         ------
@@ -82,19 +82,20 @@ class NeighborFile:
 
 
 class NoSwitch:
-    """The serial schedule without caches."""
+    """The switch of the serial schedule without caches: it does nothing."""
 
     def to_neighbors(self, check: Callable[[], None]) -> None:
-        """Nothing is held."""
+        """Do nothing: no cache is held."""
 
     def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
-        """Nothing is loaded: a plan for no slots begins with no rows."""
+        """Do nothing: a plan for no slots begins with no rows."""
 
 
 class CacheSwitch:
-    """Feature caches and neighbour cache of a loader, in one share of the graph's budget that is never given back in between.
+    """The feature caches and the neighbour cache of a loader, which use one share of the graph's budget in turn.
 
-    While the neighbour cache has it, the share is larger: it has all memory but working buffers, since nothing is gathered then.
+    The share is not released between the two. It is larger for the neighbour cache, which gets all memory but working buffers:
+    nothing is gathered then.
 
     Parameters
     ----------
@@ -102,25 +103,25 @@ class CacheSwitch:
     capacities : mapping of str to int
         Rows of each feature's cache.
     n_bytes : int
-        The share: what those caches take.
+        Bytes of the share: those of the feature caches.
     while_sampling : callable () -> int
-        Bytes beside the share that the neighbour cache may have, as nothing is gathered.
+        Bytes that the neighbour cache may have beside the share, because nothing is gathered.
     room : callable () -> int, optional
-        The share is on loan between epochs; how many bytes it may take, once it was taken back.
+        Puts the share on loan. Returns the bytes that the share may take when an epoch begins.
 
     Attributes
     ----------
     share : Budget
-        Who holds what of the share now; its peak shows that the two never lie beside each other.
+        The budget of the share. Its peak shows that the two caches are never in memory at once.
 
     Raises
     ------
     BudgetError
-        The graph's budget does not have the share.
+        The graph's budget has no room for the share.
 
     Notes
     -----
-    A neighbour cache that the graph had before is left alone, and used. Where the share has no room for the offsets of a
+    A neighbour cache that the graph had before is used, and not replaced. If the share has no room for the offsets of a
     neighbour cache, 8 bytes a node, lists are read from the file. One thread at a time.
     """
 
@@ -139,7 +140,7 @@ class CacheSwitch:
         self._most_bytes = n_bytes
         self._while_sampling, self._room = while_sampling, room
         self._features_bytes = n_bytes
-        # An epoch under way may have caches: the share is then taken when they are free, with the first lease.
+        # A running epoch may have claimed the features' caches: the share is then taken with the first claim.
         free = [name for name in capacities if not nodes.is_claimed(name)]
         self._reservation = graph.budget.reserve(FEATURES, n_bytes if len(free) == len(capacities) else 0)
         self.share = Budget(self._reservation.n_bytes, "superbatch caches")
@@ -148,7 +149,7 @@ class CacheSwitch:
         self._runs: RunDirectory | None = None
         self._disk = DiskQuota(0)
         self._planner: Reservation | None = None
-        self._lease: weakref.ref[Use] | None = None
+        self._claim: weakref.ref[Use] | None = None
         self._taking = threading.Lock()  # held while the share is taken or given back
         self._loan: Loan | None = None
         try:
@@ -161,25 +162,25 @@ class CacheSwitch:
             self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._reservation)
 
     @property
-    def _is_leased(self) -> bool:
-        return self._lease is not None and self._lease() is not None
+    def _is_claimed(self) -> bool:
+        return self._claim is not None and self._claim() is not None
 
     def _lent_bytes(self) -> int:
-        """Return the bytes of the share, but for those of a neighbour cache that is in use."""
-        return 0 if self._is_leased and self._reservation.holder == NEIGHBORS else self._reservation.n_bytes
+        """Return the bytes on loan: the whole share, or none while a neighbour cache is in use."""
+        return 0 if self._is_claimed and self._reservation.holder == NEIGHBORS else self._reservation.n_bytes
 
     def _lends_again(self) -> None:
-        """Note that the share will be on loan, where it is not: a neighbour cache has it, or others."""
+        """Renew the loan if nothing was on loan, because the share is about to be lent again."""
         if self._loan is not None and not self._lent_bytes():
             self._loan.renew()
 
     def _give_back(self, n_bytes: int) -> int:
-        """Give the whole share back between epochs; within one, what the feature caches can do without."""
+        """Give back the whole share between epochs; during one, the bytes that the feature caches can spare."""
         if not self._taking.acquire(blocking=False):
             return 0
         try:
             held = self._lent_bytes()
-            if self._is_leased and held:
+            if self._is_claimed and held:
                 for name in self._capacities:
                     cache = self._nodes.stores[name].cache
                     if cache is not None and cache.budget is self.share:
@@ -194,27 +195,27 @@ class CacheSwitch:
 
     @property
     def capacity(self) -> int:
-        """Rows that every feature's cache has room for."""
+        """Number of rows that every feature's cache has room for."""
         return min(self._capacities.values(), default=0)
 
-    def lease(self) -> Use:
-        """Take the features' caches for an epoch, as :meth:`~featstore.strategies.caches.LeasedCaches.lease` does."""
-        lease = Use()
+    def claim(self) -> Use:
+        """Claim the features' caches for an epoch, as :meth:`~featstore.strategies.caches.ClaimedCaches.claim` does."""
+        claim = Use()
         with self._graph.locked(), self._taking:
             self._nodes.check_free()
-            self._lease = weakref.ref(lease)
+            self._claim = weakref.ref(claim)
             for name in self._capacities:
                 self._use(name, 0)
             if self._room is not None:
                 self._take_share(self._room)
             elif self._reservation.n_bytes < self._most_bytes:
                 self._resize(self._most_bytes)
-        return lease
+        return claim
 
     def _take_share(self, room: Callable[[], int]) -> None:
-        """Take the share anew, as large as it was at first, or as there is room for now, beside what other loaders need.
+        """Take the share anew, as large as at first, or as large as ``room()`` allows now.
 
-        Within an epoch a neighbour cache cannot be taken back: samplers use it.
+        Within an epoch the memory of the neighbour cache cannot be taken back: samplers use it.
         """
         self._lends_again()
         self._resize(0)
@@ -230,16 +231,16 @@ class CacheSwitch:
     def release(self) -> None:
         """End the epoch; may be called again."""
         self._lends_again()
-        self._lease = None
+        self._claim = None
         for name in self._capacities:
             cache = self._nodes.stores[name].cache
             if cache is not None and cache.budget is self.share:
                 cache.release()
 
     def begin(self, runs: RunDirectory, disk: DiskQuota, planner: Reservation) -> None:
-        """Keep the neighbour cache among the run files of an epoch from now on, and choose its nodes in what the planner holds.
+        """Begin an epoch: the neighbour cache is kept in one of its run files, and its nodes are chosen in the planner's memory.
 
-        The planner rests meanwhile.
+        The planner does not run while nodes are chosen.
         """
         self._runs, self._disk, self._planner = runs, disk, planner
 
@@ -258,9 +259,9 @@ class CacheSwitch:
             if old is not None and old.budget is self.share:
                 old.release()
             cache = self._nodes.make_cache(name, capacity, self.share)
-            lease = None if self._lease is None else self._lease()
-            if lease is not None:
-                cache.lease(lease)
+            claim = None if self._claim is None else self._claim()
+            if claim is not None:
+                cache.claim(claim)
             if old is not None and old.budget is self.share:
                 cache.count_on_from(old)
             return cache
@@ -275,9 +276,9 @@ class CacheSwitch:
             self._reservation.holder = NEIGHBORS
             if graph.neighbor_cache is None:
                 wanted = min(self._features_bytes + self._while_sampling(), NeighborCache.whole_bytes(graph.topology))
-                if self._file is not None:  # it was chosen for the memory that there was
+                if self._file is not None:  # the file holds the cache as it was chosen, no more
                     wanted = min(wanted, self._file.n_bytes)
-                with suppress(BudgetError):  # others were quicker
+                with suppress(BudgetError):  # other holders took the memory first
                     self._resize(max(self._features_bytes, wanted))
         if graph.neighbor_cache is None and self.share.available > huge_bytes(8 * graph.num_nodes):
             self._neighbors = graph.neighbor_cache = self._load_neighbors(check)
@@ -318,7 +319,7 @@ class CacheSwitch:
             self._reservation.holder = FEATURES
             for name, capacity in self._capacities.items():
                 cache = self._use(name, min(capacity, rows_left))
-                cache.is_cut = rows_left < capacity  # plans are made for what the share was when the epoch began
+                cache.is_cut = rows_left < capacity  # plans are made for the capacity at the begin of the epoch
                 caches.append(cache)
         for name, cache in zip(self._capacities, caches, strict=True):
 
@@ -329,7 +330,7 @@ class CacheSwitch:
             cache.preload(rows, read)
 
     def close(self) -> None:
-        """Give the share back; its caches are dropped. May be called again."""
+        """Drop the caches and give the share back; may be called again."""
         if self._loan is not None:
             self._loan.end()
         self.end()

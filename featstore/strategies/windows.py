@@ -1,4 +1,4 @@
-"""Windows in which a sampler draws many batches at once: how many an epoch has, and what would make it one."""
+"""Windows in which a sampler draws many batches at once: their number in an epoch, and advice to make it one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
 
 __all__ = ["describe_windows"]
 
-MANY = 4  # windows of an epoch: each passes over the neighbour lists in every hop
+MANY = 4  # windows of an epoch that deserve a warning: each passes over the neighbour lists in every hop
 
 
 def describe_windows(context: Context, memory: Memory) -> dict[str, Any]:
-    """Return ``windows`` for the loader's statistics, empty where none are chosen; warn where an epoch has many."""
+    """Return ``windows`` for the loader's statistics, empty if the sampler chooses none; warn if an epoch has many."""
     granted, batch = memory.granted.get(SAMPLED_AHEAD), memory.batch
     found = None if granted is None else context.batches.windows(granted, (batch.n_rows, batch.n_edges))
     if granted is None or found is None:

@@ -1,6 +1,6 @@
 """Tests for authors of plug-ins: contract suites for policies, partitioners, row sources and strategies; fault injection.
 
-The suites need pytest and Hypothesis, which the library itself does not: they are imported when a suite is asked for.
+Only the suites need pytest and Hypothesis; both are imported when a suite is requested.
 """
 
 from __future__ import annotations

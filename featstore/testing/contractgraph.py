@@ -18,7 +18,7 @@ __all__ = ["ContractGraph", "contract_graph"]
 
 @dataclass(frozen=True)
 class ContractGraph:
-    """A small dataset on disk, and the arrays that it was made of: features ``"x"`` and ``"z"``, edge features ``"w"``."""
+    """A small dataset on disk, and the arrays that it was made of: features ``"x"`` and ``"z"``, edge feature ``"w"``."""
 
     path: str
     features: Mapping[str, Any]
@@ -29,13 +29,13 @@ class ContractGraph:
 
 @cache
 def contract_graph() -> ContractGraph:
-    """Return the graph that the suite trains on: 900 nodes, rows of 100 and of 6 bytes, 227 seeds; made once a process."""
+    """Make the graph that the suite trains on, once a process: 900 nodes, rows of 100 and of 6 bytes, 227 seeds."""
     global _folder
     _folder = tempfile.TemporaryDirectory(prefix="featstore-contract-")
     n, path = 900, os.path.join(_folder.name, "graph")
     rng = np.random.default_rng(11)
     indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 12, n))])
-    indices = rng.permutation(n)[(n * rng.random(indptr[-1]) ** 2).astype(np.int64)]  # some nodes are asked for often
+    indices = rng.permutation(n)[(n * rng.random(indptr[-1]) ** 2).astype(np.int64)]  # some nodes are requested often
     features: dict[str, Any] = {
         "x": rng.standard_normal((n, 25)).astype(np.float32),
         "z": rng.standard_normal((n, 3)).astype(np.float16),

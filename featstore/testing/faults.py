@@ -84,7 +84,7 @@ def _compiled() -> bytes:
 def fault_library() -> Iterator[str]:
     """Yield the path of the library, which children of this process can load meanwhile.
 
-    It is in memory: nothing of it is left, however this process ends.
+    The library is in memory, so no file is left, however this process ends.
     """
     with open(os.memfd_create("featstore-faults", os.MFD_CLOEXEC), "wb") as file:
         file.write(_compiled())
@@ -109,19 +109,19 @@ class Fault:
     Parameters
     ----------
     directory : path-like
-        Only files in it, or below it, count (and the directory itself).
+        Only calls on files in or below this directory, and on the directory itself, count.
     operations : str or sequence of str
-        Which of :data:`OPERATIONS` count.
+        The :data:`OPERATIONS` that count.
     action : str
-        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), ``"end"`` (0 bytes, as at a file's end),
+        An errno's name such as ``"EIO"``, ``"short"`` (half of the bytes requested), ``"end"`` (0 bytes, as at a file's end),
         or ``"kill"`` (SIGKILL before the call).
     k, times : int
-        The call that fails, from 1, and how many calls in a row do.
+        The first call that fails, counted from 1, and the number of failing calls in a row.
 
     Notes
     -----
-    ``calls`` and ``fired`` say, also after the context, how many calls counted and how many failed: a test in which no fault
-    fired has shown nothing. One fault at a time in a process; forks inherit it and count with their parent.
+    ``calls`` and ``fired``, also after the context, are the numbers of calls that counted and that failed. A test in which no
+    fault fired shows nothing. One fault at a time in a process; forks inherit the fault and count with their parent.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ def sweep(
 ) -> Iterator[Fault]:
     """Yield faults at call 1, 1 + step, …, until one does not fire; each must be entered by the loop's body.
 
-    AssertionError: not even the first fault fired (the operation never happened: the sweep shows nothing), or none was entered,
-    or ``limit`` calls were not enough.
+    AssertionError: not even the first fault fired (the operation never happened, so the sweep shows nothing), or no fault was
+    entered, or ``limit`` calls were not enough.
     """
     for k in range(1, limit, step):
         fault = Fault(directory, operations, action, k, times)
@@ -199,7 +199,7 @@ def run_in_child(
     Parameters
     ----------
     function : callable
-        Defined at the top level of a file; ``arguments`` are what JSON can carry.
+        Defined at the top level of a file; ``arguments`` must be JSON values.
     faults : bool
         Preload the fault library.
     environment : dict of str, optional
@@ -238,9 +238,9 @@ def run_in_child(
 
 
 def forked(function: Callable[[], object]) -> int | None:
-    """Run ``function()`` in a fork of this process; return None where it returned, else the signal that killed it.
+    """Run ``function()`` in a fork of this process; return None if it returned, otherwise the signal that killed it.
 
-    AssertionError: it raised (the stack is on stderr).
+    AssertionError: the function raised (the stack is on stderr).
     """
     pid = os.fork()
     if pid == 0:
@@ -288,7 +288,7 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def deny_syscalls(names: Iterable[str], error: int = errno.EPERM) -> None:
-    """Let the kernel refuse system calls with ``error`` from now on: in this thread and in all that it starts; cannot be undone.
+    """Let the kernel refuse system calls with ``error`` from now on, in this thread and all that it starts, for good.
 
     ``names``: ``io_uring_setup``, ``io_uring_enter``, ``io_uring_register``. A container's runtime fails them with EPERM, a
     kernel built without them with ENOSYS. See seccomp(2); linux/filter.h.
@@ -378,7 +378,7 @@ def swapped(path: str | os.PathLike[str], first: int, second: int, n_bytes: int)
 
 
 if __name__ == "__main__":
-    # The module that tests import must be the one that runs here.
+    # Tests must import the very module that runs here.
     from featstore.testing import faults
 
     faults._main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""A memory control group around a child process: what a small machine would allow, on a large one."""
+"""A memory control group around a child process: the limits of a small machine on a large one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemoryGroup", "memory_group"]
 class MemoryGroup:
     """A control group of this kernel (version 1 or 2) that holds its processes, page cache included, to ``limit_bytes``.
 
-    A process that asks for more is killed by the kernel; its file pages are dropped before that. Made by :func:`memory_group`.
+    The kernel drops file pages at the limit, and then kills a process that allocates more. Made by :func:`memory_group`.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,6 +1,6 @@
-"""The contract suite of strategies: whatever a strategy does, a loader's batches are those of the sampler, bit for bit.
+"""The contract suite of strategies: with any strategy, a loader's batches are those of the sampler, bit for bit.
 
-Batches are compared with what the sampler draws and with rows of arrays in memory: no strategy is needed for the reference.
+Batches are compared with the sampler's draws and with rows of arrays in memory, so the reference needs no strategy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NONSENSE: tuple[Any, ...] = (object(), -1, "", "no such thing", math.nan, 1j)
 
 
 def _callable(g: Any) -> Any:
-    """Return a sampler as another library may have it: a function of the seeds, which knows neither epoch nor batch."""
+    """Make a sampler as in another library: a function of the seeds, which knows neither epoch nor batch."""
     sampler = featstore.NeighborSampler(g, [3, 2], seed=5)
 
     def draw(seeds: torch.Tensor) -> Any:
@@ -72,7 +72,7 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
 
 @cache
 def _reference(sampler: str, epoch: int) -> list[featstore.SampledBatch]:
-    """Return the sampled batches of an epoch, by their index, in memory that no graph counts."""
+    """Sample the batches of an epoch, by their index, in memory that no graph counts."""
     graph = contract_graph()
     with featstore.open(graph.path, memory=AMPLE) as g:
         draw = checked_sampler(SAMPLERS[sampler](g), g.num_nodes, g)
@@ -134,14 +134,14 @@ def _wait_for_threads(before: set[threading.Thread]) -> None:
 
 
 class StrategyContract(ABC):
-    """What every strategy must do. Subclass it, name the class ``Test…``, and write :meth:`strategy`.
+    """Tests of a strategy's contract. Subclass it, name the class ``Test…``, and write :meth:`strategy`.
 
     Attributes
     ----------
     registered_name : str, optional
-        The name that leads to the strategy; the command line trains by it.
+        The strategy's registered name; the command line trains with it.
     caches : sequence
-        Values of the option ``cache``, where the strategy has one.
+        Values of the option ``cache``, if the strategy has one.
     """
 
     registered_name: ClassVar[str | None] = None
@@ -149,10 +149,10 @@ class StrategyContract(ABC):
 
     @abstractmethod
     def strategy(self, **options: Any) -> featstore.Strategy:
-        """Return the strategy; ``options`` come on top of those that the suite is to run with."""
+        """Make the strategy; ``options`` are added to the options that the suite is to run with."""
 
     def loader(self, g: Any, sampler: str, strategy: featstore.Strategy, **options: Any) -> featstore.Loader:
-        """Return a loader of the strategy over the seeds of :func:`contract_graph`; override it where batches come otherwise.
+        """Make a loader of the strategy over the seeds of :func:`contract_graph`; override it if batches come otherwise.
 
         ``sampler`` is a key of :data:`SAMPLERS`; ``options`` are the loader's.
         """
@@ -160,7 +160,7 @@ class StrategyContract(ABC):
         return featstore.Loader(g, SAMPLERS[sampler](g), seeds, BATCH, strategy=strategy, seed=SEED, **options)
 
     def command(self) -> list[str]:
-        """Return options that ``featstore train --strategy <name>`` needs."""
+        """List the options that ``featstore train --strategy <name>`` needs."""
         return []
 
     # What tests share.
@@ -190,7 +190,7 @@ class StrategyContract(ABC):
         return orders
 
     def _check_device(self, loader: featstore.Loader, share: float) -> None:
-        """Check that rows on the device serve a run: some where a share of them is there, all where all are."""
+        """Check that rows on the device serve a run: some requests if a share of the rows is there, all if all rows are."""
         stats = loader.stats()
         hits = stats["hits"].get("device", 0)
         assert sum(stats["hits"].values()) == stats["rows"], (
@@ -220,12 +220,12 @@ class StrategyContract(ABC):
             self._run(features=features)
 
     def test_batches_with_rows_on_the_device(self) -> None:
-        """Batches are the same whatever the device holds, and what it holds is taken from there."""
+        """Check that batches do not depend on the device's rows, and that these rows are read from the device."""
         orders = [self._run(features=("x", "z"), device_cache=share) for share in (0, 0.2, 1.0)]
         assert all(order == orders[0] for order in orders), "the order of batches depends on the device's rows"
 
     def test_batches_on_a_gpu(self) -> None:
-        """The same batches, rows of edges and merged rows, whatever the device holds; skipped where there is no GPU."""
+        """Check batches, rows of edges and merged rows on a GPU, for any rows on the device; skipped without a GPU."""
         if not torch.cuda.is_available():
             pytest.skip("there is no GPU here")
         orders = [self._run(features=("x", "z"), device_cache=share, device="cuda") for share in (0, 0.2, 1.0)]
@@ -237,14 +237,14 @@ class StrategyContract(ABC):
             assert on_gpu == expected, "with a history batches or rows on a GPU differ from those on demand"
 
     def test_batches_with_features_of_edges(self) -> None:
-        """Rows of edges are those of their numbers, whatever cache of them the strategy has."""
+        """Check that rows of edges are those of the edges' numbers, with any cache of them."""
         sizes = (None, 0.3, "60kB", 1.0) if "edge_cache" in options_of(type(self.strategy())) else ()
         strategies = [self.strategy(edge_cache=size) for size in sizes] or [self.strategy()]
         orders = [self._run(strategy, "numbered", edge_features=("w",)) for strategy in strategies]
         assert all(order == orders[0] for order in orders), "the order of batches depends on the cache of edges"
 
     def test_batches_with_a_history(self) -> None:
-        """Where it takes one, batches and merged rows are those on demand, over epochs and a break; else it is refused."""
+        """Check batches and merged rows with a history against those on demand, over epochs and a break; or its refusal."""
         strategy = self.strategy()
         if not vars(type(strategy)).get("takes_history", False):  # its base class's says nothing of it
             refused = None
@@ -272,7 +272,7 @@ class StrategyContract(ABC):
     # Memory.
 
     def test_little_memory(self) -> None:
-        """In the memory that an error names batches are right, and in somewhat less or more they are, or an error names more."""
+        """Check batches in the memory that an error names; in somewhat less or more they are right, or an error names more."""
         for sampler in ("neighbor", "epoch-wide"):
             expected = self._run(sampler=sampler)
             least = self._run_in_the_least(LITTLE, sampler, expected)
@@ -280,7 +280,7 @@ class StrategyContract(ABC):
                 self._run_in_the_least(memory, sampler, expected)
 
     def _run_in_the_least(self, memory: int, sampler: str, expected: list[list[int]]) -> int:
-        """Run in ``memory``, or in what the first error names; return what did."""
+        """Run in ``memory``, or in the memory that the first error names; return the bytes that sufficed."""
         for _ in range(2):
             try:
                 with warnings.catch_warnings():
@@ -297,7 +297,7 @@ class StrategyContract(ABC):
         raise AssertionError(f"an error named a memory that did not do; now it is {memory} bytes: {refusal}")
 
     def test_nothing_is_held_after_close(self) -> None:
-        """Memory is given back, no thread goes on, no run file is left; caches of features stay with the graph."""
+        """Check that memory is given back, all threads end and no run file is left; feature caches stay with the graph."""
         path, before = contract_graph().path, set(threading.enumerate())
         with featstore.open(path, memory=AMPLE, threads=2) as g:
             held = []
@@ -324,7 +324,7 @@ class StrategyContract(ABC):
         assert not os.path.exists(runs) or not os.listdir(runs), f"run files are left: {os.listdir(runs)}"
 
     def _held(self, g: Any) -> dict[str, int]:
-        """Return the bytes held beside caches of features, idle buffers and the scratch of samplers, by holder."""
+        """Report the bytes held, by holder, without caches of features, idle buffers and the scratch of samplers."""
         for name in g.features:
             if g.features[name].cache is not None:
                 g.cache(name, budget=0)
@@ -347,7 +347,7 @@ class StrategyContract(ABC):
             _check_all([_check(batch, "neighbor", 1, ("x",)) for batch in loader], "neighbor", 1)
 
     def test_an_epoch_may_be_left(self) -> None:
-        """After an epoch that was left the next one is whole, also the same one again."""
+        """Check that after an abandoned epoch the next one is whole, and the same one again, too."""
         n = len(_reference("neighbor", 0))
         with self._loader() as loader:
             for take in (1, n - 1):
@@ -404,7 +404,7 @@ class StrategyContract(ABC):
             assert refused, f"option {name!r} takes anything, an object() too"
 
     def _refuses(self, name: str, value: Any) -> bool:
-        """Whether an option refuses a value; an error that does not name it fails."""
+        """Tell whether an option refuses a value; an error that does not name the option fails."""
         try:
             type(self.strategy())(**{name: value})
         except (ValueError, TypeError) as error:
@@ -466,7 +466,7 @@ class StrategyContract(ABC):
 
 
 def failures(suite: StrategyContract, names: Iterable[str] = ()) -> dict[str, BaseException]:
-    """Run the tests of a suite, all or some; return those that fail, and how. Those that need what is not here are left out."""
+    """Run the tests of a suite, all or some; return the failing ones and their errors; skip tests that cannot run here."""
     found: dict[str, BaseException] = {}
     for name in names or [name for name in dir(suite) if name.startswith("test_")]:
         try:

@@ -1,4 +1,4 @@
-"""The contract of partitioners, as a test suite for whoever writes one.
+"""The contract of partitioners, as a test suite for authors of partitioners.
 
 Examples
 --------
@@ -32,7 +32,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class _Stream(GraphStream):
-    """A graph in memory, whose blocks cut lists, and are overwritten when the next one is asked for."""
+    """A graph in memory, whose blocks cut lists, and are overwritten when the next block is requested."""
 
     def __init__(
         self, indptr: Int64s, indices: Int64s, n_parts: int, train: Int64s | None, seed: int, step: int, wide: bool
@@ -60,11 +60,11 @@ class _Stream(GraphStream):
 
 
 class PartitionerContract(ABC):
-    """Tests of a partitioner: derive a class named ``Test…`` from it, and say how one is made."""
+    """Tests of a partitioner: derive a class named ``Test…`` from it, and write :meth:`make`."""
 
     @abstractmethod
     def make(self) -> Partitioner:
-        """Return a new partitioner."""
+        """Make a new partitioner."""
 
     def _assign(
         self, lists: list[list[int]], n_parts: int, train: Any = None, seed: int = 0, step: int = 5, wide: bool = False
@@ -89,37 +89,37 @@ class PartitionerContract(ABC):
 
     @pytest.mark.parametrize("n_parts", [1, 2, 7, 60, 300])
     def test_every_node_has_a_part(self, n_parts: int) -> None:
-        """Integers in range, one a node, for fewer and more parts than nodes."""
+        """Check that parts are integers in range, one a node, for fewer and more parts than nodes."""
         assert len(self._assign(self._lists(60), n_parts)) == 60
 
     @pytest.mark.parametrize("n", [0, 1, 2])
     def test_tiny_graphs(self, n: int) -> None:
-        """No node, one, two; without edges, with self-loops and repeated edges."""
+        """Check graphs of no, one and two nodes, without edges, with self-loops and with repeated edges."""
         nothing: list[list[int]] = [[] for _ in range(n)]
         for lists in (nothing, [[v, v] for v in range(n)], [list(range(n)) for _ in range(n)]):
             for n_parts in (1, 2, 5):
                 assert len(self._assign(lists, n_parts)) == n
 
     def test_isolated_nodes(self) -> None:
-        """Nodes without edges have parts, too: at the first ids, at the last ones, everywhere."""
+        """Check that nodes without edges have parts, too: at the first ids, at the last ones, everywhere."""
         lists = self._lists(40)
         for empty in (range(20), range(20, 40), range(40)):
             self._assign([[] if v in empty else each for v, each in enumerate(lists)], 6)
 
     @pytest.mark.parametrize("train", [[], [3], range(60)])
     def test_training_nodes(self, train: Any) -> None:
-        """None, one, all."""
+        """Check no, one and all nodes as training nodes."""
         self._assign(self._lists(60), 5, train)
 
     def test_the_same_whatever_the_blocks(self) -> None:
-        """Neither the size of blocks nor the width of ids matters, and a second call gives the same."""
+        """Check that parts depend neither on the size of blocks nor on the width of ids, and that a second call agrees."""
         lists = self._lists(60)
         first = self._assign(lists, 7, range(0, 60, 3))
         for step, wide in ((1, False), (1000, False), (5, False), (5, True)):
             assert np.array_equal(first, self._assign(lists, 7, range(0, 60, 3), step=step, wide=wide)), f"blocks of {step} ids"
 
     def test_memory_grows_with_nodes_not_with_edges(self) -> None:
-        """Ten times the edges take as much memory."""
+        """Check that ten times the edges take the same memory."""
         peaks = []
         for degree in (4, 40):
             lists = [[(v + k) % 2000 for k in range(degree)] for v in range(2000)]
@@ -134,7 +134,7 @@ class PartitionerContract(ABC):
         assert peaks[1] < 2 * peaks[0] + 20_000, f"{peaks[0]} bytes for 4 edges a node, {peaks[1]} for 40"
 
     def test_in_a_dataset(self, tmp_path: Path) -> None:
-        """``featstore.partition`` keeps what it returns, and batches can be made of it."""
+        """Check that ``featstore.partition`` keeps the parts that it returns, and that batches can be made of them."""
         lists = self._lists(200)
         indptr, indices = np.cumsum([0, *map(len, lists)]), np.array([u for each in lists for u in each])
         with featstore.OutOfCoreGraph.create(tmp_path / "graph", indptr, indices, progress=False) as g:

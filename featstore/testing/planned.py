@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.gather.plan import BatchPlan, Part, Tier
 from featstore.testing import policies
@@ -38,9 +38,9 @@ def play_planned(
     residents: Int64s = NO_ROWS,
     context: PolicyContext | None = None,
     spill: Callable[[int], Any] | None = None,
-    foresee: Callable[[int, Any], None] | None = None,
+    announce: Callable[[int, Any], None] | None = None,
 ) -> list[PlannedBatch]:
-    """Plan a trace, carry every plan out on a cache, and check every row that a plan reads and every invariant of the cache.
+    """Plan a trace, apply every plan to a cache, and check every row that a plan reads and every invariant of the cache.
 
     Parameters
     ----------
@@ -50,11 +50,11 @@ def play_planned(
     batches : sequence of integer array
         Distinct rows each.
     size : int, optional
-        Batches a window, which also shows as many of those that follow; by default one window shows all.
+        Batches to plan per horizon, which also shows as many following batches; by default one horizon has all batches.
     residents : int64 array, optional
         Rows that are in the cache at the start, the i-th in slot i.
-    context, spill, foresee : optional
-        Of the policy, and of every :class:`~featstore.cache.planned.Window`.
+    context, spill, announce : optional
+        Arguments of the policy, and of every :class:`~featstore.cache.planned.Horizon`.
 
     Raises
     ------
@@ -69,17 +69,17 @@ def play_planned(
     plans: list[PlannedBatch] = []
     for first in range(0, len(batches), size):
         seen = batches[first : first + 2 * size]
-        window = _window(n, seen, min(size, len(seen)), spill, foresee)
-        for ids, planned in zip(seen, checked.plan(window, first), strict=False):
+        horizon = _horizon(n, seen, min(size, len(seen)), spill, announce)
+        for ids, planned in zip(seen, checked.plan(horizon, first), strict=False):
             _carry_out(cache, data, ids, planned)
             plans.append(planned)
     assert len(plans) == len(batches)
     return plans
 
 
-def _window(n: int, batches: Sequence[Ints], n_planned: int, spill: Any = None, foresee: Any = None) -> Window:
+def _horizon(n: int, batches: Sequence[Ints], n_planned: int, spill: Any = None, announce: Any = None) -> Horizon:
     offsets = np.cumsum([0, *map(len, batches)], dtype=np.int64)
-    return Window(n, offsets, batches.__getitem__, n_planned, spill, foresee)
+    return Horizon(n, offsets, batches.__getitem__, n_planned, spill, announce)
 
 
 def _carry_out(cache: FeatureCache, data: npt.NDArray[np.uint8], ids: Ints, planned: PlannedBatch) -> None:
@@ -97,22 +97,22 @@ def _as_lists(plans: Sequence[PlannedBatch]) -> list[Any]:
 
 
 class PlannedPolicyContract(_PolicyContract):
-    """What every planned policy must do.
+    """Tests of a planned policy's contract.
 
     Attributes
     ----------
     golden : sequence of int, optional
-        Rows loaded in each batch of :func:`golden_trace` with :data:`GOLDEN_CAPACITY` slots, all of it in one window.
+        Rows loaded in each batch of :func:`golden_trace` with :data:`GOLDEN_CAPACITY` slots, all of it in one horizon.
     """
 
     golden: ClassVar[Sequence[int] | None] = None
 
     @abstractmethod
     def make(self) -> PlannedPolicy:
-        """Return a new policy."""
+        """Make a new policy."""
 
     def test_any_trace_in_any_capacity(self) -> None:
-        """Every planned slot holds its row and every change fits the cache, whatever the trace, the window and the slots."""
+        """Check that every planned slot holds its row and every change fits, for any trace, horizon and number of slots."""
 
         @policies._settings
         @given(traces(), st.integers(0, 45), st.integers(1, 13), st.sampled_from([np.int32, np.int64]))
@@ -128,7 +128,7 @@ class PlannedPolicyContract(_PolicyContract):
                 play_planned(self.make(), 300, capacity, _long_trace(), size)
 
     def test_what_is_cached_at_the_start(self) -> None:
-        """The rows that are there when the policy starts, in the first slots, are where they are."""
+        """Check that plans find the rows that are in the first slots when the policy starts."""
 
         @policies._settings
         @given(st.data(), traces(), st.integers(0, 45), st.integers(1, 13))
@@ -170,13 +170,13 @@ class PlannedPolicyContract(_PolicyContract):
             assert again == fresh, "a used policy differs from a new one after start()"
 
     def test_a_plan_may_be_given_up(self) -> None:
-        """An epoch that ends early leaves a window half planned; the next start begins anew."""
+        """Check that the policy can start anew after a half-planned horizon, as when an epoch ends early."""
         used = self.make()
         batches = _long_trace()
         for n_taken in (0, 1, 50):
             checked = CheckedPolicy(used, always=True)
             checked.start(40, PolicyContext(300, 1))
-            plans = checked.plan(_window(300, batches, len(batches)))
+            plans = checked.plan(_horizon(300, batches, len(batches)))
             for _ in range(n_taken):
                 next(plans)
             plans.close()
@@ -190,12 +190,12 @@ class PlannedPolicyContract(_PolicyContract):
         for capacity in (7, 40):
             checked = CheckedPolicy(self.make(), always=True)
             checked.start(capacity, PolicyContext(300, 1))
-            both.append(checked.plan(_window(300, batches, len(batches))))
+            both.append(checked.plan(_horizon(300, batches, len(batches))))
         beside = list(zip(*both, strict=True))
         assert [_as_lists([plans[i] for plans in beside]) for i in (0, 1)] == alone, "instances share state"
 
     def test_a_window_may_spill(self) -> None:
-        """With somewhere to put what grows with the accesses, the plans are the same."""
+        """Check that plans are the same if the policy may spill arrays that grow with the accesses."""
         made: list[dict[int, Any]] = []
 
         def spill(n_batches: int) -> dict[int, Any]:
@@ -203,20 +203,20 @@ class PlannedPolicyContract(_PolicyContract):
             return made[-1]
 
         plans = play_planned(self.make(), 300, 40, _long_trace(), 7, spill=spill)
-        assert _as_lists(plans) == self._play(self.make(), 300, _long_trace(), 40, 7), "a window that may spill is planned apart"
+        assert _as_lists(plans) == self._play(self.make(), 300, _long_trace(), 40, 7), "a horizon that may spill is planned apart"
 
     def test_what_is_foreseen_is_planned(self) -> None:
-        """A policy that foresees misses foresees those of every batch; the plans are the same (the check compares them)."""
+        """Check that a policy that announces misses does so for every batch, and plans these misses."""
         heard: Foreseen = []
         plans = play_planned(
-            self.make(), 300, 40, _long_trace(), 7, foresee=lambda batch, positions: heard.append((batch, positions.tolist()))
+            self.make(), 300, 40, _long_trace(), 7, announce=lambda batch, positions: heard.append((batch, positions.tolist()))
         )
         assert _as_lists(plans) == self._play(self.make(), 300, _long_trace(), 40, 7), "who listens changes the plans"
         if heard:
             assert [positions for _, positions in heard] == [np.flatnonzero(plan.slots < 0).tolist() for plan in plans]
 
     def test_memory_is_stated(self) -> None:
-        """Between windows the policy holds no more than it says, and what it says does not grow with the windows."""
+        """Check that the policy holds no more than its ``nbytes`` between horizons, and that ``nbytes`` does not grow."""
         n, capacity = 200_000, 5_000
         rng = np.random.default_rng(2)
         batches = [np.unique((n * rng.random(4_000) ** 3).astype(np.int64)) for _ in range(12)]
@@ -228,7 +228,7 @@ class PlannedPolicyContract(_PolicyContract):
                 policy.keep_memory(keep)
                 policy.start(capacity, PolicyContext(n, 1))
                 for first in range(0, 12, 4):
-                    for _ in policy.plan(_window(n, batches[first : first + 8], 4)):
+                    for _ in policy.plan(_horizon(n, batches[first : first + 8], 4)):
                         pass
                     del _
                 used, states = tracemalloc.get_traced_memory()[0], policy.nbytes

@@ -1,4 +1,4 @@
-"""Contract suites for cache policies: subclass one, say how to make the policy, and pytest runs every test over it.
+"""Contract suites for cache policies: subclass one, write :meth:`make`, and pytest runs every test over the policy.
 
 Examples
 --------
@@ -56,14 +56,14 @@ _stateful_settings = settings(deadline=None, max_examples=30, stateful_step_coun
 
 @dataclass
 class Played:
-    """What a policy did over a trace: missed rows of every batch, and the slots of every call of ``victims``."""
+    """Record of a policy over a trace: missed rows of every batch, and the slots of every call of ``victims``."""
 
     misses: list[int] = field(default_factory=list)
     victims: list[list[int]] = field(default_factory=list)
 
 
 class _Witness(OnlinePolicy):
-    """Passes every hook on, notes the victims, and overwrites the arrays it lent, as a table that reuses them would."""
+    """Wrapper that passes every hook on, records the victims, and overwrites lent arrays, as a table that reuses them would."""
 
     def __init__(self, policy: OnlinePolicy) -> None:
         self.policy = policy
@@ -128,7 +128,7 @@ class _Game:
 
 
 def golden_trace() -> list[Int64s]:
-    """Return 24 batches of distinct ids below :data:`GOLDEN_ROWS`: skewed, with one scan; the same for ever and everywhere."""
+    """Make 24 batches of distinct ids below :data:`GOLDEN_ROWS`: skewed, with one scan, and the same everywhere and always."""
     state = 12345
 
     def draw(below: int) -> int:
@@ -145,7 +145,7 @@ def golden_trace() -> list[Int64s]:
 
 
 def golden_context() -> PolicyContext:
-    """Return a context over :data:`GOLDEN_ROWS` rows with every array known; the same for ever and everywhere."""
+    """Make a context over :data:`GOLDEN_ROWS` rows with every array known, the same everywhere and always."""
     rows = np.arange(GOLDEN_ROWS)
     arrays = {
         "in_degree_of": rows * 7 % 11,
@@ -210,7 +210,7 @@ class _PolicyContract(ABC):
 
     @abstractmethod
     def make(self) -> Policy:
-        """Return a new policy."""
+        """Make a new policy."""
 
     def test_its_name_leads_to_it(self) -> None:
         if self.registered_name is not None:
@@ -219,7 +219,7 @@ class _PolicyContract(ABC):
 
 
 class StaticPolicyContract(_PolicyContract):
-    """What every static policy must do.
+    """Tests of a static policy's contract.
 
     Attributes
     ----------
@@ -231,7 +231,7 @@ class StaticPolicyContract(_PolicyContract):
 
     @abstractmethod
     def make(self) -> StaticPolicy:
-        """Return a new policy."""
+        """Make a new policy."""
 
     def test_scores_are_one_number_a_row(self) -> None:
         @_settings
@@ -291,7 +291,7 @@ class StaticPolicyContract(_PolicyContract):
 
 
 class OnlinePolicyContract(_PolicyContract):
-    """What every online policy must do.
+    """Tests of an online policy's contract.
 
     Attributes
     ----------
@@ -303,14 +303,14 @@ class OnlinePolicyContract(_PolicyContract):
 
     @abstractmethod
     def make(self) -> OnlinePolicy:
-        """Return a new policy."""
+        """Make a new policy."""
 
     def context(self, n: int) -> PolicyContext:
-        """Return the policy's knowledge of ``n`` rows; override where it asks for more than their number."""
+        """Make the policy's context for ``n`` rows; override it if the policy needs more than their number."""
         return PolicyContext(n, 4)
 
     def test_any_trace_in_any_capacity(self) -> None:
-        """Victims are distinct occupied slots and the state's invariants hold, whatever the trace (the table checks both)."""
+        """Check, with any trace, that victims are distinct occupied slots, and the state's invariants; the table checks both."""
 
         @_settings
         @given(traces(), st.integers(1, 45))
@@ -338,7 +338,7 @@ class OnlinePolicyContract(_PolicyContract):
 
         check()
         used = self.make()
-        for capacity in (40, 7, 40):  # small traces may be too short for what was kept to matter
+        for capacity in (40, 7, 40):  # in a small trace the kept rows may not matter
             again = self._play(used, 300, _long_trace(), capacity)
             fresh = self._play(self.make(), 300, _long_trace(), capacity)
             assert again == fresh, "a used policy differs from a new one after start()"
@@ -390,7 +390,7 @@ class OnlinePolicyContract(_PolicyContract):
             assert played.misses == list(self.golden), f"it misses {played.misses}"
 
     def test_cache_and_policy_against_a_model(self) -> None:
-        """A feature cache under this policy, driven at random, with failed gathers and batches that overtake each other."""
+        """Check a feature cache under this policy, driven at random, with failed gathers and batches that overtake each other."""
         make, context = self.make, self.context
 
         class Machine(RuleBasedStateMachine):

@@ -1,4 +1,4 @@
-"""The contract of row sources, as a test suite for whoever writes one."""
+"""The contract of row sources, as a test suite for authors of row sources."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _out_of_range = pytest.raises((IndexError, ValueError))
 
 
 class RowSourceContract(ABC):
-    """Tests of a row source: derive a class named ``Test…`` from it, and say how one is made.
+    """Tests of a row source: derive a class named ``Test…`` from it, and write :meth:`make`.
 
     Attributes
     ----------
     absent : type of OSError, optional
-        What gathers raise where the rows are not here: such a source is only asked what it says of itself.
+        The error of gathers if the rows are not here: only the attributes of such a source are tested.
     """
 
     absent: type[OSError] | None = None
 
     @abstractmethod
     def make(self, rows: Uint8s, folder: Path) -> RowSource:
-        """Return a new source of ``rows``, shape (n, row_bytes), that may keep files in the empty ``folder``."""
+        """Make a new source of ``rows``, shape (n, row_bytes), that may keep files in the empty ``folder``."""
 
     def _made(self, folder: Path, row_bytes: int = 400, seed: int = 0) -> tuple[Uint8s, RowSource]:
         rows = np.random.default_rng(seed).integers(0, 256, (N, row_bytes), dtype=np.uint8)
@@ -45,7 +45,7 @@ class RowSourceContract(ABC):
 
     @pytest.mark.parametrize("row_bytes", WIDTHS)
     def test_rows_come_where_they_are_wanted(self, row_bytes: int, tmp_path: Path) -> None:
-        """Any addresses, every byte of their rows and no other, for what the source says that it reads."""
+        """Check every byte of the rows at any addresses, no other byte of the output, and the reported reads."""
         rows, source = self._made(tmp_path / "rows", row_bytes)
         assert source.row_bytes == row_bytes
         assert source.mode
@@ -76,7 +76,7 @@ class RowSourceContract(ABC):
         source.close()
 
     def test_what_is_no_row_is_refused(self, tmp_path: Path) -> None:
-        """And right calls are as right as ever."""
+        """Check that wrong addresses are refused, and that right calls still work afterwards."""
         rows, source = self._made(tmp_path / "rows")
         n = source.n_rows
         out = np.zeros((n + 1, 400), np.uint8)
@@ -86,7 +86,7 @@ class RowSourceContract(ABC):
         for addresses in wrong if self.absent is None else []:
             with _out_of_range:
                 source.gather(addresses, out)
-        if self.absent is None and not source.in_order:  # rows that come once are gone by then
+        if self.absent is None and not source.in_order:  # rows that come once are consumed by then
             with _out_of_range:
                 source.gather(np.arange(2), out, np.array([0, len(out)]))
         if self.absent is None:
@@ -105,7 +105,7 @@ class RowSourceContract(ABC):
                 source.gather(addresses, np.zeros((n, 400), np.uint8))
 
     def test_identities_differ(self, tmp_path: Path) -> None:
-        """What was made of one source is not taken for what was made of another."""
+        """Check that fingerprints of different sources differ, so that files made of one do not pass for another's."""
         sources = [self._made(tmp_path / str(seed), seed=seed)[1] for seed in range(2)]
         assert sources[0].fingerprint != sources[1].fingerprint or not sources[0].fingerprint
         for source in sources:

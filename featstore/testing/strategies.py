@@ -15,7 +15,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def row_ids(n: int, *, min_size: int = 0, max_size: int = 64, unique: bool = False) -> st.SearchStrategy[Int64s]:
-    """Return a strategy for int64 arrays of rows in ``[0, n)``; any order, repeated unless ``unique``."""
+    """Make a strategy for int64 arrays of rows in ``[0, n)``; any order, repeated unless ``unique``."""
     if n == 0:
         return st.just(np.empty(0, np.int64))
     most = min(max_size, n) if unique else max_size

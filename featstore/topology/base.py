@@ -1,4 +1,4 @@
-"""The adjacency: what is asked of it however it is stored, and the CSC form, with its offsets in memory."""
+"""The adjacency: the interface of all its forms, and the CSC form, with its offsets in memory."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ __all__ = ["BLOCK_BYTES", "CscTopology", "Topology", "huge_bytes", "scan_ids", "
 
 Int64s = npt.NDArray[np.int64]
 
-BLOCK_BYTES = SCAN_BYTES  # where the adjacency is read in sequence
-_PIECE = 1 << 16  # nodes handled at once where that takes temporary arrays
+BLOCK_BYTES = SCAN_BYTES  # for reading the adjacency in sequence
+_PIECE = 1 << 16  # nodes handled at once if that takes temporary arrays
 
 
 def huge_bytes(n_bytes: int) -> int:
-    """Round up to the whole pages that :func:`~featstore.cache.rowmap.huge_array` takes."""
+    """Round a number of bytes up to the whole pages that :func:`~featstore.cache.rowmap.huge_array` takes."""
     return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class Topology(ABC):
     """In-neighbours of every node. Edges are numbered: those of node 0 first, then those of node 1, and so on. Thread-safe.
 
-    Samplers ask through :meth:`offsets`, :meth:`read_edges` and ``edge_ids`` alone. ``kind`` is ``"csc"`` or ``"chunked"``, as
-    in the catalog. ``edge_ids`` says which edge of the input each edge is; None where edges are stored as they were given.
+    Samplers use only :meth:`offsets`, :meth:`read_edges` and ``edge_ids``. ``kind`` is ``"csc"`` or ``"chunked"``, as in the
+    catalog. ``edge_ids`` gives each edge's position in the input; it is None if edges are stored in the order of the input.
     """
 
     kind: str
@@ -69,88 +69,88 @@ class Topology(ABC):
     @property
     @abstractmethod
     def resident_offsets(self) -> Int64s | None:
-        """The offsets, int64 ``[num_nodes + 1]``, where they are in memory, not to be written to; else None."""
+        """The offsets, int64 ``[num_nodes + 1]``, read-only, if they are in memory; else None."""
 
     @abstractmethod
     def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """Return each node's first edge and in-degree, int64 ``[k]``; written to ``starts`` and ``degrees`` if given.
+        """Look up each node's first edge and in-degree, int64 ``[k]``; written to ``starts`` and ``degrees`` if given.
 
-        ``ids``, int64 ``[k]`` in ``[0, num_nodes)``, are **not** checked. Raises ClosedError; where offsets are read,
-        CorruptionError and OSError.
+        ``ids``, int64 ``[k]`` in ``[0, num_nodes)``, are **not** checked. Raises ClosedError; if offsets are read from disk,
+        also CorruptionError and OSError.
         """
 
     @property
     @abstractmethod
     def path(self) -> str:
-        """The file that holds the neighbour ids."""
+        """Path of the file that holds the neighbour ids, or of the first one of several."""
 
     @abstractmethod
     def offsets_between(self, first: int, stop: int) -> Int64s:
-        """Return the offsets of nodes ``first … stop - 1`` and the end of the last; not to be written to."""
+        """Get the offsets of nodes ``first … stop - 1`` and the end of the last node's list; the array is read-only."""
 
     def offset_pieces(self, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
-        """Yield a first node and the offsets of ``n_nodes`` nodes from there on, int64 ``[k + 1]``, for all nodes in order.
+        """Yield the offsets of all nodes in order: a first node, and offsets of up to ``n_nodes`` nodes, int64 ``[k + 1]``.
 
-        Offsets are checked to ascend, and not to be written to.
+        Offsets are checked to ascend. The arrays must not be written to.
         """
         for first in range(0, self.num_nodes, n_nodes):
             yield first, self.offsets_between(first, min(first + n_nodes, self.num_nodes))
 
     @abstractmethod
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
-        """Read the neighbour ids of edges, in any order, into ``out``: only the blocks that hold them are read.
+        """Read the neighbour ids of edges, in any order, into ``out``; only the blocks that hold these ids are read.
 
-        ``positions`` are int64 ``[k]``; IndexError outside ``[0, num_edges)``. ``out``, an array of ``id_dtype``, is **not**
-        checked to hold nodes: see :meth:`check_found`.
+        ``positions`` are int64 ``[k]``; IndexError outside ``[0, num_edges)``. ``out`` is an array of ``id_dtype``. The ids read
+        are **not** checked to be nodes: see :meth:`check_found`.
         """
 
     @abstractmethod
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
-        """Yield all edges in order, ids checked, with the nodes that they belong to; the next ones are read meanwhile.
+        """Yield all edges in order, in blocks with the nodes that they lead to; ids are checked, and reads go on meanwhile.
 
-        Holds ``block_bytes``, at least three pages. A block is valid until the next one is asked for.
+        Reading holds ``block_bytes``, at least three pages. A block is valid until the next one is requested.
         """
 
     @abstractmethod
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
-        """Yield the lists of some nodes, in order, many at once, a long one in pieces; the next ones are read meanwhile.
+        """Yield the lists of some nodes, in order: many lists at once, or a long one in pieces; reads go on meanwhile.
 
         ``nodes``, int64 ``[k]``, are distinct and ascending, and **not** checked. Two blocks of ids take ``block_bytes``; a
-        block is valid until the next one is asked for.
+        block is valid until the next one is requested.
         """
 
     @property
     @abstractmethod
     def gap_bytes(self) -> int:
-        """Bytes that the drive reads while it begins another read; measured, or a guess until then."""
+        """Bytes that the drive reads in the time of starting another read; a default until the drive is measured."""
 
     @abstractmethod
     def pass_cost(self, nodes: Int64s) -> int:
-        """Count the bytes that :meth:`lists` reads for ``nodes``, and :attr:`gap_bytes` for each read that is begun."""
+        """Count the bytes that :meth:`lists` reads for ``nodes``, plus :attr:`gap_bytes` for each read."""
 
     @abstractmethod
     def lookup_cost(self, nodes: Int64s) -> int:
-        """Estimate what :meth:`offsets` of ``nodes`` costs at most, as :meth:`pass_cost` counts."""
+        """Bound the cost of :meth:`offsets` of ``nodes``, in the bytes of :meth:`pass_cost`."""
 
     def files_of(self, nodes: Int64s) -> Int64s:
-        """Return the number, from 0, of the file in which the list of each node begins."""
+        """Find the number, from 0, of the file in which each node's list begins."""
         return np.zeros(len(nodes), np.int64)
 
     @abstractmethod
     def bad_id(self, position: int, found: int) -> CorruptionError:
-        """Return the error for the id ``found`` of edge ``position``."""
+        """Make the error for the id ``found`` of edge ``position``, which is no node."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give memory back to the budget; files are their opener's to close."""
+        """Give memory back to the budget; the files stay open, as their opener closes them."""
 
     def scan(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield ``(first edge, ids)`` of :meth:`blocks`."""
+        """Yield the blocks of :meth:`blocks` as ``(first edge, ids)``."""
         for block in self.blocks(block_bytes):
             yield block.first_edge, block.ids
 
     def degrees(self, first: int = 0, stop: int | None = None) -> Int64s:
-        """Return the in-degrees of nodes ``first … stop - 1``, 8 bytes a node."""
+        """Compute the in-degrees of nodes ``first … stop - 1``, int64."""
         stop = self.num_nodes if stop is None else stop
         found = np.empty(stop - first, np.int64)
         for begin in range(first, stop, _PIECE):
@@ -160,19 +160,19 @@ class Topology(ABC):
 
     @cached_property
     def largest_degree(self) -> int:
-        """The most neighbours of a node; goes through all offsets, once."""
+        """The largest in-degree of a node; the first access processes all offsets."""
         return max(
             (int(self.degrees(k, min(k + _PIECE, self.num_nodes)).max()) for k in range(0, self.num_nodes, _PIECE)), default=0
         )
 
     def check_ids(self, first: int, ids: npt.NDArray[Any]) -> None:
-        """Raise CorruptionError if one of ``ids``, those of the edges ``first …``, is no node."""
+        """Check that ``ids``, the neighbour ids of the edges ``first …``, are nodes; CorruptionError otherwise."""
         bad = _core.first_bad_id(ids, self.id_bytes, self.num_nodes)
         if bad >= 0:
             raise self.bad_id(first + bad, int(ids[bad]))
 
     def check_found(self, positions: Int64s, ids: npt.NDArray[Any]) -> None:
-        """Raise CorruptionError if one of ``ids``, which were read at ``positions``, is no node."""
+        """Check that ``ids``, which were read at ``positions``, are nodes; CorruptionError otherwise."""
         bad = _core.first_bad_id(ids, self.id_bytes, self.num_nodes)
         if bad >= 0:
             raise self.bad_id(int(positions[bad]), int(ids[bad]))
@@ -185,12 +185,13 @@ class CscTopology(Topology):
     ----------
     num_nodes, num_edges : int
     indptr : int64 array, shape (num_nodes + 1,)
-        Counted by whoever loaded it, or by :meth:`load`; CorruptionError unless it ascends from 0 to ``num_edges``.
+        Offsets, whose memory the caller counts; :meth:`load` counts its own. CorruptionError unless they ascend from 0 to
+        ``num_edges``.
     indices : RowFile
         ``num_edges`` rows of ``id_bytes``.
     id_bytes : {4, 8}
     is_checked : bool
-        ``indptr`` is known to ascend.
+        Whether ``indptr`` is known to ascend.
     """
 
     kind = "csc"
@@ -201,7 +202,7 @@ class CscTopology(Topology):
         super().__init__(num_nodes, num_edges, id_bytes)
         if indptr.shape != (num_nodes + 1,):
             raise ValueError(f"indptr of {num_nodes} nodes has shape ({num_nodes + 1},), not {indptr.shape}")
-        self.indptr = read_only(np.ascontiguousarray(indptr, np.int64))  # plug-ins get it, and slices of it
+        self.indptr = read_only(np.ascontiguousarray(indptr, np.int64))  # as plug-ins get this array, and slices of it
         self.indices = indices
         self._reservation: Reservation | None = None
         if not is_checked:
@@ -218,7 +219,7 @@ class CscTopology(Topology):
         budget: Budget,
         note: Callable[[int], None] = lambda n_bytes: None,
     ) -> CscTopology:
-        """Read the offsets, a file of 8-byte rows, into memory counted as ``indptr``; ``note`` is told of bytes."""
+        """Read the offsets, a file of 8-byte rows, into memory counted as ``indptr``; ``note`` gets the bytes of each block."""
         held = budget.reserve("indptr", cls.held_bytes(num_nodes))
         with held.kept():
             memory = huge_array((num_nodes + 1) * 8)
@@ -252,7 +253,7 @@ class CscTopology(Topology):
         return starts, degrees
 
     def _open_indptr(self) -> Int64s:
-        indptr = self.indptr  # stays if another thread closes
+        indptr = self.indptr  # stays valid if another thread closes
         if len(indptr) != self.num_nodes + 1:
             raise ClosedError(f"the adjacency in {self.path} is closed")
         return indptr
@@ -276,7 +277,7 @@ class CscTopology(Topology):
             yield ListBlock(node, indptr[node : end + 1], first, ids)
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
-        """Pages that hold none of the lists are not read, but for short gaps."""
+        """Read the lists of some nodes, see :meth:`Topology.lists`; other pages are not read, except in short gaps."""
         return stream_lists(self.indices, self._open_indptr(), nodes, self.bad_id, block_bytes)
 
     @property
@@ -305,7 +306,7 @@ class CscTopology(Topology):
 def _first_bad_offset(offsets: Int64s, first: int, before: int, num_nodes: int, num_edges: int) -> int:
     """Find the first node from ``first`` on whose offset breaks the ascent from 0 to ``num_edges``; -1 if none does.
 
-    ``before`` is the offset of the node before, or what none may be below.
+    ``before`` is the offset of the node before, or another lower bound of the offsets.
     """
     if first == 0 and offsets[0] != 0:
         return 0
@@ -329,7 +330,7 @@ def _bad_id(indices: RowFile, id_bytes: int, num_nodes: int, position: int, foun
 def scan_ids(
     indices: RowFile, num_nodes: int, num_edges: int, id_bytes: int, block_bytes: int
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Yield ``(first edge, ids)``, blocks of a CSC file of ids in order, checked; see :meth:`Topology.blocks`."""
+    """Yield checked blocks of a CSC file of ids in order, as ``(first edge, ids)``; see :meth:`Topology.blocks`."""
     for first, ids in scan_words(indices, num_edges, np.dtype(np.int32 if id_bytes == 4 else np.int64), block_bytes):
         bad = _core.first_bad_id(ids, id_bytes, num_nodes)
         if bad >= 0:

@@ -1,7 +1,7 @@
-"""The bytes of a chunked topology: headers of chunks, and the directory that says which nodes and edges each holds.
+"""The bytes of a chunked topology: headers of chunks, and the directory of the nodes and edges of each chunk.
 
-A chunk is a run of words, as wide as a neighbour id: a header, for each node whose list begins in the chunk where it begins, and
-the neighbour ids. Byte tables in docs/format.md. In-situ sampling (DaMoN 2024), section 2.3.
+A chunk is a run of words, as wide as a neighbour id. It has a header, the first edge of each list that begins in the chunk, and
+the neighbour ids. Byte tables are in docs/format.md. Source: in-situ sampling (DaMoN 2024), section 2.3.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 Int64s = npt.NDArray[np.int64]
 
 DEFAULT_CHUNK_BYTES: Final = 1 << 20
-MOST_CHUNK_BYTES: Final = 1 << 30  # one read operation
+MOST_CHUNK_BYTES: Final = 1 << 30  # the limit of one read operation
 HEADER_BYTES: Final = 64
 _MAGIC: Final = int.from_bytes(b"FSCHUNK\0", "little")
 
@@ -53,12 +53,13 @@ def chunk_header(
 
 
 class Directory:
-    """What each chunk holds; all that stays in memory of a chunked topology. About 56 bytes a chunk.
+    """The nodes and edges of each chunk, held in memory; about 56 bytes a chunk.
 
-    ``rows``, int64 ``[n_chunks + 1, 3]``, name of each chunk the first node whose list begins in it or later, its first edge,
-    and the edge with which that node's list begins: ``first_node``, ``first_edge`` and ``first_start``. The last row is
-    ``(num_nodes, num_edges, num_edges)``. ``n_words`` are the words of ``id_bytes`` of the file of chunks; ``ids_at`` those
-    with which each chunk's ids begin. CorruptionError, which names ``path``, unless the rows describe such chunks.
+    ``rows``, int64 ``[n_chunks + 1, 3]``, have three numbers for each chunk. ``first_node`` is the first node whose list begins
+    in the chunk or later. ``first_edge`` is the chunk's first edge. ``first_start`` is the first edge of ``first_node``'s list.
+    The last row is ``(num_nodes, num_edges, num_edges)``. ``n_words`` is the number of words of ``id_bytes`` in the file of
+    chunks. ``ids_at`` is the word at which each chunk's ids begin. CorruptionError, which names ``path``, unless the rows
+    describe such chunks.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class Directory:
 
     @staticmethod
     def held_bytes(n_chunks: int) -> int:
-        """Count the bytes of a directory's arrays, and of the numbers of each chunk's first page in a cache of pages."""
+        """Count the bytes of a directory's arrays, and of an array of each chunk's first page in a cache of pages."""
         return 7 * 8 * (n_chunks + 1)
 
     def _first_bad(self, num_nodes: int, num_edges: int, n_words: int) -> int:
-        """Find the first row that is wrong; -1 if none is."""
+        """Find the first invalid row; -1 if all rows are valid."""
         node, edge, start, last = self.first_node, self.first_edge, self.first_start, self.n_chunks
         if (node[last], edge[last], start[last]) != (num_nodes, num_edges, num_edges):
             return last
@@ -94,7 +95,7 @@ class Directory:
         n_nodes, n_edges = np.diff(node), np.diff(edge)
         used = self.header_words + n_nodes + n_edges
         is_good = (n_nodes >= 0) & (n_edges >= 0) & (n_nodes + n_edges > 0) & (used <= self.chunk_words)
-        # The first list of a chunk begins in it; without one, all of it belongs to a list that goes on.
+        # If lists begin in a chunk, the first of them does; else the whole chunk belongs to a list that continues.
         is_good &= np.where(n_nodes > 0, start[:-1] <= edge[1:], start[:-1] == start[1:]) & (start[1:] >= start[:-1])
         if not is_good.all():
             return int(is_good.argmin())
@@ -104,7 +105,7 @@ class Directory:
 
 
 def check_header(words: npt.NDArray[np.uint8], directory: Directory, number: int, place: tuple[str, int]) -> None:
-    """Raise CorruptionError unless ``words`` are the header that the directory implies for the chunk at ``place``."""
+    """Check that ``words`` are the header that the directory implies for the chunk at ``place``; CorruptionError otherwise."""
     expected = chunk_header(
         number,
         int(directory.first_node[number]),

@@ -1,4 +1,4 @@
-"""The chunked form of the adjacency: nothing that grows with the nodes stays in memory."""
+"""The chunked form of the adjacency, whose offsets stay on disk."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["ChunkedTopology"]
 Int64s = npt.NDArray[np.int64]
 Words = npt.NDArray[Any]
 
-LIST_BYTES = 16 << 20  # of two blocks together, where lists of chosen nodes are read
-_PIECE = 1 << 16  # nodes or edges handled at once where that takes temporary arrays
-_LEAST_NODES = 1024  # whose offsets are read at once of a chunk that is larger than a block
+LIST_BYTES = 16 << 20  # of two blocks together, for reading the lists of chosen nodes
+_PIECE = 1 << 16  # nodes or edges handled at once if that takes temporary arrays
+_LEAST_NODES = 1024  # least number of offsets read at once from a chunk that is larger than a block
 
 
 class ChunkedTopology(Topology):
-    """The adjacency in chunks of a fixed size, each with the places where its lists begin. Thread-safe if ``chunks`` is.
+    """The adjacency in chunks of a fixed size, each with the offsets of its lists. Thread-safe if ``chunks`` is.
 
-    In memory are the directory, 56 bytes a chunk, and a cache of pages (:class:`~featstore.topology.offsetpages.OffsetPages`). A
-    list costs two reads, of the page that says where it begins and of its ids, unless the first is cached. ``chunks`` holds
-    words of ``directory.id_bytes``.
+    The directory, 56 bytes a chunk, and a cache of pages (:class:`~featstore.topology.offsetpages.OffsetPages`) are in memory.
+    A list costs two reads: of the page with its offset, unless that is cached, and of its ids. The rows of ``chunks`` are words
+    of ``directory.id_bytes``.
 
     References
     ----------
@@ -53,7 +53,7 @@ class ChunkedTopology(Topology):
     ) -> None:
         super().__init__(num_nodes, num_edges, directory.id_bytes)
         self.chunks = chunks
-        # The files in their order, each with its first word.
+        # The first word of each file, and the file, in order.
         self._files: list[tuple[int, RowFile]] = []
         if isinstance(chunks, StripedRows):
             self._files += zip(chunks.first_rows.tolist(), chunks.files, strict=True)
@@ -69,7 +69,7 @@ class ChunkedTopology(Topology):
     ) -> ChunkedTopology:
         """Read the directory, a file of rows of three int64, into memory that ``budget`` counts as ``chunk directory``.
 
-        ``files`` hold the chunks, in order. Raises CorruptionError or FormatError where the directory does not describe them.
+        ``files`` hold the chunks, in order. CorruptionError or FormatError if the directory does not describe them.
         """
         if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES or directory.n_rows < 1:
             raise FormatError(f"{files[0].path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", files[0].path)
@@ -85,13 +85,13 @@ class ChunkedTopology(Topology):
 
     @staticmethod
     def held_bytes(num_nodes: int, n_chunks: int, id_bytes: int, total: int) -> int:
-        """Bound what a loaded topology holds under a budget of ``total`` bytes."""
+        """Bound the bytes that a loaded topology holds under a budget of ``total`` bytes."""
         return Directory.held_bytes(n_chunks + 1) + OffsetPages.held_bytes(num_nodes, n_chunks, id_bytes, total)
 
     @property
     def directory(self) -> Directory:
         """The directory of chunks; ClosedError once closed."""
-        directory = self._directory  # stays if another thread closes
+        directory = self._directory  # stays valid if another thread closes
         if directory is None:
             raise ClosedError(f"the adjacency in {self.path} is closed")
         return directory
@@ -103,7 +103,7 @@ class ChunkedTopology(Topology):
     # -- single lists ------------------------------------------------------------------------------------------------------------
 
     def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """Read each page that is not cached once."""
+        """Look up offsets, see :meth:`Topology.offsets`; each page of offsets that is not cached is read once."""
         starts = np.empty(len(ids), np.int64) if starts is None else starts
         degrees = np.empty(len(ids), np.int64) if degrees is None else degrees
         for first in range(0, len(ids), _PIECE):
@@ -115,7 +115,7 @@ class ChunkedTopology(Topology):
         chunk = np.searchsorted(d.first_node[1:], ids, side="right")
         word = ids - d.first_node[chunk]
         word += d.header_words
-        # A list ends where the next one begins; the last one of a chunk where the directory says that the next chunk's begins.
+        # A list ends where the next one begins. For the last list of a chunk, the directory has that edge.
         within = np.flatnonzero(ids + 1 < d.first_node[chunk + 1])
         chunks = np.concatenate([chunk, chunk[within]])
         words = np.concatenate([word, word[within] + 1])
@@ -133,14 +133,14 @@ class ChunkedTopology(Topology):
             raise self._damaged(d, int(chunk[bad]), int(word[bad]))
 
     def _damaged(self, d: Directory, chunk: int, word: int) -> CorruptionError:
-        """Make the error for a begin that disagrees with its neighbours or the directory."""
+        """Make the error for an offset that contradicts its neighbours or the directory."""
         return CorruptionError(
             f"where lists begin does not ascend within chunk {chunk}",
             *self._page_at(chunk * d.chunk_words + word),
         )
 
     def _page_at(self, word: int) -> tuple[str, int]:
-        """Return the file that holds a word, and the byte where the word's page begins."""
+        """Find the file that holds a word, and the byte at which the word's page begins."""
         file: RowFile | StripedRows = self.chunks
         if isinstance(file, StripedRows):
             file, word = file.place(word)
@@ -164,7 +164,7 @@ class ChunkedTopology(Topology):
                 if int(part.min()) < 0 or int(part.max()) >= self.num_edges:
                     bad = int(((part < 0) | (part >= self.num_edges)).argmax())
                     raise IndexError(f"edge {part[bad]} is out of range for {self.num_edges} edges")
-                # In place: another array as long would be memory that nobody has counted.
+                # In place, as the budget does not count another array of this length.
                 part += shift[np.searchsorted(d.first_edge[1:], part, side="right")]
                 n_moved = first + len(part)
             self.chunks.gather(positions, out.view(np.uint8).reshape(len(positions), self.id_bytes))
@@ -180,14 +180,14 @@ class ChunkedTopology(Topology):
         return self.chunks.path
 
     def offsets_between(self, first: int, stop: int) -> Int64s:
-        """Read the pages of each chunk that say where lists begin."""
+        """Read the offsets of nodes ``first … stop - 1`` from their chunks, see :meth:`Topology.offsets_between`."""
         d = self.directory
         out = np.empty(stop - first + 1, np.int64)
         chunk, node = int(np.searchsorted(d.first_node[1:], first, side="right")), first
         while node < stop:
             base, end = int(d.first_node[chunk]), min(stop, int(d.first_node[chunk + 1]))
             if end > node:
-                # One more, where it is in the chunk: the end of the last.
+                # One more offset, if it is in the chunk, is the end of the last list.
                 more = min(end + 1, int(d.first_node[chunk + 1]))
                 begins = self._begins(d, chunk, node - base, more - base)
                 out[node - first : node - first + len(begins)] = begins
@@ -197,12 +197,12 @@ class ChunkedTopology(Topology):
         return out
 
     def _begins(self, d: Directory, chunk: int, first: int, stop: int) -> Int64s:
-        """Read with which edges the lists of nodes ``first … stop - 1`` of a chunk begin, checked."""
+        """Read the checked numbers of the first edges of nodes ``first … stop - 1``, counted within a chunk."""
         rows = self.chunks.read(chunk * d.chunk_words + d.header_words + first, stop - first)
         return self._checked(d, chunk, first, rows.reshape(-1).view(self.id_dtype))
 
     def _checked(self, d: Directory, chunk: int, first: int, words: Words) -> Int64s:
-        """Turn words of a chunk, those of its nodes ``first …``, into numbers of edges; CorruptionError if they cannot be."""
+        """Convert the offsets of a chunk's nodes ``first …`` into numbers of edges; CorruptionError if they are invalid."""
         begins = words.astype(np.int64)
         is_good = (begins >= 0) & (begins <= d.n_edges[chunk])
         is_good[1:] &= begins[1:] >= begins[:-1]
@@ -218,7 +218,7 @@ class ChunkedTopology(Topology):
         return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, block_bytes // 2, 0, self.num_nodes)
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
-        """Read the chunks that hold edges of the nodes; of the first and last one only what the nodes span.
+        """Read the chunks that hold edges of the nodes; the first and the last chunk only within the nodes' range.
 
         A chunk that is larger than half of ``block_bytes`` is read in parts.
         """
@@ -243,29 +243,29 @@ class ChunkedTopology(Topology):
         return len(chunks) * self.directory.chunk_bytes + self.gap_bytes * n_runs
 
     def lookup_cost(self, nodes: Int64s) -> int:
-        """Count a page for each node: none may be cached."""
+        """Count the cost of reading one page for each node, as if no page were cached."""
         return len(nodes) * (PAGE_BYTES + self.gap_bytes)
 
     def _chunks_of(self, nodes: Int64s) -> Int64s:
-        """Return the chunks that hold edges of nodes, ascending."""
+        """Find the chunks that hold edges of nodes, ascending."""
         d = self.directory
         at = np.searchsorted(nodes, d.first_node)
         is_wanted = at[1:] > at[:-1]
-        # A list that goes on behind its chunk: up to the chunk in which the next one begins.
+        # A list that continues behind its chunk extends to the chunk in which the next list begins.
         ends = np.flatnonzero(is_wanted & (d.first_start[1:] > d.first_edge[1:]))
         for chunk in ends[nodes[at[ends + 1] - 1] + 1 == d.first_node[ends + 1]]:
             is_wanted[chunk + 1 : int(np.searchsorted(d.first_edge[1:], d.first_start[chunk + 1], side="left")) + 1] = True
         return np.flatnonzero(is_wanted)
 
     def _blocks_of(self, chunks: Int64s, block_bytes: int, window_bytes: int, low: int, high: int) -> Iterator[ListBlock]:
-        """Read chunks, of the first and the last one the nodes ``low … high - 1`` alone; ``window_bytes`` are read ahead."""
+        """Read chunks, the first and the last one only for the nodes ``low … high - 1``; ``window_bytes`` are read ahead."""
         d = self.directory
         goes_on = d.first_start[1:] > d.first_edge[1:]
         chunks = chunks[(d.n_edges[chunks] > 0) | goes_on[chunks]]
         n_words = min(max(1, block_bytes // 2 // PAGE_BYTES) * PAGE_BYTES // self.id_bytes, self.chunks.n_rows)
         carry, within = _Carry(), (low, high)
         if d.chunk_words <= n_words or (d.n_chunks == 1 and self.chunks.n_rows <= n_words):
-            # A chunk of which a part is wanted is read in parts: who else reads the rest does not read all of it once more.
+            # Chunks of which only a part is wanted are read in parts, so that readers of the other part do not read all of it.
             n_head = int(len(chunks) > 0 and low > d.first_node[chunks[0]])
             n_tail = int(len(chunks) > n_head and high < d.first_node[chunks[-1] + 1])
             head, middle, tail = np.split(chunks, [n_head, len(chunks) - n_tail])
@@ -284,7 +284,7 @@ class ChunkedTopology(Topology):
             yield block
 
     def _whole_chunks(self, d: Directory, chunks: Int64s, words: Words, window_bytes: int, carry: _Carry) -> Iterator[ListBlock]:
-        """Read chunks whole, as a stream of their pages; each is there until the next one is asked for."""
+        """Read whole chunks as a stream of their pages; a block is valid until the next one is requested."""
         page_words = PAGE_BYTES // self.id_bytes
         used = d.header_words + d.n_nodes + d.n_edges
         for first_row, file in self._files:
@@ -310,7 +310,7 @@ class ChunkedTopology(Topology):
     def _parts_of_chunks(
         self, d: Directory, chunks: Int64s, turns: Words, carry: _Carry, within: tuple[int, int]
     ) -> Iterator[ListBlock]:
-        """Read chunks in parts: where some lists begin, then their ids."""
+        """Read chunks in parts: the offsets of some lists, then their ids."""
         n_ids = turns.shape[1]
         n_nodes = max(_LEAST_NODES, n_ids // 4)
         coming: deque[tuple[int, Int64s, int]] = deque()
@@ -336,7 +336,10 @@ class ChunkedTopology(Topology):
     def _pieces_of_chunks(
         self, d: Directory, chunks: Int64s, n_nodes: int, carry: _Carry, within: tuple[int, int]
     ) -> Iterator[tuple[int, Int64s, int]]:
-        """Yield first node, offsets and chunk of ``n_nodes`` lists at a time; one that goes on from chunk to chunk in each."""
+        """Yield the first node, offsets and chunk of up to ``n_nodes`` lists at a time.
+
+        A list that continues over several chunks is yielded for each of them.
+        """
         for chunk in chunks.tolist():
             header = self.chunks.read(chunk * d.chunk_words, d.header_words).reshape(-1)
             check_header(header, d, chunk, self._page_at(chunk * d.chunk_words))
@@ -368,14 +371,14 @@ class ChunkedTopology(Topology):
 
 
 class _Carry:
-    """The edge with which the list began that goes on in the next chunk, if the chunk before was read."""
+    """The first edge of a list that continues in the next chunk; known if the chunk before was read."""
 
     def __init__(self) -> None:
         self._chunk = -1
         self._edge: int | None = None
 
     def into(self, chunk: int) -> int | None:
-        """Return that edge for a reader of ``chunk``; None where the chunk before was not read."""
+        """Get the first edge of the list that continues in ``chunk``; None if the chunk before was not read."""
         return self._edge if self._chunk == chunk - 1 else None
 
     def leave(self, chunk: int, edge: int | None) -> None:
@@ -383,7 +386,10 @@ class _Carry:
 
 
 def _block(d: Directory, chunk: int, begins: Int64s, carried: int | None, ids: Words) -> ListBlock | None:
-    """Make a block of a chunk's lists; of a list that began in the chunk before, with edge ``carried``, only if known."""
+    """Make a block of a chunk's lists.
+
+    A list that began in an earlier chunk is included only if its first edge, ``carried``, is known.
+    """
     first_edge, first_start = int(d.first_edge[chunk]), int(d.first_start[chunk])
     node, offsets = int(d.first_node[chunk]), np.append(begins, d.first_start[chunk + 1])
     if first_start > first_edge:

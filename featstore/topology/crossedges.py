@@ -1,4 +1,4 @@
-"""Out-edges into other parts, counted for every node in one pass over the adjacency."""
+"""Counts of every node's out-edges into other parts, made in one pass over the adjacency."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["blocks_in", "count_cross_edges", "counts_dtype"]
 
 _LEAST_BLOCK_BYTES: Final = 1 << 16
 _MOST_BLOCK_BYTES: Final = 8 << 20
-_BLOCK_DIVISOR: Final = 16  # of the memory that is left, one part of so many
+_BLOCK_DIVISOR: Final = 16  # a block takes this part of the available memory
 
 
 def blocks_in(topology: Topology, budget: Budget, holder: str, most_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[ListBlock]:
-    """Read the adjacency once, see :meth:`Topology.blocks`, in a block that ``budget`` counts; small where memory is short."""
+    """Read the adjacency once, see :meth:`Topology.blocks`; ``budget`` counts the blocks, which are small if memory is short."""
     n_bytes = max(_LEAST_BLOCK_BYTES, min(most_bytes, budget.available // _BLOCK_DIVISOR))
     with budget.reserve(holder, scan_bytes(topology.nbytes, n_bytes)):
         yield from topology.blocks(n_bytes)
 
 
 def counts_dtype(num_edges: int) -> np.dtype[Any]:
-    """Choose what holds a number of edges."""
+    """Choose the dtype of a number of edges."""
     return np.dtype(np.int32 if num_edges < 2**31 else np.int64)
 
 
@@ -42,9 +42,9 @@ def count_cross_edges(
 ) -> npt.NDArray[Any]:
     """Count the out-edges of each node into other parts: int32 ``[num_nodes]``, int64 from 2³¹ edges on.
 
-    ``budget`` counts the block that is read, as ``holder``; the result is the caller's to count. ``progress`` is told of bytes
-    read. Lists hold in-neighbours: a node occurs in the list of every node that its out-edges lead to. One pass in sequence,
-    two look-ups an edge.
+    ``budget`` counts the block that is read, as ``holder``; the caller counts the result. ``progress`` gets the bytes of each
+    block. Lists hold in-neighbours: a node occurs in the list of every node to which its out-edges lead. The cost is one pass in
+    sequence, with two look-ups an edge.
     """
     counts = np.zeros(topology.num_nodes, counts_dtype(topology.num_edges))
     for block in blocks_in(topology, budget, holder):

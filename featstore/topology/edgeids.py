@@ -1,4 +1,4 @@
-"""Numbers that edges had where the user gave them: written while lists are sorted, looked up by samplers, read in sequence."""
+"""Positions of edges in the user's input: written while lists are sorted, looked up by samplers, and read in sequence."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def id_bytes_of(num_edges: int) -> int:
 
 
 class EdgeIdsWriter:
-    """Write which edge of the input each stored edge is, unless each is its own: then there is no file.
+    """Write the position in the input of each stored edge; there is no file if no edge has moved.
 
-    ``open_writer(row_bytes, dtype)`` is called once, if an edge has moved. Edges before that one are written then. Holds at
-    most half a megabyte.
+    ``open_writer(row_bytes, dtype)`` is called once, at the first edge that has moved; the numbers of all edges before are
+    written then. The writer holds at most half a megabyte.
     """
 
     def __init__(self, num_edges: int, open_writer: Callable[[int, str], RowFileWriter]) -> None:
@@ -41,7 +41,7 @@ class EdgeIdsWriter:
         self._n = 0
 
     def write(self, ids: Int64s | None, n: int) -> None:
-        """Append the numbers of the next ``n`` stored edges; None: they are stored as they were given."""
+        """Append the numbers of the next ``n`` stored edges; ``ids`` is None if these edges have not moved."""
         if self._writer is None:
             if ids is None or bool((ids == np.arange(self._n, self._n + n)).all()):
                 self._n += n
@@ -63,7 +63,7 @@ class EdgeIdsWriter:
         self._writer.write(np.ascontiguousarray(ids, f"<i{self._width}").view(np.uint8).reshape(len(ids), self._width))
 
     def finish(self) -> FileRecord | None:
-        """Complete the file, which is durable then; None where no edge has moved."""
+        """Complete the file and make it durable; return its record, or None if no edge has moved."""
         return None if self._writer is None else self._writer.commit()
 
     def close(self) -> None:
@@ -73,10 +73,10 @@ class EdgeIdsWriter:
 
 
 class EdgeIds:
-    """Look-up of the numbers that edges had in the input, by where they are stored. Thread-safe if ``file`` is.
+    """Look-up of the numbers that edges had in the input, by their stored positions. Thread-safe if ``file`` is.
 
-    ``file`` has a row of 4 or 8 bytes for each stored edge. Whatever reads raises CorruptionError for a number that is no
-    edge's.
+    ``file`` has a row of 4 or 8 bytes for each stored edge. All reading methods raise CorruptionError for a number that is no
+    edge.
     """
 
     def __init__(self, file: RowFile) -> None:
@@ -92,7 +92,7 @@ class EdgeIds:
             raise self._damage(first + bad, int(out[bad]))
 
     def pieces(self, first: int, stop: int, buffer: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield the numbers of the stored edges ``first … stop - 1``, as many at once as ``buffer`` holds, which they lie in."""
+        """Yield the numbers of the stored edges ``first … stop - 1`` in pieces, each of which lies in ``buffer``."""
         for begin in range(first, stop, len(buffer)):
             ids = buffer[: min(len(buffer), stop - begin)]
             self.read(begin, ids)
@@ -105,7 +105,7 @@ class EdgeIds:
     def replace(self, positions: Int64s, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]) -> None:
         """Replace positions of stored edges, int64 ``[n]``, by their numbers in the input.
 
-        ``array(shape, dtype)`` makes the array that the numbers are read into: one batch of asynchronous reads.
+        ``array(shape, dtype)`` allocates the array for the numbers. They are read in one batch of asynchronous reads.
         """
         if not len(positions):
             return

@@ -1,4 +1,4 @@
-"""Edges of a graph as they are read, and the nodes whose neighbours they are."""
+"""Blocks of edges as they are read from a graph, with the nodes to whose lists the edges belong."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ListBlock:
-    """Consecutive edges, and whose they are.
+    """Consecutive edges, and the offsets of their nodes' lists.
 
-    ``offsets[i] … offsets[i + 1]`` are the edges of node ``first_node + i``: numbers within the graph, which may reach beyond
-    this block on both sides. Every node whose list is not empty and overlaps the block is among the nodes. ``ids`` are the
-    edges ``first_edge …``: neighbour ids, checked to be nodes.
+    The edges of node ``first_node + i`` are ``offsets[i] … offsets[i + 1] - 1``. These are numbers within the graph, and may
+    reach beyond the block on both sides. The nodes include every node whose list overlaps the block. ``ids`` are the neighbour
+    ids of the edges ``first_edge …``, checked to be nodes.
     """
 
     first_node: int
@@ -30,11 +30,11 @@ class ListBlock:
 
 @dataclass(frozen=True, slots=True)
 class NodeLists:
-    """Lists of some of the nodes that were asked for.
+    """Lists of some of the requested nodes.
 
-    ``where``, int64 ``[k]``, are their positions in what was asked for, ascending. ``at`` and ``degree`` say where in ``ids``
-    each list begins, and its length. A list may reach beyond ``ids`` on both sides: what comes before or after is in other
-    pieces. ``ids`` are checked to be nodes; also those of lists that nobody asked for are there.
+    ``where``, int64 ``[k]``, are the positions of these nodes among the requested ones, ascending. ``at`` is the index in
+    ``ids`` at which each list begins, and ``degree`` its length. A list may reach beyond ``ids`` on both sides: its other ids
+    are in other pieces. ``ids`` are checked to be nodes, and include ids of lists that were not requested.
     """
 
     where: Int64s
@@ -43,9 +43,10 @@ class NodeLists:
     ids: npt.NDArray[Any]
 
     def spread(self, positions: Int64s | None = None) -> tuple[int, Int64s, Int64s]:
-        """Take a first position, and ``at`` and ``degree`` of all from there on; in between are lists of no edge.
+        """Expand the lists to consecutive positions: return the first position, and ``at`` and ``degree`` of all from it on.
 
-        ``positions``, ascending, are those that ``where`` stands for; by default the same.
+        Positions without a list here get lists without edges. ``positions``, ascending, translate the entries of ``where``; by
+        default the entries themselves are used.
         """
         where = self.where if positions is None else positions[self.where]
         first, n = int(where[0]), int(where[-1] - where[0]) + 1

@@ -1,4 +1,4 @@
-"""Neighbour lists of a CSC file in its order: only the pages that hold lists which are wanted, as one stream."""
+"""Neighbour lists of a CSC file in the order of the file: one stream of only the pages that hold requested lists."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["LIST_BYTES", "WINDOW_DIVISOR", "list_runs", "pass_pages", "stream_by
 
 Int64s = npt.NDArray[np.int64]
 
-LIST_BYTES = 2 << 20  # of two blocks together: ids stay in a processor's cache while many draw from them
-WINDOW_DIVISOR = 2  # as much is read ahead
-GAP_PAGES = 8  # read over rather than to begin another read: as long as a drive takes for that
+LIST_BYTES = 2 << 20  # of two blocks together: ids stay in a processor's cache while neighbours are drawn from them
+WINDOW_DIVISOR = 2  # the window for reading ahead is this multiple of the bytes of two blocks
+GAP_PAGES = 8  # gaps up to this are read over, as starting another read takes a drive as long
 
 
 def stream_bytes(block_bytes: int = LIST_BYTES) -> int:
-    """Count the memory that :func:`stream_lists` holds, but for some of each node that is asked for."""
+    """Count the bytes that :func:`stream_lists` holds, except the arrays that have an entry for each requested node."""
     return arena_bytes(WINDOW_DIVISOR * block_bytes) + block_bytes // 2
 
 
@@ -36,9 +36,9 @@ def list_runs(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[Int64s, Int
     Returns
     -------
     where, begins, degrees : int64 array, shape (n,)
-        Of each list that is not empty: its node's position in ``nodes``, its first edge, and its length.
+        For each list that is not empty: its node's position in ``nodes``, its first edge, and its length.
     runs : int64 array, shape (r, 2)
-        First page of each run of pages, and the one after its last.
+        First page of each run of pages, and the page after its last.
     first_lists : int64 array, shape (r,)
         The first list of each run.
     """
@@ -61,7 +61,7 @@ def stream_lists(
     bad_id: Callable[[int, int], CorruptionError],
     block_bytes: int = LIST_BYTES,
 ) -> Iterator[NodeLists]:
-    """Yield the lists of ``nodes``, in the order of the file: as many at once as fit, and one that does not in pieces.
+    """Yield the lists of ``nodes``, in the order of the file: as many at once as fit, or a list that does not fit in pieces.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def stream_lists(
     nodes : int64 array, shape (k,)
         Ascending, distinct.
     bad_id : callable
-        ``bad_id(edge, id)`` makes the error for an id that is no node's.
+        ``bad_id(edge, id)`` makes the error for an id that is no node.
     block_bytes : int
-        Two blocks together; a block is there until the next one is asked for.
+        Bytes of two blocks together; a block is valid until the next one is requested.
     """
     num_nodes, num_edges, id_bytes = len(indptr) - 1, indices.n_rows, indices.row_bytes
     where, begins, degrees, runs, first_lists = list_runs(indptr, nodes, id_bytes)
@@ -90,7 +90,7 @@ def stream_lists(
     with indices.stream(counted, WINDOW_DIVISOR * block_bytes) as stream:
 
         def take(n: int, places: Int64s, edges: Int64s) -> npt.NDArray[Any]:
-            """Return the ids of the next ``n`` pages, in which runs that begin with ``edges`` lie at ``places``."""
+            """Read and check the ids of the next ``n`` pages, in which runs that begin with ``edges`` lie at ``places``."""
             nonlocal fed
             fed += n
             stream.feed(stream.pieces_before(fed))

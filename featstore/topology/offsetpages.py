@@ -1,4 +1,4 @@
-"""Pages that say where lists begin, of the chunks of a topology: a clock of those that were used, within the budget."""
+"""A cache of the chunks' pages of offsets: a clock cache within the budget."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["OffsetPages"]
 Int64s = npt.NDArray[np.int64]
 
 _LEAST_PAGES = 64
-_BUDGET_DIVISOR = 64  # the cache takes one part of so many
-_READ_PAGES = 256  # read at once; they are in memory twice meanwhile
+_BUDGET_DIVISOR = 64  # the cache takes this part of the budget
+_READ_PAGES = 256  # pages read at once; they are in memory twice meanwhile
 
 
 class OffsetPages:
-    """Words of chunks that say where lists begin, read by pages and kept. Thread-safe.
+    """Offsets of lists in chunks, read by pages, which are cached. Thread-safe.
 
-    ``budget`` counts the cache as ``offset pages``: one part in 64 of it, unless all pages take less. All but 64 pages of it
-    are on loan. Pages that were used since the clock's hand came by stay. Where what is missing would drive out more than half
-    of the pages, single words are read, and none of their pages is kept.
+    ``budget`` counts the cache as ``offset pages``: a 64th of the budget, but at least 64 pages, and no more than all pages. All
+    but 64 pages of the cache are on loan. The clock keeps pages that were used since its hand last passed them. If a call lacks
+    more pages than are free and than half of the cache, it reads single words, and caches none of their pages.
     """
 
     def __init__(self, directory: Directory, chunks: RowFile | StripedRows, budget: Budget) -> None:
         self._directory, self._chunks = directory, chunks
         self._page_words = PAGE_BYTES // directory.id_bytes
         used = np.where(directory.n_nodes > 0, directory.header_words + directory.n_nodes, 0)
-        # Pages are numbered through all chunks, those without begins left out.
+        # Pages are numbered through all chunks; pages without offsets have no number.
         self._first_page = np.concatenate([[0], np.cumsum(-(-used // self._page_words))]).astype(np.int64)
         n_pages = int(self._first_page[-1])
         n_slots = self._n_slots(n_pages, budget.total)
@@ -55,7 +55,7 @@ class OffsetPages:
 
     @classmethod
     def held_bytes(cls, num_nodes: int, n_chunks: int, id_bytes: int, total: int) -> int:
-        """Bound what is held of the pages of so many nodes and chunks under a budget of ``total`` bytes."""
+        """Bound the bytes of the cache for so many nodes and chunks, under a budget of ``total`` bytes."""
         n_pages = num_nodes * id_bytes // PAGE_BYTES + 2 * n_chunks
         return cls._bytes(n_pages, cls._n_slots(n_pages, total))
 
@@ -69,9 +69,12 @@ class OffsetPages:
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def words(self, chunk: Int64s, word: Int64s) -> Int64s:
-        """Return the words number ``word``, **not** checked to be of header or begins, of the chunks number ``chunk``."""
+        """Get the words ``word`` of the chunks ``chunk``, both int64 ``[k]``; only words of headers and offsets are allowed.
+
+        The numbers are **not** checked.
+        """
         if self._pid != os.getpid():
-            self._new_lock()  # another thread of the parent's may have held it
+            self._new_lock()  # another thread of the parent may have held the lock
         page, at = self._first_page[chunk] + word // self._page_words, word % self._page_words
         out = np.empty(len(chunk), np.int64)
         with self._lock:
@@ -112,14 +115,14 @@ class OffsetPages:
         return found.view(f"i{self._directory.id_bytes}")
 
     def _keep(self, numbers: Int64s, pages: npt.NDArray[np.signedinteger]) -> None:
-        """Keep pages that another thread has not kept meanwhile; the lock is held."""
+        """Cache pages that another thread has not cached meanwhile; the lock is held."""
         new = np.flatnonzero(self._slot_of_page[numbers] < 0)
         n_slots = len(self._pages)
         n_free = min(len(new), n_slots - self._n_filled)
         slots = list(range(self._n_filled, self._n_filled + n_free))
         self._n_filled += n_free
         taken = set(slots)
-        for _ in range(2 * n_slots):  # once round, the hand has cleared all marks
+        for _ in range(2 * n_slots):  # after one round, the hand has cleared all marks
             if len(slots) >= min(len(new), n_slots):
                 break
             hand, self._hand = self._hand, (self._hand + 1) % n_slots
@@ -127,7 +130,7 @@ class OffsetPages:
                 self._was_used[hand] = False
             elif hand not in taken:
                 if (old := int(self._page_of_slot[hand])) >= 0:
-                    self._slot_of_page[old] = -1  # first: a child forked in between must not think that the page is there
+                    self._slot_of_page[old] = -1  # first, so that a child forked in between does not take the page for present
                 slots.append(hand)
                 taken.add(hand)
         kept = numbers[new[: len(slots)]]
@@ -140,7 +143,7 @@ class OffsetPages:
         return max(0, len(self._page_of_slot) - _LEAST_PAGES) * (PAGE_BYTES + 9)
 
     def _give_back(self, n_bytes: int) -> int:
-        """Keep the least from now on; pages are read again when they are wanted."""
+        """Shrink the cache to the least number of pages, and empty it; pages are read again when they are needed."""
         with self._lock:
             freed = self._lendable()
             if freed:

@@ -1,4 +1,4 @@
-"""Arrays of parts: one number a node, checked; nodes sorted by part."""
+"""Arrays of parts, one number for each node: checks, and sorting of nodes by part."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ Given = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
 
 def check_parts(parts: Given, n: int, n_parts: int | None = None, what: str = "parts") -> Int32s:
-    """Return parts as a contiguous int32 array, a copy unless they are one.
+    """Check parts and convert them to a contiguous int32 array, which is copied only if necessary.
 
-    TypeError unless they are integers. ValueError, which names the node, unless they are ``[n]`` and in ``[0, n_parts)``.
+    TypeError unless the parts are integers. ValueError unless their shape is ``[n]`` and each is in ``[0, n_parts)``; the error
+    names the node. ``what`` names the argument in messages.
     """
     array = as_array(what, parts)
     if array.shape != (n,):
@@ -43,7 +44,7 @@ def check_parts(parts: Given, n: int, n_parts: int | None = None, what: str = "p
 def by_part(
     parts: Int32s, n_parts: int, nodes: npt.NDArray[np.int64] | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Sort all nodes, or ``nodes``, by part; return where each part begins, int64 ``[n_parts + 1]``, and them."""
+    """Sort all nodes, or ``nodes``, by part; return the offset of each part, int64 ``[n_parts + 1]``, and the sorted nodes."""
     offsets, out = np.empty(n_parts + 1, np.int64), np.empty(len(parts) if nodes is None else len(nodes), np.int64)
     bad = group_by_part(parts, nodes, offsets, out)
     if bad >= 0:

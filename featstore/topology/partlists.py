@@ -1,4 +1,4 @@
-"""Neighbour lists of some parts, read in sequence from the adjacency in part order, for batches of seeds of those parts."""
+"""Neighbour lists of some parts, read in sequence from the adjacency in part order, for batches with seeds in these parts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["NearbyLists", "PartLists", "Uint8s"]
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 
-_BESIDE_BYTES = 272  # beginnings of arrays, and a table of few entries
+_BESIDE_BYTES = 272  # for aligning arrays, and for a table of few entries
 
 
 class NearbyLists:
     """Neighbour lists of some nodes, in memory; made by :meth:`PartLists.load`, then read-only.
 
-    A node's place is ``~position`` where its list is in the file. Here positions from ``num_edges`` on are those of the lists
-    at hand, so samplers draw positions as they do from the file, and read them here.
+    The place of a list in the file is ``~position``. Positions from ``num_edges`` on are those of the lists in memory. So
+    samplers draw positions as they do for lists in the file, and read them with :meth:`read_edges`.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class NearbyLists:
         self._nodes, self._starts, self._table, self._ids = nodes, starts, table, ids
 
     def __len__(self) -> int:
-        """Count the nodes whose list is at hand."""
+        """Count the nodes whose list is in memory."""
         return len(self._nodes)
 
     def locate(self, ids: Int64s, place: Int64s) -> None:
-        """Change ``place`` where it is in the file, and the list at hand."""
+        """Change ``place``, for nodes whose list is in memory, from the position in the file to that in memory."""
         _core.find_lists(self._nodes, self._starts, self._table, self._base, ids, place)
 
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any], pool: BufferPool) -> int:
-        """Read the neighbour ids at ``positions`` into ``out``; return how many of them came from the file."""
+        """Read the neighbour ids at ``positions`` into ``out``; return the number of ids that were read from the file."""
         topology = self._topology
         n = _core.count_far(positions, self._base, len(self._ids))
         if n == len(positions):
@@ -63,8 +63,8 @@ class NearbyLists:
 class PartLists:
     """The adjacency in part order, as a dataset keeps it.
 
-    ``nodes`` and ``ids`` are files of nodes by part, and of their lists in that order. ``offsets``, int64 ``[2 * (n_parts +
-    1)]``, say where each part begins among the nodes, then among the ids; CorruptionError unless they ascend.
+    ``nodes`` is the file of nodes by part, and ``ids`` the file of their lists in that order. ``offsets``, int64 ``[2 * (n_parts
+    + 1)]``, are the offsets of each part in the nodes, then in the ids; CorruptionError unless they ascend.
     """
 
     def __init__(self, topology: Topology, nodes: RowFile, ids: RowFile, offsets: torch.Tensor) -> None:
@@ -80,20 +80,20 @@ class PartLists:
         return self._offsets.shape[1] - 1
 
     def sizes(self, parts: npt.NDArray[np.int32]) -> Int64s:
-        """Bound the bytes of memory that each of some parts takes."""
+        """Bound the bytes in memory of the lists of each of some parts."""
         nodes, edges = (each.take(parts + 1) - each.take(parts) for each in self._offsets)
         found: Int64s = nodes * _node_bytes() + edges * self._topology.id_bytes
         return found
 
     @staticmethod
     def beside() -> int:
-        """Bound the bytes that lists take beside :meth:`sizes` of their parts."""
+        """Bound the bytes of lists in memory beside the :meth:`sizes` of their parts."""
         return _BESIDE_BYTES
 
     def load(self, parts: npt.NDArray[np.int32], memory: Uint8s) -> NearbyLists:
-        """Read the lists of as many of some parts, distinct, as there is memory for, in sequence.
+        """Read the lists of distinct parts in sequence: of the first ones in ``parts`` that fit ``memory``.
 
-        The lists are in ``memory`` as long as they are used.
+        The lists lie in ``memory``, which must stay unchanged while they are used.
         """
         n_fit = int(np.searchsorted(np.cumsum(self.sizes(parts)), len(memory) - self.beside(), "right"))
         parts = np.sort(parts[:n_fit])
@@ -102,7 +102,7 @@ class PartLists:
         nodes, starts, degrees = (array(n, np.int64) for _ in range(3))
         table = array(_core.table_entries(n), np.int32)
         ids = array(n_ids, topology.id_dtype)
-        some = degrees.view(topology.id_dtype)[:n]  # as the file has them
+        some = degrees.view(topology.id_dtype)[:n]  # in the dtype of the file
         self._read(0, parts, some, topology.num_nodes)
         nodes[:] = some
         topology.offsets(nodes, starts, degrees)
@@ -117,10 +117,10 @@ class PartLists:
         return NearbyLists(topology, nodes, starts, table, ids)
 
     def _read(self, which: int, parts: npt.NDArray[np.int32], out: npt.NDArray[Any], stop: int) -> None:
-        """Read what a file has of parts, in ascending order, and check that all of it are nodes."""
+        """Read the rows of ascending parts from a file, and check that all of them are nodes."""
         file, offsets, begin = self._files[which], self._offsets[which], 0
         rows = out.view(np.uint8).reshape(-1, self._topology.id_bytes)
-        for first, end in _runs(offsets, parts):  # not ahead: waking a thread takes as long as reading a small part
+        for first, end in _runs(offsets, parts):  # without reading ahead: waking a thread takes as long as reading a small part
             file.read(first, end - first, rows[begin : begin + end - first])
             begin += end - first
         if len(out) and not (int(out.min()) >= 0 and int(out.max()) < stop):
@@ -128,7 +128,7 @@ class PartLists:
 
 
 def _runs(offsets: Int64s, parts: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
-    """Yield first and end of what lies together, where parts ascend."""
+    """Yield the first and the end of each run of adjacent rows, for ascending parts."""
     first = end = -1
     for begin, stop in zip(offsets.take(parts).tolist(), offsets.take(parts + 1).tolist(), strict=True):
         if begin != end:

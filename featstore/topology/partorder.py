@@ -1,4 +1,4 @@
-"""The adjacency in part order: whole neighbour lists, those of a part next to each other."""
+"""The adjacency in part order: whole neighbour lists, with the lists of a part next to each other."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Int64s = npt.NDArray[np.int64]
 
 _LEAST_WINDOW_BYTES: Final = 1 << 16
 _PIECE_NODES: Final = 1 << 16
-_WINDOW_DIVISOR: Final = 2  # of the memory that is left, one part of so many
+_WINDOW_DIVISOR: Final = 2  # the window takes this part of the available memory
 
 
 class PartOrder:
     """Nodes by part, ascending within each, and their neighbour lists in that order.
 
-    ``nodes`` are of the topology's ``id_dtype``. ``offsets``, int64 ``[2 * (n_parts + 1)]``, say where each part begins in
-    ``nodes``, then where its lists begin in ids. ``budget`` counts, as ``holder``, the window in which lists are put in order
-    and a block of the file; what :attr:`nbytes` says is the caller's to count.
+    ``nodes`` are of the topology's ``id_dtype``. ``offsets``, int64 ``[2 * (n_parts + 1)]``, are the offsets of each part in
+    ``nodes``, then the offsets of its lists in the ids. ``budget`` counts, as ``holder``, the window in which lists are put in
+    order, and a block of the file. The caller counts the bytes of :meth:`nbytes`.
     """
 
     def __init__(self, topology: Topology, parts: npt.NDArray[np.int32], n_parts: int, budget: Budget, holder: str) -> None:
         self._topology, self._budget, self._holder = topology, budget, holder
         n = topology.num_nodes
         self.offsets = np.empty(2 * (n_parts + 1), np.int64)
-        with budget.reserve(holder, 8 * n):  # of int64, before they are as wide as the file has them
+        with budget.reserve(holder, 8 * n):  # int64 nodes, before they are converted to the topology's width
             self.offsets[: n_parts + 1], nodes = by_part(parts, n_parts)
             self.nodes = nodes.astype(topology.id_dtype)
             del nodes
@@ -50,22 +50,22 @@ class PartOrder:
             list_starts(topology.degrees(piece.start, piece.stop), parts[piece], following, self._starts[piece])
 
     def _pieces(self) -> Iterator[slice]:
-        """Yield all nodes, so many at a time as offsets are held of."""
+        """Yield all nodes in pieces; offsets are held for one piece at a time."""
         n = self._topology.num_nodes
         for first in range(0, n, _PIECE_NODES):
             yield slice(first, min(first + _PIECE_NODES, n))
 
     @staticmethod
     def nbytes(topology: Topology, n_parts: int) -> int:
-        """Count the bytes of the arrays, and of what goes through the nodes piece by piece."""
+        """Count the bytes of the arrays, and of temporary arrays for a piece of the nodes."""
         n = topology.num_nodes
         return (8 + topology.id_bytes) * n + 24 * (n_parts + 1) + 32 * min(n, _PIECE_NODES)
 
     def blocks(self, progress: Callable[[int], None]) -> Iterator[npt.NDArray[Any]]:
-        """Yield all lists in part order, window by window; the array is used again for the next.
+        """Yield the ids of all lists in part order, window by window; each window reuses the same array.
 
-        Reads the whole adjacency for every window, which has half of the memory that is left: in sequence, and once where it
-        fits.
+        A window takes half of the available memory. The whole adjacency is read in sequence for each window, so only once if it
+        fits one window.
         """
         topology = self._topology
         n_bytes = max(_LEAST_WINDOW_BYTES, self._budget.available // _WINDOW_DIVISOR)
@@ -78,7 +78,7 @@ class PartOrder:
                 yield part
 
     def _fill(self, window: npt.NDArray[Any], begin: int, progress: Callable[[int], None]) -> None:
-        """Read the adjacency, and put what lies at ``begin`` … in part order into ``window``."""
+        """Read the adjacency, and copy the ids at positions ``begin …`` of the part order into ``window``."""
         topology, pieces = self._topology, self._pieces()
         piece, node, indptr = slice(0, 0), 0, np.zeros(1, np.int64)
         for block in blocks_in(topology, self._budget, self._holder):

@@ -1,4 +1,4 @@
-"""The neighbour lists that a cache of a number of bytes takes: a prefix of the nodes in order of score."""
+"""Choice of the neighbour lists for a cache of a given size: a prefix of the nodes in the order of their scores."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["piece_nodes", "scratch_bytes", "work_bytes", "write_prefix"]
 Int64s = npt.NDArray[np.int64]
 
 _KEY_BITS = 64
-_PIECE_NODES = 1 << 16  # nodes weighed at once, their scores made float64
-_SCRATCH_DIVISOR = 64  # of the nodes that are weighed at once where that is fewer
+_PIECE_NODES = 1 << 16  # most nodes weighed at once; their scores are converted to float64
+_SCRATCH_DIVISOR = 64  # in a smaller graph this part of the nodes is weighed at once
 
 
 def write_prefix(
@@ -31,13 +31,14 @@ def write_prefix(
 ) -> int:
     """Choose the longest prefix of nodes, by descending score and ascending id, whose records fit ``n_bytes``.
 
-    Writes each chosen node's record, -1 for the others, and returns the records' length in entries of ``entry_bytes``, of which
-    a list has one an edge and one more. ``offset_of_node`` may be the memory of the scores: each is read before its place is
-    written. ``note`` is told how many bytes of offsets were gone through since it was told last; all are :func:`work_bytes`.
-    ValueError unless the scores are numbers, one a node, none NaN.
+    The offset of each chosen node's record is written to ``offset_of_node``, and -1 for the other nodes. The function returns
+    the length of all records in entries of ``entry_bytes``; a list has one entry for each edge, and one more.
+    ``offset_of_node`` may be the memory of the scores: each score is read before its place is written. ``note`` gets the bytes
+    of offsets that were processed since its last call; their sum is at most :func:`work_bytes`. ValueError unless the scores are
+    numbers, one a node, none NaN.
 
-    The score of the first node that does not fit is found by radix selection, 8 or 16 bits a pass, so no order of all nodes is
-    made: O(num_nodes) in :func:`scratch_bytes` of memory. The offsets are gone through once a pass, so 5 to 9 times.
+    Radix selection, 8 or 16 bits a pass, finds the score of the first node that does not fit. So the nodes are not sorted: the
+    cost is O(num_nodes), in :func:`scratch_bytes` of memory. Each pass processes all offsets, at most 5 to 9 times in all.
     """
     n, widths = topology.num_nodes, (topology.id_bytes, entry_bytes)
     if scores.shape != (n,) or scores.dtype.kind not in "biuf":
@@ -48,7 +49,7 @@ def write_prefix(
             yield first, offsets, np.ascontiguousarray(scores[first : first + len(offsets) - 1], np.float64)
             note(8 * (len(offsets) - 1))
 
-    threshold, left, end = 0, float(n_bytes), 0  # the key of the first score that does not fit whole
+    threshold, left, end = 0, float(n_bytes), 0  # threshold: the key of the first score whose nodes do not all fit
     bits = _digit_bits(n)
     for shift in range(_KEY_BITS - bits, -1, -bits):
         weights = np.zeros(1 << bits)
@@ -70,20 +71,20 @@ def write_prefix(
 
 
 def work_bytes(num_nodes: int) -> int:
-    """Count the bytes of offsets that choosing and writing go through, a pass a digit and one more."""
+    """Count the bytes of offsets that choosing and writing process: one pass for each digit, and one more."""
     return 8 * num_nodes * (_KEY_BITS // _digit_bits(num_nodes) + 1)
 
 
 def scratch_bytes(num_nodes: int) -> int:
-    """Bound what choosing holds: below 2.2 MB."""
+    """Bound the bytes that choosing holds: below 2.2 MB."""
     return 8 * piece_nodes(num_nodes) + 3 * 8 * (1 << _digit_bits(num_nodes))
 
 
 def piece_nodes(num_nodes: int) -> int:
-    """Choose how many nodes are weighed at once: few where the graph is small, so that choosing takes little memory."""
+    """Choose the number of nodes weighed at once: few for a small graph, so that choosing takes little memory."""
     return min(num_nodes, max(256, num_nodes // _SCRATCH_DIVISOR), _PIECE_NODES)
 
 
 def _digit_bits(num_nodes: int) -> int:
-    """Choose the bits of a score's key that one pass sorts by: sums for every digit are held."""
+    """Choose the number of key bits that one pass selects by; a pass holds sums for every digit."""
     return 16 if num_nodes >= 1 << 18 else 8

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from featstore._core import distinct
 from featstore.cache.base import PolicyContext, get_policy
 from featstore.cache.belady import Belady
-from featstore.cache.planned import Int32s, PlannedBatch, Window
+from featstore.cache.planned import Horizon, Int32s, PlannedBatch
 from featstore.cache.table import FeatureCache
 from featstore.errors import PluginError
 from featstore.plan.planmemory import Spill, planning_bytes
@@ -79,12 +79,12 @@ def run_windows(n: int, batches: list[list[int]], capacity: int, size: int, ahea
         foreseen: list[list[int]] = []
         n_planned = min(size, len(batches) - first)
 
-        def foresee(batch: int, positions: Int32s, foreseen: list[list[int]] = foreseen) -> None:
+        def announce(batch: int, positions: Int32s, foreseen: list[list[int]] = foreseen) -> None:
             assert batch == len(foreseen)
             foreseen.append(positions.tolist())
 
         planned = []
-        for plan in policy.plan(Window(n, offsets, seen.__getitem__, n_planned, foresee=foresee)):
+        for plan in policy.plan(Horizon(n, offsets, seen.__getitem__, n_planned, announce=announce)):
             assert len(foreseen) == n_planned
             planned.append(plan)
         assert foreseen == [np.flatnonzero(plan.slots < 0).tolist() for plan in planned]
@@ -137,7 +137,7 @@ def test_rows_hit_before_stay_first() -> None:
     policy = Belady()
     policy.start(1, PolicyContext(3, 1))
     batches = [np.array(b, np.int32) for b in ([0], [0, 1], [1, 0])]
-    planned = list(policy.plan(Window(3, np.array([0, 1, 3, 5], np.int64), batches.__getitem__, 3)))
+    planned = list(policy.plan(Horizon(3, np.array([0, 1, 3, 5], np.int64), batches.__getitem__, 3)))
     assert sum(len(p.changes.in_rows) for p in planned) == 1
     assert [int((p.slots < 0).sum()) for p in planned] == [1, 1, 1]
 
@@ -150,7 +150,7 @@ def plans_of(n: int, batches: list[list[int]], capacity: int, size: int, ahead: 
     for first in range(0, len(batches), size):
         seen = [np.array(batch, dtype) for batch in batches[first : first + size + ahead]]
         offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
-        for planned in policy.plan(Window(n, offsets, seen.__getitem__, min(size, len(batches) - first))):
+        for planned in policy.plan(Horizon(n, offsets, seen.__getitem__, min(size, len(batches) - first))):
             change = planned.changes
             arrays = (planned.slots, change.in_rows, change.in_positions, change.in_slots, change.out_rows)
             found.append([array.tolist() for array in arrays])
@@ -161,7 +161,7 @@ def plans_of(n: int, batches: list[list[int]], capacity: int, size: int, ahead: 
 def test_a_larger_field_changes_no_plan(
     trace: tuple[int, list[list[int]]], capacity: int, size: int, ahead: int, dtype: Any
 ) -> None:
-    """Where the field has more rows than a window accesses, these are numbered; the plans are those of tables of all rows."""
+    """Where the field has more rows than a horizon accesses, these are numbered; the plans are those of tables of all rows."""
     n, batches = trace
     capacity = min(capacity, n)
     assert plans_of(n, batches, capacity, size, ahead, dtype) == plans_of(n + 1000, batches, capacity, size, ahead, dtype)
@@ -206,14 +206,14 @@ def test_memory_follows_the_accesses() -> None:
     offsets = np.cumsum([0] + [len(batch) for batch in batches]).astype(np.int64)
     policy = Belady()
     policy.start(capacity, PolicyContext(n, 1))
-    for _ in policy.plan(Window(n, offsets, batches.__getitem__, 4)):
+    for _ in policy.plan(Horizon(n, offsets, batches.__getitem__, 4)):
         held = policy.nbytes
         assert held <= planning_bytes(n, int(offsets[-1]), int(offsets[4]), 3000, capacity=capacity)
         assert n // 4 < held < n // 4 + 2_000_000
 
 
 def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
-    """Between windows with look-ahead the planner keeps its arrays, or spills them: never more than the ledger was told."""
+    """Between horizons with look-ahead the planner keeps its arrays, or spills them: never more than the ledger was told."""
     rng = np.random.default_rng(7)
     n, capacity = 50_000, 5_000
     batches = [np.unique((n * rng.random(9000) ** 2).astype(np.int32)) for _ in range(12)]
@@ -231,7 +231,7 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
         for first in (0, 4, 8):
             seen = batches[first : first + 8]
             offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
-            for planned in policy.plan(Window(n, offsets, seen.__getitem__, 4, spill if spilled else None)):
+            for planned in policy.plan(Horizon(n, offsets, seen.__getitem__, 4, spill if spilled else None)):
                 found.append((planned.slots.tolist(), planned.changes.in_slots.tolist()))
                 size = (n, int(offsets[-1]), int(offsets[4]), max(map(len, seen)))
                 assert policy.nbytes <= planning_bytes(*size, capacity=capacity, spilled=spilled)
@@ -241,7 +241,7 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
         assert disk.used == 0
         assert (disk.peak > 4 * sum(map(len, batches))) == spilled
         assert not list(tmp_path.iterdir())
-        assert policy.nbytes == 8 * capacity  # the last window looked no further
+        assert policy.nbytes == 8 * capacity  # the last horizon looked no further
     assert plans[True] == plans[False]
 
 
@@ -290,11 +290,11 @@ def test_bad_traces_are_refused() -> None:
     for bad in (5, -1):
         batches = [np.array([0, bad], np.int32)]
         with pytest.raises(IndexError, match=f"row {bad} at position 1 of batch 0"):
-            list(policy.plan(Window(5, np.array([0, 2], np.int64), batches.__getitem__, 1)))
+            list(policy.plan(Horizon(5, np.array([0, 2], np.int64), batches.__getitem__, 1)))
         with pytest.raises(IndexError, match=f"row {bad}"):
             Trace(batches, 5)
     with pytest.raises(ValueError, match="start"):
-        list(policy.plan(Window(6, np.array([0], np.int64), [].__getitem__, 0)))
+        list(policy.plan(Horizon(6, np.array([0], np.int64), [].__getitem__, 0)))
     with pytest.raises(ValueError, match="twice"):
         Trace([[1, 1]])
     with pytest.raises(TypeError, match="integer"):
@@ -306,7 +306,7 @@ def test_bad_traces_are_refused() -> None:
 @given(trace=traces(rows=10, batches=8), data=st.data())
 def test_next_access_is_the_first_later_batch(trace: tuple[int, list[list[int]]], data: st.DataObject) -> None:
     n, batches = trace
-    access = Trace(batches, n).window().next_access
+    access = Trace(batches, n).horizon().next_access
     for batch in sorted(data.draw(st.lists(st.integers(-1, len(batches)), max_size=6))):
         rows = np.array(data.draw(st.lists(st.integers(0, n - 1))), np.int64)
         expected = [next((j for j in range(batch + 1, len(batches)) if row in batches[j]), -1) for row in rows.tolist()]
@@ -344,14 +344,14 @@ def test_a_simulation_ends_when_misses_are_known(monkeypatch: pytest.MonkeyPatch
 
 def test_a_simulation_does_not_believe_what_a_plug_in_foresees() -> None:
     class Hopeful(Belady):
-        def plan(self, window: Window) -> Iterator[PlannedBatch]:
-            foresee = window.foresee
-            assert foresee is not None
+        def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+            announce = horizon.announce
+            assert announce is not None
             yield from super().plan(
-                replace(window, foresee=lambda batch, missed: foresee(batch, missed[:0] if batch > 9 else missed))
+                replace(horizon, announce=lambda batch, missed: announce(batch, missed[:0] if batch > 9 else missed))
             )
 
-    with pytest.raises(PluginError, match=r"foresee|foresaw|miss"):
+    with pytest.raises(PluginError, match=r"announce|foresaw|miss"):
         simulate([np.arange(k, k + 5) for k in range(20)], 5, Hopeful(), n=30)
 
 

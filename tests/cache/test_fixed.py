@@ -17,7 +17,7 @@ import featstore
 from featstore.cache.base import PolicyContext
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
-from featstore.cache.planned import Window
+from featstore.cache.planned import Horizon
 from featstore.pack import packing
 from featstore.pack.packing import RunPacker
 from featstore.strategies.domain import Domain
@@ -204,12 +204,12 @@ def test_best_rows_come_first() -> None:
 def test_plans_have_no_changes() -> None:
     policy = FixedRows(Degree())
     policy.start(3, PolicyContext(10, 1), np.array([1, 4, 7]))
-    window = Window(10, np.array([0, 2, 5]), [np.array([7, 2]), np.array([1, 9, 4])].__getitem__, 2)
-    planned = list(policy.plan(window))
+    horizon = Horizon(10, np.array([0, 2, 5]), [np.array([7, 2]), np.array([1, 9, 4])].__getitem__, 2)
+    planned = list(policy.plan(horizon))
     assert [each.slots.tolist() for each in planned] == [[2, -1], [0, -1, 1]]
     assert all(len(each.changes.in_rows) == len(each.changes.out_rows) == 0 for each in planned)
     assert policy.nbytes == 16
     policy.start(3, PolicyContext(10, 1), np.array([7, 1, 4]))
-    assert [each.slots.tolist() for each in policy.plan(window)] == [[0, -1], [1, -1, 2]]
+    assert [each.slots.tolist() for each in policy.plan(horizon)] == [[0, -1], [1, -1, 2]]
     policy.keep_memory(False)
     assert policy.nbytes == 0

@@ -1,4 +1,4 @@
-/* Runs a gather (backends.h) or a stream (pagestream.h) on an io_uring whose kernel is played: uring.h's system calls come here.
+/* Runs a gather (backends.c) or a stream (pagestream.c) on an io_uring whose kernel is played: uring.c's system calls come here.
  *
  * Arguments: "gather" or "stream", depth, number of reads, 0 to complete the oldest read first or 1 the newest, and a script: what
  * each io_uring_enter does, a letter each, the last for ever.
@@ -36,8 +36,12 @@ static void played_sleep(void);
 #define nanosleep(...) played_sleep()
 #define close(fd) (void)0
 
-#include "backends.h"
-#include "pagestream.h"
+#include "backends.c"
+#include "pagestream.c"
+#include "rowcopy.c"
+#include "rowio.c"
+#include "uring.c"
+#include "xxh3.c"
 
 enum { MOST = 4096 };
 static struct { uint32_t head, tail, mask, array[MOST]; } *queue;

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_REFUSALS = 400  # uring.h
+MAX_REFUSALS = 400  # uring.c
 OS_ERROR = 1  # FS_ERR_OS
 REFUSALS = {"a": errno.EAGAIN, "b": errno.EBUSY, "x": errno.ENXIO}
 
@@ -33,9 +33,9 @@ class Ending(NamedTuple):
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ring") / "played_ring"
-    include = ROOT / "src_cython" / "featstore" / "_core"
+    include = ROOT / "src_cython" / "featstore" / "_core" / "kernels"
     command = [os.environ.get("CC", "gcc"), "-std=gnu11", "-O1", "-Wno-unused-function", f"-I{include}", "-pthread", "-o", path]
-    subprocess.run([*command, ROOT / "tests" / "played_ring.c"], check=True, capture_output=True, text=True)
+    subprocess.run([*command, Path(__file__).with_name("played_ring.c")], check=True, capture_output=True, text=True)
     return path
 
 

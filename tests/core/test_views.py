@@ -12,6 +12,7 @@ import pytest
 from featstore._core import aggregate, belady, buffers, cache, epochs, policies, sampler
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
 from featstore._core.packer import Packer
+from featstore._core.partition import Placer
 from featstore._core.rows import copy_rows
 from featstore._core.stream import Stream, mark_pieces
 from featstore.errors import ClosedError, FormatError
@@ -55,9 +56,19 @@ def test_any_number_of_threads_copies(n_threads: int) -> None:
     assert np.array_equal(out, rows)
 
 
-def test_a_block_of_all_addresses_is_no_block() -> None:
+@pytest.mark.parametrize("cls", [buffers.Arena, buffers.Borrowed, File, Engine, Stream, Packer, Placer])
+def test_half_made_objects_give_back_nothing_of_others(cls: Any) -> None:
+    """Their fields are zero, as the descriptor of what the process reads is."""
+    here = os.fstat(0)
+    for arguments in ((), ("file",), (None,) * 9):
+        with pytest.raises(TypeError):
+            cls(*arguments)
+    assert os.path.samestat(os.fstat(0), here)
+
+
+def test_an_arena_of_all_addresses_is_none() -> None:
     with pytest.raises(MemoryError):
-        buffers.Block(2**64 - 1)
+        buffers.Arena(2**64 - 1)
 
 
 @pytest.mark.parametrize("geometry", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 2, 1, 1)])

@@ -16,7 +16,7 @@ import featstore
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
-from featstore.estimate.length import Passes, Planning, choose_size, planner_bytes, what_would_help
+from featstore.estimate.length import PackingPasses, Planning, choose_size, planner_bytes, what_would_help
 from featstore.plan.planmemory import PLANNER_DIVISOR
 from tests.support.graphs import make_graph
 
@@ -44,7 +44,7 @@ def needed(n: int, n_batches: int, size: int, *, spilled: bool, overlap: bool = 
 )
 def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, overlap, pass_bytes) -> None:
     """By brute force over every length."""
-    passes = None if pass_bytes is None else Passes(pass_bytes, 10**9)
+    passes = None if pass_bytes is None else PackingPasses(pass_bytes, 10**9)
     found = choose_size(planning(overlap=overlap), graph(n, total), n_batches, BATCH, 1, passes)
     most = min(n_batches, MANY) if overlap else n_batches
     for share in (PLANNER_DIVISOR, PLANNER_DIVISOR // 2, PLANNER_DIVISOR // 4):
@@ -79,7 +79,7 @@ def test_the_field_costs_a_quarter_byte_a_row(n: int) -> None:
 def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
     """Nothing is looked ahead to, so more passes save nothing; with one superbatch nothing is packed beside the loop."""
     fixed = planning(policy=FixedRows(Degree()))
-    passes, n = Passes(10**12, 10**9), 111_059_956
+    passes, n = PackingPasses(10**12, 10**9), 111_059_956
     assert choose_size(fixed, graph(n, 1 << 30), n_batches, BATCH, 1, passes) == -(-n_batches // 2)
     assert planner_bytes(fixed, n, n_batches, BATCH, n_batches, spilled=False, capacity=n) < n // 4 + 200 * BATCH
     some = max(1, n_batches // 3)
@@ -92,7 +92,7 @@ def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
 def test_a_disk_that_holds_an_epoch_holds_any_length(disk: int, size: int) -> None:
     """A thousand batches of 1,000 bytes, and half of a megabyte of extents beside; else four superbatches lie there at once."""
     fixed = planning(disk, policy=FixedRows(Degree()))
-    assert choose_size(fixed, graph(10_000, 1 << 32), 1000, BATCH, 1000, Passes(10**12, 2_000_000)) == size
+    assert choose_size(fixed, graph(10_000, 1 << 32), 1000, BATCH, 1000, PackingPasses(10**12, 2_000_000)) == size
 
 
 def test_half_of_the_free_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_disk_limits_the_length() -> None:
 )
 def test_cheap_passes_make_several_superbatches(others: int, gathered: int, n_passes: int) -> None:
     """So many that passes read a quarter of what is moved besides, and eight at most; that is no reason to warn."""
-    g, passes = graph(10_000, 1 << 34), Passes(10**9, others * 10**9, gathered * 10**9)
+    g, passes = graph(10_000, 1 << 34), PackingPasses(10**9, others * 10**9, gathered * 10**9)
     size = choose_size(planning(), g, 200, BATCH, 1, passes)
     assert -(-200 // size) == n_passes
     assert what_would_help(planning(), g, 200, BATCH, 1, passes, size) is None
@@ -121,7 +121,7 @@ def test_cheap_passes_make_several_superbatches(others: int, gathered: int, n_pa
 
 def test_what_would_help() -> None:
     """Nothing where an epoch moves no more than twice the least; else memory or disk, whichever is short, and it does help."""
-    g, passes = graph(10_000, 1 << 22), Passes(10**10, 10**9)
+    g, passes = graph(10_000, 1 << 22), PackingPasses(10**10, 10**9)
     size = choose_size(planning(), g, 100, 20_000, 1, passes)
     assert 1 <= size < 50
     said = what_would_help(planning(), g, 100, 20_000, 1, passes, size)
@@ -132,7 +132,7 @@ def test_what_would_help() -> None:
     larger = graph(10_000, featstore.config.parse_size(memory))
     assert choose_size(planning(), larger, 100, 20_000, 1, passes) == 100
     assert what_would_help(planning(), larger, 100, 20_000, 1, passes, 100) is None
-    assert what_would_help(planning(), g, 100, 20_000, 1, Passes(10**10, 10**13), size) is None
+    assert what_would_help(planning(), g, 100, 20_000, 1, PackingPasses(10**10, 10**13), size) is None
     roomy, short = graph(10_000, 1 << 34), planning(disk=4 * 1000 * 10 + 40)
     size = choose_size(short, roomy, 100, BATCH, 1000, passes)
     assert size == 10

@@ -14,7 +14,7 @@ import pytest
 import featstore
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, VersionError
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.storage.catalog import CATALOG_FILE, EDGE, Catalog, Part, read_catalog, write_catalog
+from featstore.storage.catalog import CATALOG_FILE, EDGE, Catalog, FieldPart, read_catalog, write_catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.writer import RowFileWriter
 from tests.graph.test_dataset import copy, names, quick
@@ -101,7 +101,7 @@ def test_catalogs_that_do_not_fit_their_graph(copy: Path) -> None:
     with RowFileWriter(copy, "empty.rows", choose_layout(100), kind="feature", dtype="float32") as out:
         empty = out.commit()
     without_indptr = {key: field for key, field in good.fields.items() if "indptr" not in key}
-    striped = {**good.fields, x.key: replace(x, parts=(*x.parts, Part("empty.rows", 1000, 0)))}
+    striped = {**good.fields, x.key: replace(x, parts=(*x.parts, FieldPart("empty.rows", 1000, 0)))}
     cases: list[tuple[Catalog, type[FeatstoreError], str]] = [
         (replace(good, dataset={**good.dataset, "num_nodes": 999}), FormatError, "1000 rows for 999 nodes"),
         (replace(good, dataset={**good.dataset, "num_edges": 1}), FormatError, "no indices of 1 rows"),

@@ -67,7 +67,7 @@ def test_what_is_closed_is_named(small: SimpleNamespace, topology: str) -> None:
         lambda: store.take_async([0]),
         lambda: g.topology,
         lambda: adjacency.offsets(np.arange(3)),
-        lambda: g.pool.lease(4096),
+        lambda: g.pool.borrow(4096),
         lambda: g.reader.engine().__enter__(),
         lambda: pickle.dumps(g),
     )

@@ -249,7 +249,7 @@ def test_edges_of_a_batch_are_joined_once(graph: featstore.OutOfCoreGraph, monke
             raise BudgetError("no memory now", None)
         return gather_edges(store, blocks, *more)
 
-    monkeypatch.setattr("featstore.load.stages.Stages.spare", lambda stages, run: True)  # there was memory to give back
+    monkeypatch.setattr("featstore.load.stages.Stages.release", lambda stages, run: True)  # there was memory to give back
     monkeypatch.setattr("featstore.load.stages.edge_numbers", counting)
     monkeypatch.setattr("featstore.load.stages.gather_edges", refusing)
     options = {"edge_features": ["w", "kind"], "labels": None, "threads": 1, "prefetch": 1}

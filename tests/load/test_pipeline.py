@@ -380,7 +380,7 @@ def test_what_can_be_spared_is_asked_for_last(depth, first_fails, n_spare, third
         return i
 
     stages = (stage, lambda i, a: a) if first_fails else (lambda i: i, lambda i, a: stage(a))
-    pipeline = Pipeline(*stages, third, start=0, stop=8, threads=2, depth=depth, watch=Stopwatch(), spare=spare)
+    pipeline = Pipeline(*stages, third, start=0, stop=8, threads=2, depth=depth, watch=Stopwatch(), release=spare)
     pipeline.begin()
     if n_spare:
         assert list(drain(pipeline)) == list(range(8))
@@ -408,7 +408,7 @@ def test_an_error_of_sparing_arrives_in_its_turn(stage, depth):
     def second(i, a):
         return no_room() if stage == "second" and i == 2 else a
 
-    pipeline = Pipeline(first, second, start=0, stop=5, threads=2, depth=depth, watch=Stopwatch(), spare=spare)
+    pipeline = Pipeline(first, second, start=0, stop=5, threads=2, depth=depth, watch=Stopwatch(), release=spare)
     pipeline.begin()
     with pytest.raises(LookupError, match="nothing to spare"):
         for i, item in enumerate(drain(pipeline)):
@@ -455,7 +455,7 @@ def test_what_is_dear_to_others_is_taken_last(n_bytes: int, cheap: int, dear: in
         threads=2,
         depth=3,
         watch=Stopwatch(),
-        sparing=budget.sparing,
+        releasing=budget.sparing,
     )
     pipeline.begin()
     for lump in drain(pipeline):

@@ -62,7 +62,12 @@ def test_tests_that_are_not_there_are_an_error(tmp_path: Path) -> None:
 def test_a_core_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
     old = "#define FEATSTORE_DRAWS_H\n"
     broken = Mutation(
-        "broken", "", "src_cython/featstore/_core/draws.h", old, old + "#error broken\n", ("tests/sampling/test_draws.py",)
+        "broken",
+        "",
+        "src_cython/featstore/_core/kernels/draws.h",
+        old,
+        old + "#error broken\n",
+        ("tests/sampling/test_draws.py",),
     )
     with pytest.raises(RuntimeError, match="does not compile"):
         mutate(copy_tree(tmp_path / "tree"), broken)

@@ -15,7 +15,7 @@ import featstore
 from featstore._core.stream import mark_pieces
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
-from featstore.cache.planned import Window
+from featstore.cache.planned import Horizon
 from featstore.plan.planmemory import planning_bytes
 from featstore.storage import pagestream
 from featstore.storage.pagestream import Arenas, PageStream, arena_bytes
@@ -62,7 +62,7 @@ def test_two_streams_never_share_an_arena(tmp_path: Path) -> None:
 def test_epochs_take_no_new_memory(dataset: Path, tmp_path: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     real = pagestream.Arena
-    monkeypatch.setattr(pagestream, "Arena", lambda n_bytes: (made.append(n_bytes), real(n_bytes))[1])
+    monkeypatch.setattr(pagestream, "Arena", lambda n_bytes, forked: (made.append(n_bytes), real(n_bytes, forked))[1])
     with featstore.open(dataset, memory="256MB") as g:
         sampler, seeds = featstore.NeighborSampler(g, [4, 3], seed=1), g.node_data["train_idx"]
         options: dict[str, Any] = {"features": "x", "feature_cache": 0.05, "strategy": "streamed", "superbatch": 40}
@@ -82,7 +82,7 @@ def test_a_planner_keeps_its_memory_where_it_is_told_to() -> None:
     n, capacity = 20_000, 2_000
     batches = [np.unique((n * rng.random(4000) ** 2).astype(np.int32)) for _ in range(6)]
     offsets = np.cumsum([0] + [len(batch) for batch in batches]).astype(np.int64)
-    window = Window(n, offsets, batches.__getitem__, 6)
+    window = Horizon(n, offsets, batches.__getitem__, 6)
     policy, other = Belady(), Belady()
     least = 8 * capacity  # free slots, and the row of each slot
     policy.keep_memory(True)

@@ -14,7 +14,7 @@ import pytest
 
 import featstore
 from featstore.cache.belady import Belady
-from featstore.cache.planned import Int32s, PlannedBatch, Window
+from featstore.cache.planned import Horizon, Int32s, PlannedBatch
 from featstore.pack.packing import RunPacker
 from featstore.plan.overlapped import MissedRows
 from tests.strategies.test_superbatch import batches, dataset, ondemand, same
@@ -25,8 +25,8 @@ __all__ = ["dataset", "ondemand"]  # fixtures
 class Silent(Belady):
     """Says nothing before it has the slots."""
 
-    def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        yield from super().plan(replace(window, foresee=None))
+    def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+        yield from super().plan(replace(horizon, announce=None))
 
 
 class Liar(Belady):
@@ -34,26 +34,26 @@ class Liar(Belady):
 
     how = ""
 
-    def plan(self, window: Window) -> Iterator[PlannedBatch]:
-        foresee = window.foresee
-        assert foresee is not None
+    def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+        announce = horizon.announce
+        assert announce is not None
 
         def lie(batch: int, positions: Int32s) -> None:
             if self.how == "fewer":
                 positions = positions[1:]
             elif self.how == "others" and batch == 3:
                 positions = positions.copy()
-                positions[0] = np.setdiff1d(np.arange(len(window.ids(batch))), positions)[0]
+                positions[0] = np.setdiff1d(np.arange(len(horizon.ids(batch))), positions)[0]
             elif self.how == "twice" and batch == 2:
-                foresee(batch, positions)
+                announce(batch, positions)
             if self.how != "some" or batch < 2:
-                foresee(batch, positions)
+                announce(batch, positions)
 
-        yield from super().plan(replace(window, foresee=lie))
+        yield from super().plan(replace(horizon, announce=lie))
 
 
 @pytest.mark.parametrize("size", [4, 40])
-def test_a_policy_need_not_foresee(dataset: Path, ondemand: list[Any], size: int) -> None:
+def test_a_policy_need_not_announce(dataset: Path, ondemand: list[Any], size: int) -> None:
     found, stats = batches(dataset, strategy="streamed", superbatch=size, feature_cache=0.1, policy=Silent)
     assert same(found, ondemand)
     assert stats["rows_loaded"] == batches(dataset, strategy="streamed", superbatch=size, feature_cache=0.1)[1]["rows_loaded"]
@@ -88,9 +88,9 @@ def test_packing_begins_where_there_is_disk_for_both(dataset, ondemand, monkeypa
         return pack(self, *given)
 
     class Waiting(Belady):
-        def plan(self, window: Window) -> Iterator[PlannedBatch]:
+        def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
             begun.clear()
-            for planned in super().plan(window):
+            for planned in super().plan(horizon):
                 if early:
                     assert begun.wait(60)
                 yield planned
@@ -115,8 +115,8 @@ def test_what_was_packed_goes_with_a_plan_that_fails(dataset: Path, monkeypatch:
         return found
 
     class Failing(Belady):
-        def plan(self, window: Window) -> Iterator[PlannedBatch]:
-            for planned in super().plan(window):
+        def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
+            for planned in super().plan(horizon):
                 assert packed.wait(60)
                 yield planned
                 raise RuntimeError("no more plans")

@@ -312,10 +312,10 @@ def test_auto_looks_at_several_macro_batches(data: Any) -> None:
     ]
     with featstore.open(data[0], memory="64MiB") as g:
         batches = featstore.PartitionBatches(g, np.arange(N), 20, macro=2)
-        assert batches.together == 10
+        assert batches.run_length == 10
         with featstore.Loader(g, featstore.NeighborSampler(g, [3]), batches, strategy="auto") as loader:
             assert loader.stats()["auto"]["taken"]
-        assert featstore.RandomBatches([1], 1).together == 1
+        assert featstore.RandomBatches([1], 1).run_length == 1
 
 
 class Counting:
@@ -372,9 +372,9 @@ def test_a_pack_of_them_is_judged_by_several_macro_batches(data: Any, tmp_path: 
             ("random", featstore.RandomBatches(np.arange(N), 20), 1, 18),
         ):
             with featstore.sample_offline(g, sampler, batches, path=tmp_path / name, progress=False) as pack:
-                assert (pack.together, pack.record["together"], len(pack_trace(pack))) == (together, together, n)
+                assert (pack.run_length, pack.record["together"], len(pack_trace(pack))) == (together, together, n)
                 del pack.record["together"]  # as packs have it that were made elsewhere
-                assert pack.together == 2
+                assert pack.run_length == 2
                 assert len(pack_trace(pack)) == 18
             with featstore.Loader(g, strategy=featstore.Auto(pack=tmp_path / name, cache=0.1)) as loader:
                 assert loader.stats()["auto"]["taken"]

@@ -118,7 +118,7 @@ def test_another_order(g: featstore.OutOfCoreGraph, name: str) -> None:
         return lambda position: n - 1 - position
 
     turned = drawn.reordered(backwards, "backwards")
-    assert (len(turned), turned.batch_size, turned.fanouts, turned.together) == (n, BATCH, drawn.fanouts, 1)
+    assert (len(turned), turned.batch_size, turned.fanouts, turned.run_length) == (n, BATCH, drawn.fanouts, 1)
     assert turned.nbytes == drawn.nbytes > 0
     assert turned.digest() != drawn.digest()
     for epoch in range(2):

@@ -17,7 +17,7 @@ import xxhash
 
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, VersionError
 from featstore.storage import catalog as cataloging
-from featstore.storage.catalog import CATALOG_FILE, Catalog, FieldRecord, Part, read_catalog, write_catalog
+from featstore.storage.catalog import CATALOG_FILE, Catalog, FieldPart, FieldRecord, read_catalog, write_catalog
 from featstore.storage.catalogvalues import pack_value, unpack_value
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import choose_layout
@@ -43,7 +43,9 @@ def sample(n_fields: int = 2) -> Catalog:
     names = [f"x{i}" for i in range(n_fields)]
     files = {f"node.{name}.1.rows": file_record(f"node.{name}.1.rows") for name in names}
     fields = {
-        f"node/_/{name}": FieldRecord(f"node/_/{name}", "feature", "float32", (10,), 1, (Part(f"node.{name}.1.rows", 0, 10),))
+        f"node/_/{name}": FieldRecord(
+            f"node/_/{name}", "feature", "float32", (10,), 1, (FieldPart(f"node.{name}.1.rows", 0, 10),)
+        )
         for name in names
     }
     return Catalog(dict(DATASET), files, fields)
@@ -53,7 +55,9 @@ def add_field(update: Update, name: str) -> None:
     with update.writer(f"node.{name}", choose_layout(4), kind="feature", dtype="float32") as out:
         out.write(np.zeros((10, 4), np.uint8))
         file = out.commit()
-    update.add([file], [FieldRecord(f"node/_/{name}", "feature", "float32", (10,), file.generation, (Part(file.name, 0, 10),))])
+    update.add(
+        [file], [FieldRecord(f"node/_/{name}", "feature", "float32", (10,), file.generation, (FieldPart(file.name, 0, 10),))]
+    )
 
 
 @pytest.fixture
@@ -77,7 +81,7 @@ def test_round_trip(tmp_path: Path, n_fields: int) -> None:
 
 def test_a_field_of_several_files(tmp_path: Path) -> None:
     files = {name: file_record(name, n) for name, n in (("a", 4), ("b", 0), ("c", 6))}
-    parts = (Part("a", 0, 4), Part("b", 4, 0), Part("c", 4, 6))
+    parts = (FieldPart("a", 0, 4), FieldPart("b", 4, 0), FieldPart("c", 4, 6))
     catalog = Catalog(dict(DATASET), files, {"edge/u,r,v/w": FieldRecord("edge/u,r,v/w", "feature", "float32", (10,), 3, parts)})
     write_catalog(tmp_path, catalog)
     assert read_catalog(tmp_path) == catalog
@@ -205,7 +209,7 @@ def fuzz_some(folder: str, n: int) -> None:
         assert counts.get("CorruptionError", 0) > n // 10, counts
         assert set(counts) <= {"CorruptionError", "FormatError", "VersionError", "same"}, counts
     many = {f"file{i:03}": file_record(f"file{i:03}", 1) for i in range(200)}
-    parts = tuple(Part(name, i, 1) for i, name in enumerate(many))
+    parts = tuple(FieldPart(name, i, 1) for i, name in enumerate(many))
     root = Path(folder) / "overflow"
     root.mkdir()
     write_catalog(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import featstore
-from featstore._core.buffers import Lease
+from featstore._core.buffers import Borrowed
 from featstore._core.io import Engine
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, block_bytes
@@ -102,7 +102,7 @@ def test_a_file_that_is_opened_has_the_scratch_of_idle_queues(tmp_path: Path) ->
 def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch needs one queue: what others have beyond it comes back before it is said not to fit."""
     over = threading.Event()
-    lease, make_do = BufferPool.lease, Reader.make_do
+    borrow, make_do = BufferPool.borrow, Reader.make_do
 
     def wait(reader: Reader) -> None:
         over.set()  # the others' reads end only now
@@ -110,16 +110,16 @@ def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypat
 
     with featstore.open(dataset, memory=MEMORY) as g, ExitStack() as stack, g.budget.reserve("others", 0) as others:
 
-        def short(pool: BufferPool, n_bytes: int) -> Lease:
+        def short(pool: BufferPool, n_bytes: int) -> Borrowed:
             if n_bytes >= 1 << 20 and not others.n_bytes:
                 others.resize(g.budget.available - block_bytes(n_bytes))
                 stack.enter_context(borrowed(g.reader, 2, over))
-            return lease(pool, n_bytes)
+            return borrow(pool, n_bytes)
 
         sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
         options: dict[str, Any] = {"labels": None, "prefetch": 0, "threads": 1, "strategy": featstore.OnDemand(cache=None)}
         with featstore.Loader(g, sampler, np.arange(600), 600, **options) as loader:
-            monkeypatch.setattr(BufferPool, "lease", short)
+            monkeypatch.setattr(BufferPool, "borrow", short)
             monkeypatch.setattr(Reader, "make_do", wait)
             assert [len(batch.seeds) for batch in loader] == [600]
         assert over.is_set()

@@ -16,7 +16,7 @@ import torch
 import featstore
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
-from featstore.cache.planned import Window
+from featstore.cache.planned import Horizon
 from featstore.load.loader import Loader
 from featstore.plan.trace import record
 from featstore.strategies.memory import Memory
@@ -122,7 +122,7 @@ def test_a_superbatch_is_planned_while_the_next_one_is_sampled(g, monkeypatch) -
     planning, sampling, plan = threading.Event(), threading.Event(), Belady.plan
     met: list[int] = []
 
-    def planned(self: Belady, window: Window) -> Any:
+    def planned(self: Belady, window: Horizon) -> Any:
         planning.set()
         assert sampling.wait(60)
         yield from plan(self, window)
@@ -184,7 +184,7 @@ def test_loads_are_those_of_the_initial_prefetch_and_belady(g: featstore.OutOfCo
 
 def test_the_initial_content_is_what_the_superbatch_uses_first() -> None:
     batches = [np.array([5, 2], np.int32), np.array([2, 9, 1, 7], np.int32), np.array([0, 3], np.int32)]
-    window = Window(10, np.array([0, 2, 6, 8]), batches.__getitem__, 3)
+    window = Horizon(10, np.array([0, 2, 6, 8]), batches.__getitem__, 3)
     assert window.first_rows(0).tolist() == []
     assert window.first_rows(1).tolist() == [5]
     assert window.first_rows(4).tolist() == [1, 2, 5, 9]

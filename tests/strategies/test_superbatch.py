@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.cache.belady import Belady
-from featstore.cache.planned import PlannedBatch, Window
+from featstore.cache.planned import Horizon, PlannedBatch
 from featstore.plan import cacheplans, planmemory, samples
 from featstore.plan.samples import SampleFile
 from featstore.plan.simulate import simulate
@@ -114,7 +114,7 @@ class Noting(Belady):
         self.windows: list[tuple[int, int]] = []
         self.changed = threading.Condition()
 
-    def plan(self, window: Window) -> Iterator[PlannedBatch]:
+    def plan(self, window: Horizon) -> Iterator[PlannedBatch]:
         yield from super().plan(window)
         with self.changed:
             self.windows.append((window.n_planned, window.n_batches - window.n_planned))

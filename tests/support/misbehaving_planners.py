@@ -11,7 +11,7 @@ import numpy as np
 
 import featstore
 from featstore.cache.belady import Belady
-from featstore.cache.planned import NO_ROWS, PlannedBatch, Window
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch
 from featstore.gather.plan import Changeset
 from tests.support.planned_misbehaviours import (
     EITHER,
@@ -68,20 +68,20 @@ def writes_to_what_it_yielded(planned: PlannedBatch, seen: Seen) -> Any:
 ANSWERS = {"none": None, "a_number": 3, "text": "plans", "a_class": PlannedBatch, "no_batches": []}
 
 
-def right(self: Base, window: Window) -> list[Any]:
-    return list(Base.plan(self, window))
+def right(self: Base, horizon: Horizon) -> list[Any]:
+    return list(Base.plan(self, horizon))
 
 
 PLANS: dict[str, Any] = {
-    **{f"returns_{name}": lambda self, window, value=value: value for name, value in ANSWERS.items()},
+    **{f"returns_{name}": lambda self, horizon, value=value: value for name, value in ANSWERS.items()},
     "takes_nothing": lambda self: [],
     "is_none": None,
-    "ends_early": lambda self, window: right(self, window)[:-1],
-    "ends_late": lambda self, window: (batches := right(self, window)) + batches[-1:],
-    "plans_the_look_ahead_too": lambda self, window: (
-        (batches := right(self, window)) + batches[: window.n_batches - window.n_planned + 1]
+    "ends_early": lambda self, horizon: right(self, horizon)[:-1],
+    "ends_late": lambda self, horizon: (batches := right(self, horizon)) + batches[-1:],
+    "plans_the_look_ahead_too": lambda self, horizon: (
+        (batches := right(self, horizon)) + batches[: horizon.n_batches - horizon.n_planned + 1]
     ),
-    "plans_in_another_order": lambda self, window: right(self, window)[::-1],
+    "plans_in_another_order": lambda self, horizon: right(self, horizon)[::-1],
 }
 for name, plan in PLANS.items():
     wholly(REFUSED, f"plan_{name}")(type("Plans", (Base,), {"plan": plan}))
@@ -90,14 +90,14 @@ wholly(RIGHT, "plan_returns_a_list")(type("Plans", (Base,), {"plan": right}))
 
 @wholly(REFUSED)
 class PlanIsACoroutine(Base):
-    async def plan(self, window: Window) -> Any:  # type: ignore[override]
+    async def plan(self, horizon: Horizon) -> Any:  # type: ignore[override]
         return []
 
 
 @wholly(REFUSED)
 class NeverEnds(Base):
-    def plan(self, window: Window) -> Any:
-        yield from super().plan(window)
+    def plan(self, horizon: Horizon) -> Any:
+        yield from super().plan(horizon)
         nothing = np.empty(0, np.int64)
         while True:
             yield PlannedBatch(nothing.astype(np.int32), Changeset(nothing, nothing, nothing.astype(np.int32), nothing))
@@ -147,8 +147,8 @@ for raised in (
     class _Raises(Base):
         error: Any = staticmethod(lambda kind=kind, arguments=arguments: kind(*arguments))
 
-        def plan(self, window: Window) -> Any:
-            for number, planned in enumerate(super().plan(window)):
+        def plan(self, horizon: Horizon) -> Any:
+            for number, planned in enumerate(super().plan(horizon)):
                 if number == 1:
                     raise self.error()
                 yield planned
@@ -158,20 +158,20 @@ for raised in (
 
 @wholly(REFUSED)
 class RaisesAtOnce(Base):
-    def plan(self, window: Window) -> Any:
+    def plan(self, horizon: Horizon) -> Any:
         raise ZeroDivisionError
 
 
 @wholly(REFUSED)
 class RaisesBehindTheLast(Base):
-    def plan(self, window: Window) -> Any:
-        yield from super().plan(window)
+    def plan(self, horizon: Horizon) -> Any:
+        yield from super().plan(horizon)
         raise ZeroDivisionError
 
 
 @wholly(REFUSED)
 class RaisesInTheEnd(Base):
-    def plan(self, window: Window) -> Any:
+    def plan(self, horizon: Horizon) -> Any:
         try:
             yield None
         finally:
@@ -180,45 +180,45 @@ class RaisesInTheEnd(Base):
 
 @wholly(REFUSED)
 class DoesNotLetItselfBeClosed(Base):
-    def plan(self, window: Window) -> Any:
+    def plan(self, horizon: Horizon) -> Any:
         try:
             yield None
         except GeneratorExit:
             yield None
 
 
-# -- the window ------------------------------------------------------------------------------------------------------------------
+# -- the horizon -----------------------------------------------------------------------------------------------------------------
 
 
 class _Window(Base):
-    def use(self, window: Window) -> Any:
-        """What is done with the window before all is planned as it should be."""
+    def use(self, horizon: Horizon) -> Any:
+        """What is done with the horizon before all is planned as it should be."""
 
-    def plan(self, window: Window) -> Any:
-        self.use(window)
-        yield from super().plan(window)
+    def plan(self, horizon: Horizon) -> Any:
+        self.use(horizon)
+        yield from super().plan(horizon)
 
 
 for name, use in {
-    "writes_to_the_ids": lambda window: window.ids(0).fill(0),
-    "writes_to_the_last_ids": lambda window: window.ids(window.n_planned - 1).fill(0),
-    "sorts_the_ids": lambda window: window.ids(0).sort(),
-    "writes_to_the_offsets": lambda window: window.offsets.fill(0),
-    "asks_for_a_batch_too_many": lambda window: window.ids(window.n_batches),
-    "asks_for_a_batch_too_few": lambda window: window.ids(-1),
-    "asks_for_half_a_batch": lambda window: window.ids(0.5),
-    "asks_for_no_batch": lambda window: window.ids(None),
-    "asks_for_many_batches": lambda window: window.ids(np.arange(2)),
-    "changes_the_window": lambda window: setattr(window, "n", 3),
+    "writes_to_the_ids": lambda horizon: horizon.ids(0).fill(0),
+    "writes_to_the_last_ids": lambda horizon: horizon.ids(horizon.n_planned - 1).fill(0),
+    "sorts_the_ids": lambda horizon: horizon.ids(0).sort(),
+    "writes_to_the_offsets": lambda horizon: horizon.offsets.fill(0),
+    "asks_for_a_batch_too_many": lambda horizon: horizon.ids(horizon.n_batches),
+    "asks_for_a_batch_too_few": lambda horizon: horizon.ids(-1),
+    "asks_for_half_a_batch": lambda horizon: horizon.ids(0.5),
+    "asks_for_no_batch": lambda horizon: horizon.ids(None),
+    "asks_for_many_batches": lambda horizon: horizon.ids(np.arange(2)),
+    "changes_the_window": lambda horizon: setattr(horizon, "n", 3),
 }.items():
-    wholly(REFUSED, name)(type("Uses", (_Window,), {"use": lambda self, window, use=use: use(window)}))
+    wholly(REFUSED, name)(type("Uses", (_Window,), {"use": lambda self, horizon, use=use: use(horizon)}))
 
 
 @wholly(RIGHT)
 class AsksForBatchesWithNumPysNumbers(_Window):
-    def use(self, window: Window) -> Any:
-        for b in np.arange(window.n_batches):
-            window.ids(b)
+    def use(self, horizon: Horizon) -> Any:
+        for b in np.arange(horizon.n_batches):
+            horizon.ids(b)
 
 
 # -- start, and what a policy says of itself -----------------------------------------------------------------------------------
@@ -318,22 +318,22 @@ class HasAnAttributeThatCannotBeRead(Base):
 
 
 class _Foresees(Base):
-    """Belady, which foresees; ``foresee`` is called in place of the window's."""
+    """Belady, which foresees; ``announce`` is called in place of the horizon's."""
 
-    def lie(self, foresee: Any, batch: int, positions: Any, n: int) -> None:
+    def lie(self, announce: Any, batch: int, positions: Any, n: int) -> None:
         raise NotImplementedError
 
-    def plan(self, window: Window) -> Iterator[Any]:
-        foresee = window.foresee
-        if foresee is None:
-            yield from Belady.plan(self, window)
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        announce = horizon.announce
+        if announce is None:
+            yield from Belady.plan(self, horizon)
             return
-        n = window.n_planned
+        n = horizon.n_planned
 
         def instead(batch: int, positions: Any) -> None:
-            self.lie(foresee, batch, positions, n)
+            self.lie(announce, batch, positions, n)
 
-        yield from Belady.plan(self, replace(window, foresee=instead))
+        yield from Belady.plan(self, replace(horizon, announce=instead))
 
 
 for name, lie in {
@@ -359,16 +359,16 @@ for name, lie in {
 
 @wholly(RIGHT)
 class ForeseesInArraysThatChangeAfterwards(_Foresees):
-    def lie(self, foresee: Any, batch: int, positions: Any, n: int) -> None:
+    def lie(self, announce: Any, batch: int, positions: Any, n: int) -> None:
         wide = positions.astype(np.int64)
-        foresee(batch, wide)
+        announce(batch, wide)
         wide.fill(0)
 
 
 @wholly(EITHER)
 class ForeseesAfterwards(Base):
-    def plan(self, window: Window) -> Any:
-        for number, planned in enumerate(super().plan(window)):
+    def plan(self, horizon: Horizon) -> Any:
+        for number, planned in enumerate(super().plan(horizon)):
             yield planned
-            if window.foresee is not None:
-                window.foresee(number, np.flatnonzero(planned.slots < 0))
+            if horizon.announce is not None:
+                horizon.announce(number, np.flatnonzero(planned.slots < 0))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from featstore.cache.belady import Belady
-from featstore.cache.planned import NO_ROWS, PlannedBatch, Window
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch
 from featstore.gather.plan import Changeset
 
 REFUSED, RIGHT, EITHER = "refused", "right", "either"
@@ -21,7 +21,7 @@ class Seen:
     """What a misbehaviour may look at."""
 
     number: int
-    window: Window
+    horizon: Horizon
     ids: Any
     capacity: int
     earlier: list[PlannedBatch]
@@ -50,8 +50,8 @@ class Base(Belady):
         self.capacity = capacity
         self.cached = set(residents.tolist())
 
-    def plan(self, window: Window) -> Iterator[Any]:
-        yield from super().plan(replace(window, foresee=None))
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        yield from super().plan(replace(horizon, announce=None))
 
 
 class NothingToSpoil(Exception):
@@ -66,10 +66,10 @@ def spoils(outcome: str, name: str | None = None) -> Callable[[Spoil], Spoil]:
 
     def decorate(spoil: Spoil) -> Spoil:
         def make() -> type[Belady]:
-            def plan(self: Any, window: Window) -> Iterator[Any]:
+            def plan(self: Any, horizon: Horizon) -> Iterator[Any]:
                 earlier: list[PlannedBatch] = []
-                for number, planned in enumerate(Belady.plan(self, replace(window, foresee=None))):
-                    seen = Seen(number, window, window.ids(number), self.capacity, earlier, set(self.cached))
+                for number, planned in enumerate(Belady.plan(self, replace(horizon, announce=None))):
+                    seen = Seen(number, horizon, horizon.ids(number), self.capacity, earlier, set(self.cached))
                     earlier.append(planned)
                     self.cached -= set(planned.changes.out_rows.tolist())
                     self.cached |= set(planned.changes.in_rows.tolist())
@@ -330,10 +330,10 @@ for field in ("in_rows", "in_positions", "in_slots"):
     changes_become(REFUSED, field, "reversed", lambda values, seen: values[::-1], 2)
 changes_become(REFUSED, "in_positions", "the_batchs_length", lambda values, seen: with_first(values, len(seen.ids)))
 changes_become(REFUSED, "in_slots", "the_capacity", lambda values, seen: with_first(values, seen.capacity))
-changes_become(REFUSED, "in_rows", "of_no_batch", lambda values, seen: with_first(values, (values[0] + 1) % seen.window.n))
-changes_become(REFUSED, "in_rows", "beyond_the_last", lambda values, seen: values + seen.window.n)
-changes_become(REFUSED, "out_rows", "beyond_the_last", lambda values, seen: with_first(values, seen.window.n))
-changes_become(REFUSED, "out_rows", "all_rows", lambda values, seen: np.arange(seen.window.n))
+changes_become(REFUSED, "in_rows", "of_no_batch", lambda values, seen: with_first(values, (values[0] + 1) % seen.horizon.n))
+changes_become(REFUSED, "in_rows", "beyond_the_last", lambda values, seen: values + seen.horizon.n)
+changes_become(REFUSED, "out_rows", "beyond_the_last", lambda values, seen: with_first(values, seen.horizon.n))
+changes_become(REFUSED, "out_rows", "all_rows", lambda values, seen: np.arange(seen.horizon.n))
 changes_become(REFUSED, "out_rows", "none_of_them", lambda values, seen: values[:0])
 changes_become(REFUSED, "out_rows", "all_twice", lambda values, seen: np.tile(values, 2))
 changes_become(RIGHT, "out_rows", "reversed", lambda values, seen: values[::-1])
@@ -364,7 +364,7 @@ def admits_a_row_that_is_cached(planned: PlannedBatch, seen: Seen) -> Any:
 FIELDS = ("in_rows", "in_positions", "in_slots", "out_rows")
 CHANGES: dict[str, Spoil] = {
     "evicts_a_row_that_is_not_cached": lambda p, seen: changed(
-        p, out_rows=np.append(p.changes.out_rows, np.setdiff1d(np.arange(seen.window.n), [*seen.cached])[-1])
+        p, out_rows=np.append(p.changes.out_rows, np.setdiff1d(np.arange(seen.horizon.n), [*seen.cached])[-1])
     ),
     "admits_into_a_slot_that_is_taken": lambda p, seen: changed(
         p, in_slots=with_first(comes(p).in_slots.copy(), int(p.slots[stays(p, seen)]))

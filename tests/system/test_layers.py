@@ -194,7 +194,7 @@ def test_no_pickle() -> None:
 
 
 def test_the_core_knows_no_torch() -> None:
-    sources = [path for path in (ROOT / "src_cython").rglob("*") if path.suffix in (".pyx", ".pxd", ".pxi", ".h")]
+    sources = [path for path in (ROOT / "src_cython").rglob("*") if path.suffix in (".pyx", ".pxd", ".pxi", ".h", ".c")]
     sources += sorted((PACKAGE / "_core").glob("*.py*i"))
     wrong = re.compile(r"^\s*(from|import|cimport|#\s*include\s*[<\"])\s*(torch|ATen|c10|numpy/)", re.MULTILINE)
     assert not [f"{path}: {hit[0].strip()}" for path in sources if (hit := wrong.search(path.read_text()))]

@@ -150,16 +150,16 @@ def test_modules_depend_on_the_headers_that_they_are_compiled_with(monkeypatch: 
     monkeypatch.setattr(Cython.Build, "cythonize", lambda extensions, **_: extensions)
     runpy.run_path("setup.py")
     assert {Path(module).name for module in MODULES} == found.keys() - {"_shared"}
-    core = ROOT / "src_cython" / "featstore" / "_core"
-    headers = sorted(path.name for path in core.glob("*.h"))
-    compiler, include = sysconfig.get_config_var("CC").split(), sysconfig.get_paths()["include"]
-    rules = run(*compiler, "-MM", "-isystem", include, *headers, cwd=core).replace("\\\n", "").splitlines()
-    included = dict(zip(headers, ({Path(name).name for name in rule.partition(":")[2].split()} for rule in rules), strict=True))
-    assert set().union(*found.values()) == set(headers)
+    kernels = ROOT / "src_cython" / "featstore" / "_core" / "kernels"
+    files = sorted(path.name for path in kernels.iterdir())
+    rules = run(*sysconfig.get_config_var("CC").split(), "-MM", *files, cwd=kernels).replace("\\\n", "").splitlines()
+    included = dict(zip(files, ({Path(name).name for name in rule.partition(":")[2].split()} for rule in rules), strict=True))
+    assert set().union(*found.values()) == set(files)
     for module, depends in found.items():
-        assert depends == set().union(*(included[header] for header in depends)), module
+        kernels_of = {f"{name[:-2]}.c" for name in depends} & included.keys()  # what is linked with a header
+        assert depends == set().union(kernels_of, *(included[name] for name in depends)), module
     assert found["prefix"] == set()
     assert found["belady"] == {"bits.h"}  # of bits.pxd
-    assert found["rows"] == {"rowcopy.h", "threads.h"}  # of its .pxd files
-    assert found["sampler"] == included["sampler.h"] > {"sampler.h", "draws.h"}  # of its own sampler.pxd, too
-    assert found["checksum"] < included["pagestream.h"] < found["stream"]  # of the .pxd files of its .pxd file
+    assert found["rows"] == {"rowcopy.h", "rowcopy.c", "threads.h", "threads.c"}  # of its .pxd files
+    assert found["sampler"] > included["sampler.c"] > {"sampler.h", "draws.h"}  # of its own sampler.pxd, too
+    assert found["checksum"] < found["stream"] > included["pagestream.c"]  # of the .pxd files of its .pxd file

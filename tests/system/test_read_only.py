@@ -13,7 +13,7 @@ import torch
 
 import featstore
 from featstore.cache.belady import Belady
-from featstore.cache.planned import PlannedBatch, Window
+from featstore.cache.planned import Horizon, PlannedBatch
 from featstore.errors import PluginError
 from featstore.strategies.ondemand import OnDemand
 from tests.support.graphs import make_graph
@@ -109,7 +109,7 @@ def test_a_planned_policy(g: featstore.OutOfCoreGraph) -> None:
             else:
                 super().start(capacity, context)
 
-        def plan(self, window: Window) -> Iterator[PlannedBatch]:
+        def plan(self, window: Horizon) -> Iterator[PlannedBatch]:
             tried["window"] += write(window.offsets, *(window.ids(b) for b in range(window.n_batches)))
             yield from super().plan(window)
 

@@ -15,7 +15,7 @@ from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
 from featstore.cache.belady_csr import BeladyCsr
 from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.planned import NO_ROWS, Int64s, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, Horizon, Int64s, PlannedBatch, PlannedPolicy
 from featstore.gather.plan import Changeset
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
@@ -52,9 +52,9 @@ class Oldest(PlannedPolicy):
     def nbytes(self) -> int:
         return 200 * self.capacity
 
-    def plan(self, window: Window) -> Iterator[Any]:
-        for b in range(window.n_planned):
-            ids = window.ids(b).tolist()
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        for b in range(horizon.n_planned):
+            ids = horizon.ids(b).tolist()
             slots = np.array([self.cached.get(row, -1) for row in ids], np.int32)
             yield PlannedBatch(slots, self.changes(ids, slots))
 
@@ -75,37 +75,37 @@ class Oldest(PlannedPolicy):
 
 
 class NeedsSlots(Oldest):
-    def plan(self, window: Window) -> Iterator[Any]:
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
         self.share = 1 / self.capacity
-        yield from super().plan(window)
+        yield from super().plan(horizon)
 
 
 class NeedsRows(Oldest):
-    def plan(self, window: Window) -> Iterator[Any]:
-        for b in range(window.n_planned):
-            self.least = min(window.ids(b))
-        yield from super().plan(window)
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        for b in range(horizon.n_planned):
+            self.least = min(horizon.ids(b))
+        yield from super().plan(horizon)
 
 
 class SwapsSlots(Oldest):
-    def plan(self, window: Window) -> Iterator[Any]:
-        for planned in super().plan(window):
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        for planned in super().plan(horizon):
             hits = np.flatnonzero(planned.slots >= 0)
             planned.slots[hits] = np.roll(planned.slots[hits], 1)
             yield planned
 
 
 class PlansTheLookAhead(Oldest):
-    def plan(self, window: Window) -> Iterator[Any]:
-        yield from super().plan(replace(window, n_planned=window.n_batches))
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        yield from super().plan(replace(horizon, n_planned=horizon.n_batches))
 
 
 class EmptiesBetweenWindows(Oldest):
-    """Takes every window for the first one."""
+    """Takes every horizon for the first one."""
 
-    def plan(self, window: Window) -> Iterator[Any]:
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
         self.cached = {}
-        yield from super().plan(window)
+        yield from super().plan(horizon)
 
 
 class IgnoresResidents(Oldest):
@@ -160,10 +160,10 @@ class Unseeded(Oldest):
 
 
 class WritesToTheIds(Oldest):
-    def plan(self, window: Window) -> Iterator[Any]:
-        for b in range(window.n_planned):
-            window.ids(b).sort()
-        yield from super().plan(window)
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        for b in range(horizon.n_planned):
+            horizon.ids(b).sort()
+        yield from super().plan(horizon)
 
 
 class UnderstatesMemory(Oldest):
@@ -182,34 +182,34 @@ class GrowsFromStartToStart(Oldest):
     def nbytes(self) -> int:
         return super().nbytes + sum(array.nbytes for array in self.log)
 
-    def plan(self, window: Window) -> Iterator[Any]:
-        for b in range(window.n_planned):
-            self.log.append(window.ids(b).copy())
-        yield from super().plan(window)
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        for b in range(horizon.n_planned):
+            self.log.append(horizon.ids(b).copy())
+        yield from super().plan(horizon)
 
 
 class ForeseesOthers(Oldest):
-    def plan(self, window: Window) -> Iterator[Any]:
-        for b in range(window.n_planned if window.foresee is not None else 0):
-            window.foresee(b, np.arange(len(window.ids(b)), dtype=np.int32))
-        yield from super().plan(window)
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        for b in range(horizon.n_planned if horizon.announce is not None else 0):
+            horizon.announce(b, np.arange(len(horizon.ids(b)), dtype=np.int32))
+        yield from super().plan(horizon)
 
 
 class SpillsWhatItDoesNotReadBack(Oldest):
     """Plans apart where it may spill."""
 
-    def plan(self, window: Window) -> Iterator[Any]:
-        if window.spill is not None:
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        if horizon.spill is not None:
             self.capacity = len(self.cached)
-        yield from super().plan(window)
+        yield from super().plan(horizon)
 
 
 class IsBrokenByAnEarlyEnd(Oldest):
     broken = False
 
-    def plan(self, window: Window) -> Iterator[Any]:
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
         try:
-            yield from super().plan(window)
+            yield from super().plan(horizon)
         except GeneratorExit:
             self.broken = True
             raise
@@ -227,7 +227,7 @@ def test_the_librarys_own_plans_need_no_check() -> None:
         checked = CheckedPolicy(Belady(), always=always)
         assert checked.is_checked == always
         checked.start(40, PolicyContext(300, 1))
-        found.append(_as_lists(list(checked.plan(trace.window()))))
+        found.append(_as_lists(list(checked.plan(trace.horizon()))))
         assert len(checked._map) == (300 if always else 0)
     assert found[0] == found[1]
     assert CheckedPolicy(type("Mine", (Belady,), {})()).is_checked

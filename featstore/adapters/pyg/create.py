@@ -39,8 +39,8 @@ def create(
     features : str or sequence of str, optional
         Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there.
         Attributes of edges (``edge_attr``, ``edge_weight`` and others) become edge features. All other arrays become node
-        data, which are read whole when they are asked for. So do links as ``RandomLinkSplit`` makes them,
-        ``edge_label_index`` (or any other ``…_index`` of two rows) and their ``edge_label``.
+        data, each read whole at first use. Links of ``RandomLinkSplit`` also become node data: ``edge_label_index`` (or any other
+        ``…_index`` of two rows) and their ``edge_label``.
     overwrite, progress, memory
         See :meth:`featstore.OutOfCoreGraph.create`.
 
@@ -52,7 +52,7 @@ def create(
     Raises
     ------
     TypeError
-        ``data`` is heterogeneous or temporal, or none of these; it has an attribute that is no array (names it).
+        ``data`` is heterogeneous or temporal, or of another type; it has an attribute that is no array (the error names it).
     ValueError, IndexError
         A dataset of several graphs; no edges, or no number of nodes; an ``adj_t`` with attributes of edges or weights; a
         feature that is not there, or has not one row a node or an edge; a mask of another length; an edge to no node.
@@ -62,7 +62,7 @@ def create(
     Notes
     -----
     Messages flow from row 0 of ``edge_index`` to row 1, as in PyG. Neighbour lists are stored sorted; samplers with
-    ``edges=True`` number edges as they are in ``edge_index``. Tensors are read where they are, memory-mapped ones too.
+    ``edges=True`` number edges as they are in ``edge_index``. Tensors are not copied as a whole, nor are memory-mapped ones.
     """
     graph = _graph_of(data)
     (attributes, of_edges), num_nodes = _attributes(graph), _num_nodes(graph)
@@ -104,7 +104,7 @@ def _graph_of(data: Any) -> Data:
 
 
 def _num_nodes(data: Data) -> int:
-    """Return the number of nodes, if it is known: PyG guesses it from edges, with a warning, and then lacks isolated nodes."""
+    """Get the number of nodes, if known: PyG would guess it from edges, with a warning, and miss isolated nodes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         num_nodes: int | None = data.num_nodes
@@ -114,7 +114,7 @@ def _num_nodes(data: Data) -> int:
 
 
 def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the arrays of nodes, and those of edges, by name."""
+    """Collect the arrays of nodes, and the arrays of edges, by name."""
     of_nodes: dict[str, torch.Tensor] = {}
     of_edges: dict[str, torch.Tensor] = {}
     given = data.to_dict()
@@ -134,7 +134,7 @@ def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
 
 
 def _is_of_links(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether an attribute is a list of links, or has their labels: ``edge_label_index`` and ``edge_label``."""
+    """Tell whether an attribute is a list of links, or their labels: ``edge_label_index`` and ``edge_label``."""
     key = name.removesuffix("_index")
     shape = tuple(getattr(given.get(f"{key}_index"), "shape", ()))
     if f"{key}_index" in _EDGES or len(shape) != 2 or shape[0] != 2:
@@ -173,7 +173,7 @@ def _adjacency(data: Data, num_nodes: int) -> torch.Tensor | tuple[torch.Tensor,
         edge_index = data.edge_index
         if not isinstance(edge_index, torch.Tensor):
             raise TypeError(f"edge_index must be a tensor, not {type(edge_index).__name__}")
-        return edge_index.detach().as_subclass(torch.Tensor)  # of PyG's EdgeIndex, too
+        return edge_index.detach().as_subclass(torch.Tensor)  # also for PyG's EdgeIndex
     adj_t = data.adj_t
     if tuple(adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.shape) != (num_nodes, num_nodes):
         raise ValueError(f"adj_t is not of shape ({num_nodes}, {num_nodes})")

@@ -17,14 +17,14 @@ from featstore.sampling.batch import Block
 
 __all__ = ["check_names", "default_features", "edges_by_hop", "sampled_nodes", "to_data"]
 
-# What a batch has besides its features: no feature may have such a name.
+# Names of a batch's attributes besides its features; no feature may have such a name.
 SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
 
-_EDGE_NAMES = {"edge_pos": "e_id", "weight": "edge_weight"}  # PyG's, of what an edge has
+_EDGE_NAMES = {"edge_pos": "e_id", "weight": "edge_weight"}  # PyG's prefix of edge attributes
 
 
 class _Kept:
-    """Keeps the mini-batch, and so its memory counted, while the ``Data`` lives; deep copies and pickles keep nothing."""
+    """Holder of the mini-batch while the ``Data`` lives, so that its memory is counted; deep copies and pickles drop it."""
 
     def __init__(self, batch: MiniBatch | None = None) -> None:
         self._batch = batch
@@ -40,15 +40,15 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     ----------
     batch : MiniBatch
     input_id : int64 tensor, shape (n_seeds,), optional
-        What PyG calls the seeds' positions among the loader's; the seeds themselves by default, as for a mask.
+        The seeds' positions among the loader's seeds, in PyG's sense; by default the seeds themselves, as for a mask.
 
     Returns
     -------
     torch_geometric.data.Data
-        The features by their names, and those of edges, in the order of ``edge_index``; ``y``, the first of the labels, and
-        others by their names, of the seeds alone; ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``, how many of the
-        first nodes are seeds; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
-        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` where the blocks have edge positions and weights.
+        The features by their names, edge features in the order of ``edge_index``; ``y``, the first of the labels, and other
+        labels by their names, for the seeds alone; ``edge_index``, with sources in row 0; ``n_id``; ``batch_size``, the number
+        of seeds, which are the first nodes; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
+        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` if the blocks have edge positions and weights.
 
     Raises
     ------
@@ -57,10 +57,10 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
 
     Notes
     -----
-    PyG's ``trim_to_layer`` leaves each layer the nodes and edges that its hop and those before it added. So each node has the
+    PyG's ``trim_to_layer`` leaves each layer the nodes and edges that its hop and earlier hops added. So each node has the
     neighbours that it drew in the first hop after it joined. A sampler with ``redraw=False`` draws no others; its edges, in one
-    array, are not copied. Of other samplers the edges are copied, and what nodes draw anew in later hops is left out. Features,
-    ``y`` and ``n_id`` are never copied.
+    array, are not copied. With other samplers the edges are copied, and neighbours drawn anew in later hops are left out.
+    Features, ``y`` and ``n_id`` are never copied.
     """
     if batch.history is not None:
         raise OptionError("history", "PyG's batches have one list of nodes, and pruned layers have not: use the blocks")
@@ -87,7 +87,7 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
 
 
 def check_names(features: Collection[str], labels: Sequence[str], *, has_weights: bool = False) -> None:
-    """Raise OptionError where a feature, or a label after the first, has the name of what every batch has, or of each other."""
+    """Raise OptionError if a feature, or a label after the first, has the name of a batch's attribute, or of another one."""
     own = {*SAMPLED, *["y"][: len(labels)], *["edge_weight"][:has_weights]}
     for option, names in (("features", features), ("labels", labels[1:])):
         for name in names:
@@ -97,7 +97,7 @@ def check_names(features: Collection[str], labels: Sequence[str], *, has_weights
 
 
 def default_features(names: Iterable[str], option: str) -> tuple[str, ...]:
-    """Return the features that a batch gets where none are named: ``x``, or the only one; OptionError where that is unclear."""
+    """Choose the features of a batch if none are named: ``x``, or the only one; OptionError if that is unclear."""
     found = tuple(names)
     if "x" in found:
         return ("x",)
@@ -107,15 +107,16 @@ def default_features(names: Iterable[str], option: str) -> tuple[str, ...]:
 
 
 def sampled_nodes(n_nodes: int, blocks: tuple[Block, ...]) -> list[int]:
-    """Return the number of seeds, and of nodes that each hop added."""
+    """Count the seeds, and the nodes that each hop added."""
     return [blocks[-1].n_dst, *(block.n_src - block.n_dst for block in reversed(blocks))] if blocks else [n_nodes]
 
 
 def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[int]]:
-    """Return the edges that each hop added, hop after hop; ``blocks`` come outermost first.
+    """Collect the edges that each hop added, hop after hop; ``blocks`` come outermost first.
 
-    Local sources and destinations, int64 [2, n_edges]; their ``edge_pos`` and ``weight``, where all blocks have them; and how
-    many each hop added, the seeds' own first: those whose destination is none of the hop before.
+    Returns local sources and destinations, int64 [2, n_edges]; their ``edge_pos`` and ``weight``, if all blocks have them; and
+    the number of edges that each hop added, the seeds' own first. A hop adds the edges to destinations that the previous hop
+    lacks.
     """
     if not blocks:
         return torch.empty((2, 0), dtype=torch.int64, device="cpu"), {}, []
@@ -141,12 +142,12 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
 
 
 def _firsts(hops: tuple[Block, ...]) -> list[int]:
-    """Return the first edge of each hop that the hop before has not: destinations ascend, so those that it added come last."""
+    """Find the first edge of each hop that the previous hop lacks; destinations ascend, so added edges come last."""
     return [0] + [_first_of(hop.dst, before.n_dst) for before, hop in pairwise(hops)]
 
 
 def _rows_by_hop(blocks: tuple[Block, ...], rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return the rows of the edges that :func:`edges_by_hop` returns, of the rows of each block's edges."""
+    """Select the rows of the edges of :func:`edges_by_hop` from the rows of each block's edges."""
     hops, of_hops = blocks[::-1], rows[::-1]
     if not hops:
         return torch.empty(0, dtype=torch.float32, device="cpu")
@@ -156,8 +157,8 @@ def _rows_by_hop(blocks: tuple[Block, ...], rows: tuple[torch.Tensor, ...]) -> t
     return torch.cat([each[first:] for first, each in zip(firsts, of_hops, strict=True)])
 
 
-# In host memory torch does none of these: it would start its OpenMP threads, which take the processors from the loader's. The
-# first two keep the GIL: who takes it meanwhile keeps it for up to 5 ms, a third of a packed batch.
+# In host memory these use NumPy, not torch, whose OpenMP threads would take the processors from the loader's threads. The first
+# two keep the GIL: a thread that took it meanwhile would keep it for up to 5 ms, a third of a packed batch.
 
 
 def _first_of(ascending: torch.Tensor, value: int) -> int:
@@ -182,7 +183,7 @@ def _join(parts: list[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def _begins_with(block: Block, n: int, before: Block) -> bool:
-    """Whether the first ``n`` edges of a block, and no fewer, are those of the hop before."""
+    """Tell whether exactly the first ``n`` edges of a block are the edges of the previous hop."""
     if len(before.src) != n:
         return False
     return all(
@@ -192,7 +193,7 @@ def _begins_with(block: Block, n: int, before: Block) -> bool:
 
 
 def _stacked(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
-    """Return sources and destinations as one tensor: a view, where they lie in one."""
+    """Stack sources and destinations into one tensor; a view if they lie in one."""
     n, step = len(src), dst.storage_offset() - src.storage_offset()
     together = src.untyped_storage().data_ptr() == dst.untyped_storage().data_ptr()
     if n and together and step >= n and src.is_contiguous() and dst.is_contiguous():

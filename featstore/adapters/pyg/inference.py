@@ -14,7 +14,7 @@ __all__ = ["inference_layer"]
 
 
 def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Aggregate:
-    """Return a convolution as a layer that says what it aggregates.
+    """Convert a convolution to an :class:`~featstore.Aggregate`, a layer that declares its aggregation.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
         ``SAGEConv`` with ``aggr`` of ``"mean"`` or ``"sum"``, without projection; ``GCNConv`` with self loops and
         normalisation. Both without normalised outputs and edge weights.
     then : callable, optional
-        What follows it, row by row: normalisation, activation.
+        Function after the convolution, row by row: normalisation, activation.
 
     Raises
     ------
     ValueError
-        Another convolution, or other options of it: says how :func:`featstore.infer` takes it as ``layer(h, block)``.
+        Another convolution, or other options; the message shows how :func:`featstore.infer` takes it as ``layer(h, block)``.
 
     Notes
     -----

@@ -29,7 +29,7 @@ __all__ = ["NeighborLoader"]
 
 Ids = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
-# Keywords of PyG's loader, and of torch's, that this one has no use for: the values that change nothing here, and advice.
+# Unused keywords of PyG's loader, and of torch's: the values that are accepted, and advice for others.
 _HETEROGENEOUS = "the graph has one type of nodes"
 _THREADS = "batches are made by threads, not by processes: threads= says how many sample, prefetch= how many batches are ahead"
 _BATCHES = "input_nodes= may be an object that says which seeds form which batch, such as featstore.RandomBatches"
@@ -65,15 +65,15 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
 class NeighborLoader:
     """Iterate over mini-batches of a dataset as ``torch_geometric.data.Data``, an epoch a ``for`` loop.
 
-    In place of ``torch_geometric.loader.NeighborLoader``: the keywords are PyG's where they mean the same, and those of
-    :class:`~featstore.Loader`, which does the work.
+    A replacement for ``torch_geometric.loader.NeighborLoader``. It takes PyG's keywords if they mean the same, and the keywords
+    of :class:`~featstore.Loader`, which does the work.
 
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
     num_neighbors : sequence of int, optional
-        Neighbours of the seeds, of the nodes that those add, and so on; -1 takes all. Every node draws once, as in PyG.
-        Without it, and without ``neighbor_sampler``, the strategy brings its batches, as :class:`~featstore.Packed` does.
+        Neighbours to draw in each hop, the seeds' own first; -1 takes all. Every node draws once, as in PyG. Without it, and
+        without ``neighbor_sampler``, the strategy brings its batches, as :class:`~featstore.Packed` does.
     input_nodes : integer array or tensor, boolean mask of shape (num_nodes,), or Batches, optional
         Seeds, distinct; all nodes by default.
     batch_size : int, optional
@@ -81,17 +81,17 @@ class NeighborLoader:
     shuffle, drop_last, replace : bool
         A new order of the seeds each epoch; leave out a last batch that is not full; draw with replacement.
     transform : callable, optional
-        Is given each batch, in the loop's thread, and returns what the loop gets.
+        Called with each batch, in the loop's thread; the loop gets its result.
     neighbor_sampler : Sampler, optional
         In place of ``num_neighbors`` and ``replace``: any sampler that :class:`~featstore.Loader` takes.
     features : str or sequence of str, optional
         Features to gather; by default ``x``, or the only one.
     edge_features : str or sequence of str, optional
-        Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, where the sampler numbers edges. With
-        ``num_neighbors`` it does if there are any, unless ``edges`` says otherwise.
+        Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, if the sampler numbers edges. With
+        ``num_neighbors`` the sampler numbers them if there are edge features, unless ``edges`` is false.
     edges : bool, optional
-        With ``num_neighbors``: whether to number the edges, for ``batch.e_id``; by default only where edge features are
-        gathered. Where edges were not given as lists are stored, numbers take reads of their own.
+        With ``num_neighbors``: number the edges, for ``batch.e_id``; by default only if edge features are gathered. If edges were
+        not given in the order of the stored lists, the numbers take further reads.
     labels : str, sequence of str, or None
         Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where there is one.
     strategy : str, Strategy or class
@@ -101,8 +101,8 @@ class NeighborLoader:
     num_workers : int
         Threads that sample, if not 0; there are no worker processes.
     **options : Any
-        Of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others. Keywords
-        of PyG's loader that change nothing here are taken, too; others raise OptionError with what to do instead.
+        Options of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others.
+        Keywords of PyG's loader that change nothing here are accepted, too; others raise OptionError with advice.
 
     Attributes
     ----------
@@ -119,8 +119,8 @@ class NeighborLoader:
 
     Notes
     -----
-    A batch has what :func:`to_data` says. ``batch.y`` has the labels of the seeds, the first ``batch_size`` nodes, where PyG's
-    has a row for every node: ``batch.y[:batch.batch_size]`` is right for both. Other node data are in memory:
+    :func:`to_data` describes a batch. ``batch.y`` has the labels of the seeds, the first ``batch_size`` nodes; in PyG it has a
+    row for every node. ``batch.y[:batch.batch_size]`` is right for both. Other node data are in memory:
     ``g.node_data["train_mask"][batch.n_id]``.
 
     Examples
@@ -217,11 +217,11 @@ class NeighborLoader:
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands; see :meth:`featstore.Loader.state_dict`."""
+        """Return the state of training; see :meth:`featstore.Loader.state_dict`."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` stood; see :meth:`featstore.Loader.load_state_dict`."""
+        """Restore a state of :meth:`state_dict`; see :meth:`featstore.Loader.load_state_dict`."""
         self.loader.load_state_dict(state)
 
     def stats(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class NeighborLoader:
         return self.loader.stats()
 
     def close(self) -> None:
-        """Stop what runs and give the memory back; see :meth:`featstore.Loader.close`."""
+        """Stop the loader and give its memory back; see :meth:`featstore.Loader.close`."""
         self.loader.close()
 
     def __enter__(self) -> NeighborLoader:

@@ -40,15 +40,15 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         :class:`~featstore.NeighborSampler` or :class:`~featstore.LaborSampler`, best with ``redraw=False``, or any other that
         :class:`~featstore.Loader` takes.
     num_nodes : int, optional
-        By default what the sampler's attributes ``graph`` or ``num_nodes`` say; TypeError where nothing does.
+        Nodes of the graph; by default from the sampler's attribute ``graph`` or ``num_nodes``. TypeError if it has neither.
 
     Notes
     -----
     Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from
     torch's random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. The
-    number stands for the batch's index, so ``batch_dependency`` has no effect here. Nodes, edges and counts of hops are as
-    :func:`to_data` says. Seeds may be given more than once: the edges of the first are copied. Sampling by time, and disjoint
-    samples, are not there (NotImplementedError).
+    number stands for the batch's index, so ``batch_dependency`` has no effect here. Nodes, edges and counts of hops are those of
+    :func:`to_data`. A seed may be given more than once: its edges are copied. Sampling by time, and disjoint samples, raise
+    NotImplementedError.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def _without_types(index: Any) -> Any:
 
 
 def _distinct(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the distinct seeds by first appearance, where each first appears, and the number of each seed's distinct one."""
+    """Find the distinct seeds in order of first appearance, the position of each, and the distinct number of every seed."""
     seeds = torch.from_numpy(id_array("seeds", seeds)).long()
     values, number = torch.unique(seeds, return_inverse=True)
     places = torch.arange(len(seeds), device="cpu")
@@ -134,7 +134,7 @@ def _distinct(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def _repeated(
     edges: torch.Tensor, edge: torch.Tensor | None, n_edges: list[int], n_distinct: int, first: torch.Tensor, number: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
-    """Return the edges for seeds of which some are given more than once, each with the edges of its first appearance."""
+    """Copy edges for seeds that are given more than once: each gets the edges of its first appearance."""
     n_seeds = len(number)
 
     def renumbered(nodes: torch.Tensor) -> torch.Tensor:

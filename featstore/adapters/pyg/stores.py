@@ -25,14 +25,14 @@ _NODES_AT_ONCE = 1 << 16
 
 
 def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[NodeStore, EdgeStore]:
-    """Return a dataset as the pair of stores that PyG's loaders take in place of a ``Data``.
+    """Make the pair of stores of a dataset that PyG's loaders take in place of a ``Data``.
 
     Parameters
     ----------
     g : OutOfCoreGraph
     attributes : sequence of str, optional
-        What batches get, and all that can be asked for: features, and node data with an entry for each node. By default
-        batches get ``x``, or the only feature, and all such node data, and every feature can be asked for.
+        Names of the features and node data that batches get, and that alone can be read. Node data need an entry for each node.
+        By default batches get ``x``, or the only feature, and all such node data, and every feature can be read.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def _read_only(what: str) -> NoReturn:
 
 @dataclass
 class NodeAttr(TensorAttr):  # type: ignore[misc]  # of a package without types
-    """PyG's attribute, whose index may also be a NumPy array, which does not compare as a whole; None alone is the group."""
+    """PyG's attribute, extended to an index that is a NumPy array, which cannot be compared as a whole; the group is None."""
 
     def __post_init__(self) -> None:
         group = self.group_name
@@ -82,11 +82,11 @@ class NodeAttr(TensorAttr):  # type: ignore[misc]  # of a package without types
 
     @classmethod
     def cast(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return an attribute, made of what was given if that is none yet."""
+        """Convert the arguments to an attribute, unless they are one."""
         return cls(None) if args == (None,) and not kwargs else super().cast(*args, **kwargs)
 
     def is_set(self, key: str) -> bool:
-        """Whether a field was given."""
+        """Tell whether a field was given."""
         return getattr(self, key) is not _FieldStatus.UNSET
 
 
@@ -142,7 +142,7 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         return (*(() if lead is None else lead), *shape[1:])
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """Return the attributes that a batch gets; their index is not set."""
+        """List the attributes that a batch gets; their index is not set."""
         return [NodeAttr(group_name=None, attr_name=name) for name in self._of_batches]
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
@@ -160,7 +160,7 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
 
 
 def _places(numbers: EdgeIds | None, first: int, n: int) -> slice | npt.NDArray[np.intp]:
-    """Return where the stored edges ``first …`` go: to their numbers in the input, or without ``numbers`` where they are."""
+    """Compute the places of the stored edges ``first …``: their numbers in the input or, without ``numbers``, as stored."""
     if numbers is None:
         return slice(first, first + n)
     found = np.empty(n, numbers.dtype)
@@ -172,8 +172,8 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
     """The adjacency, of the one type of edges, ``edge_type=None``: in CSC form as it is stored, in COO form on request.
 
     An edge index is read whole into memory that counts in the graph's budget, 8 bytes an edge, in COO form 16. COO form has the
-    edges as they were given, as rows of edge features are; with ``is_sorted=True``, and from :meth:`coo`, as they are stored,
-    by destination. CSR form is a KeyError; :meth:`csr` makes one from CSC in memory. A size that is not known may be None.
+    edges in the order of the input, as the rows of edge features. With ``is_sorted=True``, and from :meth:`coo`, they are in the
+    stored order, by destination. CSR form raises KeyError; :meth:`csr` makes one from CSC in memory. An unknown size may be None.
     """
 
     def __init__(self, g: OutOfCoreGraph) -> None:
@@ -223,7 +223,7 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
             raise KeyError(f"'edge_index' for '{attr}' not found: {why}")
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """Return the one layout that is stored: CSC."""
+        """List the only stored layout: CSC."""
         return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, size=(self._g.num_nodes, self._g.num_nodes))]
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from featstore._core.threads cimport FS_MAX_THREADS, fs_parallel_for
+from featstore._core.threads cimport FS_MAX_THREADS, parallel_for
 
-cdef extern from "aggregate.h" nogil:
+cdef extern from "kernels/aggregate.h" nogil:
     ctypedef struct fs_aggregate:
         const void *rows
         int64_t first
@@ -25,7 +25,8 @@ cdef extern from "aggregate.h" nogil:
     int64_t FS_NO_MORE
     int64_t fs_list_id(const void *ids, int64_t id_bytes, int64_t at)
     bint fs_lists_fit(const int64_t *cursor, const int64_t *ends, int64_t n_ids, int64_t lo, int64_t hi)
-    void fs_accumulate(fs_aggregate *job, int kind, int64_t n_parts, int n_threads, int level)
+    void fs_begin_accumulating(fs_aggregate *job, int kind, int level)
+    void fs_accumulate_parts(void *job, int64_t begin, int64_t end)
 
 LEVELS = 3  # of vectors, see :func:`accumulate`
 NO_MORE = FS_NO_MORE
@@ -110,7 +111,8 @@ def accumulate(const uint8_t[::1] rows not None, int64_t row_item, int64_t first
         job.scale = &scale[0]
     job.self, job.bounds = self_first, &bounds[0]
     with nogil:
-        fs_accumulate(&job, kind, n_parts, n_threads, level)
+        fs_begin_accumulating(&job, kind, level)
+        parallel_for(fs_accumulate_parts, &job, n_parts, 1, n_threads)
     if job.is_beyond:
         raise ValueError("lists beyond the ids")
     return job.bad if job.bad < FS_NO_MORE else -1
@@ -195,4 +197,4 @@ def finish(uint8_t[::1] sums not None, int64_t sum_item, int64_t width, const do
     job.sums, job.factors, job.sum_item, job.width, job.divides = &sums[0], &factors[0], sum_item, width, divides
     n_threads = max(1, min(n_threads, FS_MAX_THREADS))
     with nogil:
-        fs_parallel_for(finish_range, &job, n, n // (4 * n_threads) + 1, n_threads)
+        parallel_for(finish_range, &job, n, n // (4 * n_threads) + 1, n_threads)

@@ -1,8 +1,8 @@
-"""``bits.h`` as the modules that use it see it, and the check of rows before they are looked up."""
+"""``kernels/bits.h`` as the modules that use it see it, and the check of rows before they are looked up."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-cdef extern from "bits.h" nogil:
+cdef extern from "kernels/bits.h" nogil:
     void fs_fetch(const void *p)
     void fs_touch(const void *p)
     void fs_peek(const void *p)

@@ -1,68 +1,21 @@
-"""Blocks of memory that tensors borrow: given back when the tensor and all its views have died."""
+"""Memory that is mapped: for drives to read into, for caches, and for tensors that borrow it until all their views have died."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint8_t, uint64_t
+from posix.unistd cimport getpid
+
 cimport cython
 
-cdef extern from *:
-    """
-    #include <stdint.h>
-    #include <sys/mman.h>
-
-    #define FS_HUGE (2UL << 20)
-
-    static uint64_t fs_mapped;  /* bytes of all blocks; atomic */
-
-    /* Zeroed memory; from 2 MiB on aligned to, and asked to be of, huge pages. */
-    static void *fs_block_map(uint64_t bytes) {
-        uint64_t slack = bytes >= FS_HUGE ? FS_HUGE : 0;
-        if (bytes > PTRDIFF_MAX - FS_HUGE) return NULL;
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        uint8_t *p = (uint8_t *)mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, flags, -1, 0);
-        if (p == (uint8_t *)MAP_FAILED) return NULL;
-        if (slack) {
-            uint8_t *aligned = (uint8_t *)(((uintptr_t)p + FS_HUGE - 1) & ~(FS_HUGE - 1));
-            if (aligned > p) munmap(p, (uint64_t)(aligned - p));
-            if (aligned + bytes < p + bytes + slack) munmap(aligned + bytes, (uint64_t)(p + slack - aligned));
-            p = aligned;
-            madvise(p, bytes, MADV_HUGEPAGE);
-        }
-        __atomic_fetch_add(&fs_mapped, bytes, __ATOMIC_RELAXED);
-        return p;
-    }
-
-    /* Take the pages of a range now; 0, or -1 where the kernel cannot (before Linux 5.14) or has no memory. */
-    static int fs_populate(void *p, uint64_t bytes) {
-    #ifndef MADV_POPULATE_WRITE
-    #define MADV_POPULATE_WRITE 23
-    #endif
-        uintptr_t first = ((uintptr_t)p + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)p + bytes) & ~(uintptr_t)4095;
-        return end > first ? madvise((void *)first, end - first, MADV_POPULATE_WRITE) : 0;
-    }
-
-    /* Give the whole pages of a range back; what is read there afterwards is zero. 0, or -1. */
-    static int fs_discard(void *p, uint64_t bytes) {
-        uintptr_t first = ((uintptr_t)p + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)p + bytes) & ~(uintptr_t)4095;
-        return end > first ? madvise((void *)first, end - first, MADV_DONTNEED) : 0;
-    }
-
-    static void fs_block_unmap(void *p, uint64_t bytes) {
-        if (p == NULL) return;
-        munmap(p, bytes);
-        __atomic_fetch_sub(&fs_mapped, bytes, __ATOMIC_RELAXED);
-    }
-
-    static uint64_t fs_mapped_bytes(void) { return __atomic_load_n(&fs_mapped, __ATOMIC_RELAXED); }
-    """
-    void *fs_block_map(uint64_t n_bytes) nogil
-    void fs_block_unmap(void *p, uint64_t n_bytes) nogil
-    int fs_populate(void *p, uint64_t n_bytes) nogil
-    int fs_discard(void *p, uint64_t n_bytes) nogil
-    uint64_t fs_mapped_bytes() nogil
+cdef extern from "kernels/mapping.h" nogil:
+    void *fs_map(uint64_t n_bytes, int forked)
+    void fs_unmap(void *p, uint64_t n_bytes)
+    int fs_populate(void *p, uint64_t n_bytes)
+    int fs_discard(void *p, uint64_t n_bytes)
+    uint64_t fs_mapped_bytes()
 
 
 def mapped_bytes():
-    """Count the bytes of all blocks that live in this process, whether their pages were touched or not."""
+    """Count the bytes of all arenas that live in this process, whether their pages were touched or not."""
     return fs_mapped_bytes()
 
 
@@ -92,44 +45,53 @@ def discard(uint8_t[::1] memory not None):
     return error == 0
 
 
-cdef class Block:
-    """Memory of fixed size, unmapped when the object dies."""
+cdef class Arena:
+    """Memory of fixed size, unmapped when the object dies; zeroed at first.
 
-    cdef void *data
-    cdef readonly uint64_t nbytes
+    Without ``forked`` a child process does not have it, as what drives read into must be: a read may land while a fork copies pages.
+    Fresh pages can cost more than what is done with them, so streams and packers use one another's, one at a time.
+    """
 
-    def __cinit__(self, uint64_t nbytes):
-        self.data = NULL
-        self.nbytes = nbytes
-        self.data = fs_block_map(max(nbytes, 1))
+    def __cinit__(self, uint64_t nbytes, bint forked=True):
+        self.nbytes, self.is_forked, self.pid = nbytes, forked, getpid()
+        self.data = <uint8_t *>fs_map(max(nbytes, 1), forked)
         if self.data == NULL:
             raise MemoryError(f"cannot map {nbytes} bytes")
 
     def __dealloc__(self):
-        fs_block_unmap(self.data, max(self.nbytes, 1))
+        if self.data != NULL and (self.is_forked or self.pid == getpid()):
+            fs_unmap(self.data, max(self.nbytes, 1))
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.nbytes, 0, flags)
 
 
-@cython.no_gc_clear
-cdef class Lease:
-    """The first ``nbytes`` of a block as a writable buffer; calls ``give_back(block)`` when nobody uses it any more."""
+cdef Arena arena_for(Arena given, uint64_t nbytes):
+    """Take ``given``, where it is free and large enough, or a new one, for drives."""
+    if given is None or given.in_use or given.nbytes < nbytes or given.pid != getpid():
+        given = Arena(nbytes, False)
+    given.in_use = True
+    return given
 
-    cdef Block block
+
+@cython.no_gc_clear
+cdef class Borrowed:
+    """The first ``nbytes`` of an arena as a writable buffer; calls ``give_back(arena)`` when nobody uses it any more."""
+
+    cdef Arena arena
     cdef object give_back
     cdef readonly uint64_t nbytes
 
-    def __init__(self, Block block not None, uint64_t nbytes, give_back):
-        if nbytes > block.nbytes:
-            raise ValueError("the block is too small")
-        self.block = block
+    def __cinit__(self, Arena arena not None, uint64_t nbytes, give_back):
+        if nbytes > arena.nbytes:
+            raise ValueError("the arena is too small")
+        self.arena = arena
         self.nbytes = nbytes
         self.give_back = give_back
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.block.data, <Py_ssize_t>self.nbytes, 0, flags)
+        PyBuffer_FillInfo(view, self, self.arena.data, <Py_ssize_t>self.nbytes, 0, flags)
 
     def __dealloc__(self):
         if self.give_back is not None:
-            self.give_back(self.block)
+            self.give_back(self.arena)

@@ -12,7 +12,7 @@ from featstore._core.bits cimport fs_fetch, outside, row_t
 cdef extern from *:
     """
     #include <stdint.h>
-    #include "bits.h"
+    #include "kernels/bits.h"
 
     /* Hints only: an id that is out of range may be hinted at before it is checked, hence integer arithmetic. */
     static inline void featstore_prefetch_entry(const int32_t *table, uint64_t entry)

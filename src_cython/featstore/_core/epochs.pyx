@@ -1,18 +1,21 @@
-"""Epoch-wide sampling: logs of many batches, draws list by list, a batch's hops from its logs. The kernels are in epochs.h."""
+"""Epoch-wide sampling: logs of many batches, draws list by list, a batch's hops from its logs.
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+The kernels are in kernels/epochs.c.
+"""
+
 from libc.stdint cimport INT32_MAX, INT64_MAX, UINT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport cython
 
+from featstore._core.ids cimport Ids
 from featstore._core.sampler cimport Hops, fs_draw_lanes_fn
 
 
 cdef enum:
     LANE_DRAWS = 64
 
-cdef extern from "epochs.h" nogil:
+cdef extern from "kernels/epochs.h" nogil:
     ctypedef struct fs_logs:
         char *arena
         int32_t *next
@@ -25,8 +28,11 @@ cdef extern from "epochs.h" nogil:
         int64_t block_words
         int64_t n_free
         int wide
-    ctypedef int64_t (*fs_take_fn)() noexcept  # only passed on
-    ctypedef int64_t (*fs_take_places_fn)() noexcept
+    ctypedef struct fs_numbers:
+        pass
+    ctypedef int64_t (*fs_take_fn)(const void *, int, int64_t, const fs_numbers *, uint32_t, void *) noexcept
+    ctypedef int64_t (*fs_take_places_fn)(const void *, int, int64_t, const fs_numbers *, uint32_t, void *, int64_t,
+                                          int64_t *) noexcept
     ctypedef struct fs_pass:
         fs_logs *logs
         const uint64_t *keys
@@ -208,29 +214,23 @@ def sort_targets(records, bint wide, int64_t base, int64_t n_range, int64_t[::1]
     int
         How many nodes have targets.
     """
-    cdef Py_buffer view
-    cdef int64_t n, found = 0, room = min(nodes.shape[0], starts.shape[0])
-    cdef bint good, few
-    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-    try:
-        n = view.len // (8 if wide else 4) // FS_TARGET_WORDS
-        # Comparing takes less time than passes over a range of many more nodes.
-        few = n_range >= ends.shape[0] or (n < n_range // 64 and n_range <= INT32_MAX)
-        if (n_range < 1 or batch.shape[0] < n or place.shape[0] < n or room <= (n if few else min(n, n_range))
-                or (few and n_range > INT32_MAX)):
-            raise ValueError("no room for the targets")
-        if n == 0:
-            return 0
-        with nogil:
-            if few:
-                found = fs_sort_few(view.buf, wide, n, base, n_range, &batch[0], &place[0], &nodes[0], &starts[0])
-                good = found >= 0
-            else:
-                good = fs_sort_targets(view.buf, wide, n, base, n_range, &ends[0], &batch[0], &place[0])
-                if good:
-                    found = fs_distinct(&ends[0], n_range, base, &nodes[0], &starts[0])
-    finally:
-        PyBuffer_Release(&view)
+    cdef Ids words = Ids(records, 8 if wide else 4)
+    cdef int64_t n = words.n // FS_TARGET_WORDS, found = 0, room = min(nodes.shape[0], starts.shape[0])
+    # Comparing takes less time than passes over a range of many more nodes.
+    cdef bint good, few = n_range >= ends.shape[0] or (n < n_range // 64 and n_range <= INT32_MAX)
+    if (n_range < 1 or batch.shape[0] < n or place.shape[0] < n or room <= (n if few else min(n, n_range))
+            or (few and n_range > INT32_MAX)):
+        raise ValueError("no room for the targets")
+    if n == 0:
+        return 0
+    with nogil:
+        if few:
+            found = fs_sort_few(words.data, wide, n, base, n_range, &batch[0], &place[0], &nodes[0], &starts[0])
+            good = found >= 0
+        else:
+            good = fs_sort_targets(words.data, wide, n, base, n_range, &ends[0], &batch[0], &place[0])
+            if good:
+                found = fs_distinct(&ends[0], n_range, base, &nodes[0], &starts[0])
     if not good:
         raise ValueError("a target lies outside its range of nodes")
     return found
@@ -328,7 +328,7 @@ cdef class Draws:
         OverflowError
             Places in a list are logged, and one is too long for words of 32 bits: more than 2**32 neighbours.
         """
-        cdef Py_buffer view
+        cdef Ids listed
         cdef int64_t i, longest = 0
         self.check_ids(id_bytes)
         if self.pass_.numbered and not self.pass_.logs.wide:
@@ -339,14 +339,10 @@ cdef class Draws:
                 raise OverflowError(
                     f"a list of {longest} neighbours is too long for the logs of a graph of less than 2**31 nodes: "
                     "LaborSampler(edges=True) draws the same batches one by one")
-        PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
-        try:
-            self.pass_.ids, self.pass_.n_ids = view.buf, view.len // id_bytes
-        finally:
-            PyBuffer_Release(&view)
-        self.pass_.wide = id_bytes == 8
+        listed = Ids(ids, id_bytes)
         self.take(first, end, at, degree, scratch)
-        self.held = (at, degree, ids, scratch)
+        self.pass_.ids, self.pass_.n_ids, self.pass_.wide = listed.data, listed.n, listed.wide
+        self.held = (at, degree, listed, scratch)
 
     def begin_elsewhere(self, int64_t first, int64_t end, const int64_t[::1] at not None, const int64_t[::1] degree not None,
                         int64_t[::1] positions not None, int64_t[::1] holes not None, int64_t[::1] scratch not None):
@@ -391,16 +387,13 @@ cdef class Draws:
 
     def fill(self, found, int id_bytes):
         """Log the ids of the edges that were drawn elsewhere; ``found`` holds them in that order, checked."""
-        cdef Py_buffer view
+        cdef Ids ids
         self.check_ids(id_bytes)
-        PyObject_GetBuffer(found, &view, PyBUF_SIMPLE)
-        try:
-            if self.pass_.wide != FS_ELSEWHERE or view.len != self.pass_.n_positions * id_bytes:
-                raise ValueError(f"{self.n_drawn} ids were drawn elsewhere")
-            with nogil:
-                fs_fill_holes(&self.pass_, view.buf, id_bytes == 8)
-        finally:
-            PyBuffer_Release(&view)
+        ids = Ids(found, id_bytes)
+        if self.pass_.wide != FS_ELSEWHERE or ids.n != self.pass_.n_positions:
+            raise ValueError(f"{self.n_drawn} ids were drawn elsewhere")
+        with nogil:
+            fs_fill_holes(&self.pass_, ids.data, ids.wide)
 
     cdef int check_ids(self, int id_bytes) except -1:
         if id_bytes not in (4, 8) or (id_bytes == 8 and not self.pass_.logs.wide):
@@ -469,8 +462,8 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array,
     ValueError
         The log is damaged.
     """
-    cdef Py_buffer view
-    cdef int64_t n_words, n_edges = 0
+    cdef Ids words
+    cdef int64_t n_edges = 0
     cdef int64_t[::1] counted = counts
     cdef int64_t[::1] src, dst, edge_pos
     cdef const int64_t[::1] first = starts
@@ -481,30 +474,26 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array,
         raise ValueError("edges are numbered by a log of their places, and by where the lists of all destinations begin")
     if n_dst < 0 or n_dst > hops.hop.n_nodes or counted.shape[0] < n_dst:
         raise ValueError("more destinations than nodes")
-    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-    try:
-        n_words = view.len // (8 if wide else 4)
-        if n_dst:
-            with nogil:
-                n_edges = fs_count_drawn(view.buf, wide, each, n_words, n_dst, &counted[0])
-        if n_edges < 0 or (n_words and not n_dst):
-            raise ValueError("the log of a hop is damaged")
-        if first is None:
-            src, dst = array(n_edges)
-        else:
-            src, dst, edge_pos = array(n_edges)
-            if edge_pos.shape[0] != n_edges:
-                raise ValueError(f"the hop has {n_edges} edges")
-            if n_edges:
-                firsts, numbers = &first[0], &edge_pos[0]
-        if src.shape[0] != n_edges or dst.shape[0] != n_edges:
+    words = Ids(records, 8 if wide else 4)
+    if n_dst:
+        with nogil:
+            n_edges = fs_count_drawn(words.data, wide, each, words.n, n_dst, &counted[0])
+    if n_edges < 0 or (words.n and not n_dst):
+        raise ValueError("the log of a hop is damaged")
+    if first is None:
+        src, dst = array(n_edges)
+    else:
+        src, dst, edge_pos = array(n_edges)
+        if edge_pos.shape[0] != n_edges:
             raise ValueError(f"the hop has {n_edges} edges")
-        hops._end_hop()
         if n_edges:
-            with nogil:
-                fs_order_drawn(view.buf, wide, each, n_words, n_dst, &counted[0], &src[0], &dst[0], firsts, numbers)
-    finally:
-        PyBuffer_Release(&view)
+            firsts, numbers = &first[0], &edge_pos[0]
+    if src.shape[0] != n_edges or dst.shape[0] != n_edges:
+        raise ValueError(f"the hop has {n_edges} edges")
+    hops._end_hop()
+    if n_edges:
+        with nogil:
+            fs_order_drawn(words.data, wide, each, words.n, n_dst, &counted[0], &src[0], &dst[0], firsts, numbers)
     hops.hop.n_dst, hops.hop.n_edges, hops.hop.n_missing = n_dst, n_edges, 0
     hops.hop.numbered = 0
     hops.hop.drawn = hops.hop.gathered = n_edges

@@ -4,15 +4,17 @@ import errno
 import os
 import stat
 
+from cpython.array cimport array, clone
 from cpython.exc cimport PyErr_Occurred
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.unistd cimport close as c_close, getpid
 
+from featstore._core.buffers cimport Arena
 from featstore._core.rowio cimport (
-    FS_ERR_OS, FS_ERR_SHORT, FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, fs_job, fs_ring,
-    fs_ring_close, fs_row_start, fs_sort_keys, open_ring,
+    FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, check_job, fs_job, fs_ring, fs_ring_close,
+    fs_sort_keys, fs_sums_pages, open_ring, raise_os,
 )
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best
 from featstore.errors import CorruptionError, FormatError
@@ -21,7 +23,6 @@ cdef extern from *:
     """
     #include <fcntl.h>
     #include <linux/magic.h>
-    #include <sys/mman.h>
     #include <sys/syscall.h>
     #include <sys/vfs.h>
     #include <unistd.h>
@@ -50,26 +51,15 @@ cdef extern from *:
         *read_error = errno;
         return fcntl(fd, F_SETFL, flags) < 0 ? -errno : 0;
     }
-
-    static void *fs_arena(size_t bytes) {
-        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return NULL;
-        madvise(p, bytes, MADV_DONTFORK); /* the kernel may be writing to it while a fork copies pages */
-        return p;
-    }
-
-    static void fs_arena_free(void *p, size_t bytes) { if (p) munmap(p, bytes); }
     """
     long fs_dio_align(int fd) nogil
     int fs_set_direct(int fd, int *read_error) nogil
-    uint8_t *fs_arena(size_t n_bytes) nogil
-    void fs_arena_free(void *p, size_t n_bytes) nogil
 
 cdef extern from "Python.h":
     # Declared here without `except -1`: the pending exception is raised later, when nothing is in flight any more.
     int PyErr_CheckSignals()
 
-cdef extern from "backends.h" nogil:
+cdef extern from "kernels/backends.h" nogil:
     ctypedef int (*fs_poll_fn)() noexcept nogil
     ctypedef struct fs_uring:
         fs_ring ring
@@ -117,7 +107,7 @@ def direct_mode(int fd):
     if read_error in (errno.EINVAL, errno.EOPNOTSUPP):
         return f"buffered: the file system takes O_DIRECT and refuses to read ({os.strerror(read_error)})"
     if read_error:
-        raise OSError(read_error, os.strerror(read_error))
+        raise_os(read_error)
     return "direct" if align > 0 else "direct: the kernel does not report its alignment"
 
 
@@ -125,6 +115,7 @@ cdef class File:
     """An open row file: descriptor, geometry and, where pages are verified, their sums. Thread-safe but for ``close``."""
 
     cdef int fd
+    cdef bint has_fd  # a half-made object has descriptor 0, which is another's
     cdef readonly bint direct
     cdef readonly str mode
     cdef readonly object path
@@ -133,15 +124,14 @@ cdef class File:
     cdef readonly uint64_t n_sums_pages
     cdef fs_secret secret
 
-    def __cinit__(self):
-        self.fd = -1
-        self.sums = NULL
+    def __cinit__(self, path, uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes, uint64_t n_rows,
+                  uint64_t data_offset, uint64_t expected_bytes, bint direct=True, int fd=-1, str mode=None):
+        """Open ``path``, or take over ``fd``, which is open; ``expected_bytes`` is what its size must be.
 
-    def __init__(self, path, uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes, uint64_t n_rows,
-                 uint64_t data_offset, uint64_t expected_bytes, bint direct=True, int fd=-1):
-        """Open ``path``, or take over ``fd``, which is open; ``expected_bytes`` is what its size must be."""
+        ``mode`` is that of a File of the same open file: neither is looked at again.
+        """
         cdef object group, within, end
-        self.fd = fd
+        self.fd, self.has_fd = fd, True
         check_geometry(row_bytes, group_rows, group_bytes)
         if n_rows > MAX_ROWS:
             raise FormatError(f"{os.fspath(path)} claims {n_rows} rows; a file has at most {MAX_ROWS}")
@@ -157,6 +147,10 @@ cdef class File:
         self.group_bytes = group_bytes
         self.n_rows = n_rows
         self.data_offset = data_offset
+        self.size = expected_bytes
+        if mode is not None:
+            self.mode, self.direct = mode, direct
+            return
         try:
             if fd < 0:
                 # O_NONBLOCK: a FIFO in the file's place must not block the open.
@@ -168,10 +162,9 @@ cdef class File:
         info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode):
             raise FormatError(f"{self.path} is not a regular file")
-        self.size = info.st_size
-        if self.size != expected_bytes:
+        if <uint64_t>info.st_size != expected_bytes:
             raise CorruptionError(
-                f"has {self.size} bytes, the catalog says {expected_bytes}", self.path, min(self.size, expected_bytes)
+                f"has {info.st_size} bytes, the catalog says {expected_bytes}", self.path, min(info.st_size, expected_bytes)
             )
         self._choose_mode(direct)
 
@@ -186,20 +179,11 @@ cdef class File:
 
     def pages(self):
         """Return the same open file seen as rows of one page each, nothing verified; whatever is at its path by now."""
-        cdef File other = File.__new__(File)
-        other.path = self.path
-        other.row_bytes = other.group_bytes = FS_PAGE
-        other.group_rows = 1
-        other.n_rows = self.size // FS_PAGE
-        other.data_offset = 0
-        other.size = self.size
-        other.mode = self.mode
-        other.direct = self.direct
         try:
-            other.fd = os.dup(self.fd)
+            fd = os.dup(self.fd)
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from None
-        return other
+        return File(self.path, FS_PAGE, 1, FS_PAGE, self.size // FS_PAGE, 0, self.size, self.direct, fd, self.mode)
 
     def use_sums(self, uint64_t seed):
         """Verify pages from now on, against sums pages handed in with :meth:`set_sums_page`."""
@@ -237,7 +221,7 @@ cdef class File:
 
     def __dealloc__(self):
         free(self.sums)
-        if self.fd >= 0:
+        if self.has_fd and self.fd >= 0:
             c_close(self.fd)  # at the interpreter's exit the os module may be gone
 
 
@@ -246,7 +230,7 @@ cdef class Engine:
 
     cdef fs_uring *uring
     cdef fs_pool *pool
-    cdef uint8_t *arena
+    cdef Arena arena
     cdef readonly uint64_t arena_bytes
     cdef uint64_t cap_pages
     cdef uint64_t *scratch
@@ -256,13 +240,7 @@ cdef class Engine:
     cdef bytes script
     cdef uint64_t script_at
 
-    def __cinit__(self):
-        self.uring = NULL
-        self.pool = NULL
-        self.arena = NULL
-        self.scratch = NULL
-
-    def __init__(self, str backend, unsigned depth, uint64_t arena_bytes):
+    def __cinit__(self, str backend, unsigned depth, uint64_t arena_bytes):
         """Create a queue of ``depth`` reads; ``backend`` is ``"io_uring"`` or ``"pread"`` (``depth`` threads).
 
         Raises OSError where the kernel refuses.
@@ -275,9 +253,7 @@ cdef class Engine:
         if depth < 1 or arena_bytes < depth * FS_PAGE:
             raise ValueError("the buffers need at least a page for each read in flight")
         self.arena_bytes = arena_bytes // FS_PAGE * FS_PAGE
-        self.arena = fs_arena(self.arena_bytes)
-        if self.arena == NULL:
-            raise MemoryError
+        self.arena = Arena(self.arena_bytes, False)
         if backend == "io_uring":
             self.uring = <fs_uring *>calloc(1, sizeof(fs_uring))
             if self.uring == NULL:
@@ -285,7 +261,7 @@ cdef class Engine:
             self.uring.ring.fd = -1
             open_ring(&self.uring.ring, depth)
             self.uring.depth = min(depth, self.uring.ring.entries)
-            self.uring.arena = self.arena
+            self.uring.arena = self.arena.data
             self.uring.arena_bytes = self.arena_bytes
             self.cap_pages = max(1, self.arena_bytes // 16 // FS_PAGE)
         elif backend == "pread":
@@ -294,11 +270,11 @@ cdef class Engine:
             if self.pool == NULL:
                 raise MemoryError
             with nogil:
-                error = fs_pool_open(self.pool, depth, self.arena, buffer_bytes)
+                error = fs_pool_open(self.pool, depth, self.arena.data, buffer_bytes)
             if error:
                 free(self.pool)
                 self.pool = NULL
-                raise OSError(-error, f"starting reader threads: {os.strerror(-error)}")
+                raise_os(-error, None, "starting reader threads")
             self.cap_pages = buffer_bytes // FS_PAGE
         else:
             raise ValueError(f"no backend {backend!r}")
@@ -345,11 +321,7 @@ cdef class Engine:
         if job.error_kind == FS_OK:
             return 0
         raise_pending()  # Ctrl-C, also where a read failed while its handler ran: raising that error would lose it
-        if job.error_kind == FS_ERR_OS:
-            raise OSError(job.error_number, os.strerror(job.error_number), file.path)
-        if job.error_kind == FS_ERR_SHORT:
-            raise CorruptionError("the file ends before its catalogued size", file.path, job.error_offset)
-        raise CorruptionError("checksum of a page differs", file.path, job.error_offset)
+        return check_job(job, file.path)
 
     cdef int prepare(self, fs_job *job, File file, uint8_t[:, ::1] out, int64_t gap_bytes) except -1:
         memset(job, 0, sizeof(fs_job))
@@ -463,19 +435,14 @@ cdef class Engine:
 
     cdef tuple _run_paged(self, File file, fs_job *job, object sums_loader):
         """Run a sorted job in stretches whose pages of sums fit the loader's cache."""
-        cdef uint64_t n = job.n, at = 0, end, page, beyond, last, reads = 0, n_bytes = 0
+        cdef uint64_t n = job.n, at = 0, end, reads = 0, n_bytes = 0, capacity = sums_loader.capacity, n_pages
         cdef const uint64_t *keys = job.keys
+        # The last row may want some beyond the capacity.
+        cdef array pages = clone(array("Q"), capacity + job.row_bytes // (FS_PAGE * FS_SUMS_PER_PAGE) + 2, False)
         while at < n:
-            wanted = []
-            end = at
-            beyond = 0  # rows are sorted, so the pages of sums behind it are wanted already
-            while end < n and len(wanted) < sums_loader.capacity:
-                page = fs_row_start(job, keys[end] >> FS_INDEX_BITS) // FS_PAGE // FS_SUMS_PER_PAGE
-                last = (fs_row_start(job, keys[end] >> FS_INDEX_BITS) + job.row_bytes - 1) // FS_PAGE // FS_SUMS_PER_PAGE
-                for page in range(max(page, beyond), last + 1):
-                    wanted.append(page)
-                beyond = last + 1
-                end += 1
+            with nogil:
+                end = fs_sums_pages(job, keys, at, n, capacity, pages.data.as_ulonglongs, &n_pages)
+            wanted = pages[:n_pages].tolist()
             sums_loader.load(wanted)
             job.keys = keys + at
             job.n = end - at
@@ -499,9 +466,7 @@ cdef class Engine:
                     fs_pool_close(self.pool)
             free(self.pool)
             self.pool = NULL
-        if mine:  # a child never had the mapping (MADV_DONTFORK)
-            fs_arena_free(self.arena, self.arena_bytes)
-        self.arena = NULL
+        self.arena = None
         free(self.scratch)
         self.scratch = NULL
         self.scratch_rows = 0

@@ -1,14 +1,17 @@
-"""Layer-neighbour sampling: which sources the destinations of a hop take. The kernels are in labor.h and importance.h."""
+"""Layer-neighbour sampling: which sources the destinations of a hop take.
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+The kernels are in kernels/labor.c and kernels/importance.c.
+"""
+
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cimport cython
 
+from featstore._core.ids cimport Ids, check_length, check_width
 from featstore._core.sampler cimport Hops, fs_hop
 
 
-cdef extern from "labor.h" nogil:
+cdef extern from "kernels/labor.h" nogil:
     ctypedef struct fs_numbers:
         int changes
     ctypedef struct fs_layer:
@@ -25,8 +28,9 @@ cdef extern from "labor.h" nogil:
         int64_t *edge_pos
         int64_t n_used
         int64_t n_chosen
-    ctypedef int64_t (*fs_take_fn)() noexcept  # only passed on
-    ctypedef int64_t (*fs_take_places_fn)() noexcept
+    ctypedef int64_t (*fs_take_fn)(const void *, int, int64_t, const fs_numbers *, uint32_t, void *) noexcept
+    ctypedef int64_t (*fs_take_places_fn)(const void *, int, int64_t, const fs_numbers *, uint32_t, void *, int64_t,
+                                          int64_t *) noexcept
     enum:
         FS_PIECE
         FS_SPARE
@@ -40,7 +44,7 @@ cdef extern from "labor.h" nogil:
                   fs_take_places_fn) noexcept
     int fs_number_chosen(fs_hop *, const void *, int, const int64_t *) noexcept
 
-cdef extern from "importance.h" nogil:
+cdef extern from "kernels/importance.h" nogil:
     ctypedef struct fs_source:
         double weight
     int fs_number_sources(fs_hop *, void *, int) noexcept
@@ -105,18 +109,16 @@ cdef class Layer:
     cdef fs_take_places_fn take_places
     cdef int id_bytes
     cdef bint is_numbering
-    cdef object records
+    cdef Ids records
     cdef readonly int64_t n_expected, n_ids, n_missing
 
     def __cinit__(self, Hops hops not None, int64_t n_dst, int64_t fanout, uint64_t early, uint64_t late, uint64_t phase,
                   uint32_t turn, records, int id_bytes, int level=2):
-        cdef Py_buffer view
-        if id_bytes != 4 and id_bytes != 8:
-            raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+        check_width(id_bytes)
         if n_dst < 0 or n_dst > hops.hop.n_nodes:
             raise ValueError("more destinations than nodes")
         hops._end_hop()
-        self.hops, self.id_bytes, self.records = hops, id_bytes, records
+        self.hops, self.id_bytes = hops, id_bytes
         self.take, self.take_places = fs_choose_take(level), fs_choose_take_places(level)
         self.layer.wide = id_bytes == 8
         self.layer.n_dst, self.layer.fanout = n_dst, fanout
@@ -127,12 +129,8 @@ cdef class Layer:
             if self.n_ids != self.n_missing:
                 raise ValueError("lists in memory, and no records")
         else:
-            PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-            try:
-                self._length(&view)
-                self.layer.records = view.buf  # ``self.records`` keeps them
-            finally:
-                PyBuffer_Release(&view)
+            self.records = Ids(records, id_bytes)
+            self.layer.records = self.records.data
 
     @property
     def done(self):
@@ -177,33 +175,24 @@ cdef class Layer:
         edge_pos : int64 array, as long as ``chosen``, optional
             Receives the number of each edge that is taken, where ``starts`` is given; grows as ``chosen`` does.
         """
-        cdef Py_buffer source, target
+        cdef Ids source, target
         cdef int wants
-        cdef int64_t room
         self._check_hops()
         if counts.shape[0] != self.layer.n_dst:
             raise ValueError(f"counts has {counts.shape[0]} entries for {self.layer.n_dst} destinations")
-        PyObject_GetBuffer(found, &source, PyBUF_SIMPLE)
-        try:
-            self._check_found(self._length(&source))
-            PyObject_GetBuffer(chosen, &target, PyBUF_WRITABLE)
-            try:
-                room = self._length(&target)
-                if room < self.layer.n_chosen:
-                    raise ValueError(f"chosen has room for {room}, not for {self.layer.n_chosen}")
-                if edge_pos is not None:
-                    if starts is None or starts.shape[0] < self.layer.n_dst or edge_pos.shape[0] < room or not room:
-                        raise ValueError(f"edge_pos needs {room} entries, and the starts of {self.layer.n_dst} lists")
-                    if self.layer.n_dst:
-                        self.layer.starts, self.layer.edge_pos = &starts[0], &edge_pos[0]
-                with nogil:
-                    wants = fs_choose(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.buf, target.buf, room,
-                                      &counts[0] if counts.shape[0] else NULL, self.take, self.take_places)
-            finally:
-                self.layer.starts = self.layer.edge_pos = NULL
-                PyBuffer_Release(&target)
-        finally:
-            PyBuffer_Release(&source)
+        source = Ids(found, self.id_bytes)
+        self._check_found(source.n)
+        target = Ids(chosen, self.id_bytes, True)
+        check_length("chosen", target.n, self.layer.n_chosen)
+        if edge_pos is not None:
+            if starts is None or starts.shape[0] < self.layer.n_dst or edge_pos.shape[0] < target.n or not target.n:
+                raise ValueError(f"edge_pos needs {target.n} entries, and the starts of {self.layer.n_dst} lists")
+            if self.layer.n_dst:
+                self.layer.starts, self.layer.edge_pos = &starts[0], &edge_pos[0]
+        with nogil:
+            wants = fs_choose(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.data, target.data, target.n,
+                              &counts[0] if counts.shape[0] else NULL, self.take, self.take_places)
+        self.layer.starts = self.layer.edge_pos = NULL
         return not wants
 
     cdef int _check_hops(self) except -1:
@@ -211,12 +200,6 @@ cdef class Layer:
         if self.hops.hop.n_nodes < self.layer.n_dst:
             raise ValueError("the destinations are gone: another batch was begun")
         return 0
-
-    cdef int64_t _length(self, Py_buffer *view) except -1:
-        """Ids in a buffer, after a check of its item size."""
-        if view.itemsize != self.id_bytes:
-            raise ValueError(f"ids of {self.id_bytes} bytes expected, not of {view.itemsize}")
-        return view.len // self.id_bytes
 
     cdef int _check_found(self, int64_t n) except -1:
         """Refuse ids that are fewer than the turn's positions."""
@@ -245,7 +228,7 @@ cdef class Layer:
         cdef fs_hop *hop = &self.hops.hop
         cdef int64_t n = self.layer.n_chosen
         cdef int wants
-        cdef Py_buffer view
+        cdef Ids ids
         if not self.done:
             raise ValueError("lists are left to go through")
         if counts.shape[0] != self.layer.n_dst:
@@ -259,16 +242,13 @@ cdef class Layer:
             self.is_numbering = True
         if n == 0:
             return True
+        ids = Ids(chosen, self.id_bytes)
+        if ids.n < n:
+            raise ValueError(f"{n} chosen ids expected, not {ids.n}")
         hop.src, hop.dst = &src[0], &dst[0]
-        PyObject_GetBuffer(chosen, &view, PyBUF_SIMPLE)
-        try:
-            if self._length(&view) < n:
-                raise ValueError(f"{n} chosen ids expected, not {self._length(&view)}")
-            with nogil:
-                wants = fs_number_chosen(hop, view.buf, self.layer.wide, &counts[0])
-        finally:
-            PyBuffer_Release(&view)
-            hop.src = hop.dst = NULL
+        with nogil:
+            wants = fs_number_chosen(hop, ids.data, ids.wide, &counts[0])
+        hop.src = hop.dst = NULL
         if wants:
             self.hops._check_room()
         return not wants
@@ -301,11 +281,10 @@ cdef class Importance:
 
     cdef Layer layer
     cdef Hops sources
-    cdef Py_buffer listed
+    cdef Ids listed
     cdef int64_t[::1] counts
     cdef double[:, ::1] weights
     cdef int64_t fanout, n_numbered, n_weighed
-    cdef bint is_held
 
     def __cinit__(self, Layer layer not None, Hops sources not None, int64_t fanout, listed, int64_t[::1] counts not None):
         cdef int64_t total
@@ -320,17 +299,12 @@ cdef class Importance:
         total = _total(&counts[0] if counts.shape[0] else NULL, counts.shape[0], layer.layer.n_chosen)
         if total != layer.layer.n_chosen:
             raise ValueError("counts are not those of the hop")
-        PyObject_GetBuffer(listed, &self.listed, PyBUF_WRITABLE)
-        self.is_held = True
-        if layer._length(&self.listed) < total:
-            raise ValueError(f"{total} listed ids expected, not {layer._length(&self.listed)}")
+        self.listed = Ids(listed, layer.id_bytes, True)
+        if self.listed.n < total:
+            raise ValueError(f"{total} listed ids expected, not {self.listed.n}")
         self.layer, self.sources, self.fanout, self.counts = layer, sources, fanout, counts
         self.n_numbered = self.n_weighed = -1
         sources.hop.n_edges, sources.hop.numbered = total, 0
-
-    def __dealloc__(self):
-        if self.is_held:
-            PyBuffer_Release(&self.listed)
 
     @property
     def n_sources(self):
@@ -342,7 +316,7 @@ cdef class Importance:
         cdef int wants
         self._check_held()
         with nogil:
-            wants = fs_number_sources(&self.sources.hop, self.listed.buf, self.layer.layer.wide)
+            wants = fs_number_sources(&self.sources.hop, self.listed.data, self.listed.wide)
         if wants:
             self.sources._check_room()
         else:
@@ -381,7 +355,7 @@ cdef class Importance:
         found = []
         while n and len(found) != steps:
             with nogil:
-                expected = fs_weigh(self.listed.buf, self.layer.layer.wide, &self.counts[0], self.counts.shape[0], self.fanout,
+                expected = fs_weigh(self.listed.data, self.listed.wide, &self.counts[0], self.counts.shape[0], self.fanout,
                                     sources, n)
             found.append(expected)
             if steps < 0 and len(found) > 1 and before - expected < least * before:
@@ -399,16 +373,15 @@ cdef class Importance:
             raise ValueError(f"edge_pos has {edge_pos.shape[0]} entries for {self.layer.layer.n_chosen} edges")
         if n:
             with nogil:
-                kept = fs_keep(self.listed.buf, self.layer.layer.wide, &self.counts[0], self.counts.shape[0], self.fanout,
+                kept = fs_keep(self.listed.data, self.listed.wide, &self.counts[0], self.counts.shape[0], self.fanout,
                                <fs_source *>&self.weights[0, 0], n, self.sources.hop.nodes, &self.layer.layer.numbers,
                                &edge_pos[0] if edge_pos is not None else NULL)
         self.layer.layer.n_chosen = kept
-        self.is_held = False
-        PyBuffer_Release(&self.listed)
+        self.listed = None
 
     cdef int _check_held(self) except -1:
         """Refuse to go on where the list was written over, or the sources are gone."""
-        if not self.is_held:
+        if self.listed is None:
             raise ValueError("what is taken was kept already")
         if self.sources.hop.n_edges != self.layer.layer.n_chosen or self.n_numbered not in (-1, self.sources.hop.n_nodes):
             raise ValueError("the sources are gone: another batch was begun")

@@ -1,14 +1,14 @@
-"""Layer-wise sampling: lists in pieces, importance of sources, what a layer takes. The kernels are in layerwise.h."""
+"""Layer-wise sampling: lists in pieces, importance of sources, what a layer takes. The kernels are in kernels/layerwise.c."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cimport cython
 
+from featstore._core.ids cimport Ids, check_width
 from featstore._core.sampler cimport Hops, fs_hop
 
 
-cdef extern from "layerwise.h" nogil:
+cdef extern from "kernels/layerwise.h" nogil:
     ctypedef struct fs_layer:
         const void *records
         int wide
@@ -57,20 +57,18 @@ cdef class Lists:
 
     cdef fs_layer layer
     cdef readonly Hops hops
-    cdef object records
+    cdef Ids records
     cdef readonly int id_bytes
     cdef readonly int64_t n_ids, n_missing
     cdef int64_t position  # of the first id of the last piece, in its list
 
     def __cinit__(self, Hops hops not None, int64_t n_dst, records, int id_bytes):
-        cdef Py_buffer view
         cdef int64_t expected
-        if id_bytes != 4 and id_bytes != 8:
-            raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+        check_width(id_bytes)
         if n_dst < 0 or n_dst > hops.hop.n_nodes:
             raise ValueError("more destinations than nodes")
         hops._end_hop()
-        self.hops, self.id_bytes, self.records = hops, id_bytes, records
+        self.hops, self.id_bytes = hops, id_bytes
         self.layer.wide, self.layer.n_dst, self.layer.fanout = id_bytes == 8, n_dst, -1
         with nogil:
             fs_expect(hops.hop.degree, hops.hop.place, n_dst, -1, &expected, &self.n_ids, &self.n_missing)
@@ -78,13 +76,8 @@ cdef class Lists:
             if self.n_ids != self.n_missing:
                 raise ValueError("lists in memory, and no records")
         else:
-            PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-            try:
-                if view.itemsize != id_bytes:
-                    raise ValueError(f"ids of {id_bytes} bytes expected, not of {view.itemsize}")
-                self.layer.records = view.buf  # ``self.records`` keeps them
-            finally:
-                PyBuffer_Release(&view)
+            self.records = Ids(records, id_bytes)
+            self.layer.records = self.records.data
 
     @property
     def n_dst(self):
@@ -120,26 +113,16 @@ cdef class Lists:
         owners : int32 array
             As long as ``listed``.
         """
-        cdef Py_buffer source, target
+        cdef Ids source, target
         cdef int64_t n, room = owners.shape[0], position = self.layer.next_position
         self._check()
-        PyObject_GetBuffer(found, &source, PyBUF_SIMPLE)
-        try:
-            PyObject_GetBuffer(listed, &target, PyBUF_WRITABLE)
-            try:
-                if source.itemsize != self.id_bytes or target.itemsize != self.id_bytes:
-                    raise ValueError(f"ids of {self.id_bytes} bytes expected")
-                if target.len // self.id_bytes != room or room < 1:
-                    raise ValueError(f"room for {target.len // self.id_bytes} ids and {room} owners")
-                if source.len // self.id_bytes < self._left():
-                    raise ValueError(f"{self._left()} ids expected, not {source.len // self.id_bytes}")
-                with nogil:
-                    n = fs_take_lists(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.buf, target.buf,
-                                      &owners[0], room)
-            finally:
-                PyBuffer_Release(&target)
-        finally:
-            PyBuffer_Release(&source)
+        source, target = Ids(found, self.id_bytes), Ids(listed, self.id_bytes, True)
+        if target.n != room or room < 1:
+            raise ValueError(f"room for {target.n} ids and {room} owners")
+        if source.n < self._left():
+            raise ValueError(f"{self._left()} ids expected, not {source.n}")
+        with nogil:
+            n = fs_take_lists(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.data, target.data, &owners[0], room)
         if n:
             self.position = position
         return n
@@ -148,6 +131,13 @@ cdef class Lists:
         if self.hops.hop.n_nodes < self.layer.n_dst:
             raise ValueError("the nodes are gone: another batch was begun")
         return 0
+
+    cdef Ids _piece(self, listed, int64_t n, bint writable=False):
+        """Hold ``n`` ids or more that :meth:`take` has written."""
+        cdef Ids piece = Ids(listed, self.id_bytes, writable)
+        if piece.n < n:
+            raise ValueError(f"{n} ids of {self.id_bytes} bytes expected")
+        return piece
 
     cdef int _check_starts(self, const int64_t[::1] starts) except -1:
         if starts is None or starts.shape[0] < self.layer.n_dst:
@@ -210,15 +200,10 @@ cdef class Candidates:
 
     def number(self, listed):
         """Turn the piece's ids into numbers, in place: True when it is done, False when the sources' hops need more room."""
-        cdef Py_buffer view
+        cdef Ids piece = self.lists._piece(listed, self.sources.hop.n_edges, True)
         cdef int wants
-        PyObject_GetBuffer(listed, &view, PyBUF_WRITABLE)
-        try:
-            self._check_piece(&view, self.sources.hop.n_edges)
-            with nogil:
-                wants = fs_number_sources(&self.sources.hop, view.buf, self.lists.layer.wide)
-        finally:
-            PyBuffer_Release(&view)
+        with nogil:
+            wants = fs_number_sources(&self.sources.hop, piece.data, piece.wide)
         if wants:
             self.sources._check_room()
         return not wants
@@ -230,25 +215,21 @@ cdef class Candidates:
         ----------
         importance, n_edges : float64 and int64 array, shape (n_sources,) or more
         """
-        cdef Py_buffer view
+        cdef Ids piece
         cdef int64_t n = self.sources.hop.n_edges, n_sources = self.sources.hop.n_nodes, t
         if self.sources.hop.numbered < n or owners.shape[0] < n:
             raise ValueError("the piece is not numbered")
         if importance.shape[0] < n_sources or n_edges.shape[0] < n_sources:
             raise ValueError(f"no room for {n_sources} sources")
-        PyObject_GetBuffer(listed, &view, PyBUF_SIMPLE)
-        try:
-            self._check_piece(&view, n)
-            if n:
-                with nogil:
-                    for t in range(self.n_tallied, n_sources):
-                        importance[t] = 0
-                        n_edges[t] = 0
-                    fs_tally(view.buf, self.lists.layer.wide, &owners[0], n, self.lists.hops.hop.degree, self.is_mean,
-                             &importance[0], &n_edges[0])
-            self.n_tallied = n_sources
-        finally:
-            PyBuffer_Release(&view)
+        piece = self.lists._piece(listed, n)
+        if n:
+            with nogil:
+                for t in range(self.n_tallied, n_sources):
+                    importance[t] = 0
+                    n_edges[t] = 0
+                fs_tally(piece.data, piece.wide, &owners[0], n, self.lists.hops.hop.degree, self.is_mean, &importance[0],
+                         &n_edges[0])
+        self.n_tallied = n_sources
 
     def draw(self, double[::1] importance not None, const int64_t[::1] n_edges not None, int64_t size, uint64_t key,
              bint takes_own, double[::1] upto, int64_t[::1] drawn):
@@ -294,7 +275,7 @@ cdef class Candidates:
         edge_pos : int64 array, shape (n_edges,), optional
             Output, where ``starts`` is given: the number of each edge among all edges.
         """
-        cdef Py_buffer view
+        cdef Ids piece
         cdef const int64_t *first_edges = NULL
         cdef int64_t *numbers = NULL
         cdef int64_t n = self.sources.hop.n_edges
@@ -312,16 +293,12 @@ cdef class Candidates:
             return
         if edge_pos is not None:
             first_edges, numbers = &starts[0], &edge_pos[0]
-        PyObject_GetBuffer(listed, &view, PyBUF_SIMPLE)
-        try:
-            self._check_piece(&view, n)
-            self._check_left(&view, n, factors)
-            with nogil:
-                self.n_emitted = fs_take_edges(view.buf, self.lists.layer.wide, &owners[0], n, self.lists.hops.hop.degree,
-                                               self.is_mean, self.sources.hop.nodes, &factors[0], self.n_emitted, &src[0],
-                                               &dst[0], &weights[0], first_edges, self.lists.position, numbers)
-        finally:
-            PyBuffer_Release(&view)
+        piece = self.lists._piece(listed, n)
+        self._check_left(piece, n, factors)
+        with nogil:
+            self.n_emitted = fs_take_edges(piece.data, piece.wide, &owners[0], n, self.lists.hops.hop.degree, self.is_mean,
+                                           self.sources.hop.nodes, &factors[0], self.n_emitted, &src[0], &dst[0], &weights[0],
+                                           first_edges, self.lists.position, numbers)
 
     def number_edges(self, int64_t[::1] src not None):
         """Number the edges' sources in the batch, in place: True when it is done, False when its hops need more room."""
@@ -339,24 +316,19 @@ cdef class Candidates:
             self.lists.hops._check_room()
         return not wants
 
-    cdef int _check_piece(self, Py_buffer *view, int64_t n) except -1:
-        if view.itemsize != self.lists.id_bytes or view.len // view.itemsize < n:
-            raise ValueError(f"{n} ids of {self.lists.id_bytes} bytes expected")
-        return 0
-
-    cdef int _check_left(self, Py_buffer *view, int64_t n, const double[::1] factors) except -1:
+    cdef int _check_left(self, Ids piece, int64_t n, const double[::1] factors) except -1:
         """Refuse a piece that was taken before: there is no room for its edges."""
         if n > self.n_edges - self.n_emitted:
-            n = self._count(view, n, factors)
+            n = self._count(piece, n, factors)
             if n > self.n_edges - self.n_emitted:
                 raise ValueError("more edges than were drawn")
         return 0
 
-    cdef int64_t _count(self, Py_buffer *view, int64_t n, const double[::1] factors) except -1:
+    cdef int64_t _count(self, Ids piece, int64_t n, const double[::1] factors) except -1:
         cdef int64_t e, t, found = 0
         with nogil:
             for e in range(n):
-                t = (<int64_t *>view.buf)[e] if self.lists.layer.wide else (<int32_t *>view.buf)[e]
+                t = (<int64_t *>piece.data)[e] if piece.wide else (<int32_t *>piece.data)[e]
                 found += factors[t] > 0
         return found
 
@@ -367,7 +339,7 @@ def keep_members(Lists lists not None, listed, int32_t[::1] owners not None, int
 
     Their owners come first then. ``starts`` and ``edge_pos`` are as for :meth:`Candidates.take_edges`, with room for ``n`` edges.
     """
-    cdef Py_buffer view
+    cdef Ids piece
     cdef const int64_t *first_edges = NULL
     cdef int64_t *edges = NULL
     cdef int64_t kept = 0
@@ -379,14 +351,9 @@ def keep_members(Lists lists not None, listed, int32_t[::1] owners not None, int
             raise ValueError(f"room for the numbers of {n} edges expected")
         if n > 0:
             first_edges, edges = &starts[0], &edge_pos[0]
-    PyObject_GetBuffer(listed, &view, PyBUF_SIMPLE)
-    try:
-        if view.itemsize != lists.id_bytes or view.len // view.itemsize < n:
-            raise ValueError(f"{n} ids of {lists.id_bytes} bytes expected")
-        if n > 0:
-            with nogil:
-                kept = fs_keep_members(&lists.hops.hop, view.buf, lists.layer.wide, &owners[0], n, &numbers[0],
-                                       first_edges, lists.position, edges)
-    finally:
-        PyBuffer_Release(&view)
+    piece = lists._piece(listed, n)
+    if n > 0:
+        with nogil:
+            kept = fs_keep_members(&lists.hops.hop, piece.data, piece.wide, &owners[0], n, &numbers[0], first_edges,
+                                   lists.position, edges)
     return kept

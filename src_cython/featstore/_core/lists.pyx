@@ -1,12 +1,14 @@
-"""Neighbour lists: where they lie, in the file or in the neighbour cache, and checks of them. The kernels are in neighbors.h."""
+"""Neighbour lists: where they lie, in the file or in the neighbour cache, and checks of them.
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+The kernels are in kernels/neighbors.c.
+"""
+
 from libc.stdint cimport int64_t
 
-from featstore._core.ids cimport check_length, count_of
+from featstore._core.ids cimport Ids, check_length
 
 
-cdef extern from "neighbors.h" nogil:
+cdef extern from "kernels/neighbors.h" nogil:
     void fs_offsets(const int64_t *, const int64_t *, int64_t, int64_t *, int64_t *) noexcept
     int64_t fs_lookup(const int64_t *, const void *, int, const int64_t *, int64_t, int64_t *, int64_t *, int64_t *) noexcept
     int64_t fs_first_bad(const void *, int, int64_t, int64_t) noexcept
@@ -59,18 +61,14 @@ def lookup(const int64_t[::1] offset_of_node not None, records, int id_bytes, co
         How many are absent.
     """
     cdef int64_t n = ids.shape[0], n_missing = 0
-    cdef Py_buffer view
+    cdef Ids held
     check_length("place", place.shape[0], n)
     check_length("degree", degree.shape[0], n)
     check_length("missing", missing.shape[0], n + 1)
-    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-    try:
-        count_of(&view, id_bytes)
-        if n:
-            with nogil:
-                n_missing = fs_lookup(&offset_of_node[0], view.buf, id_bytes == 8, &ids[0], n, &place[0], &degree[0], &missing[0])
-    finally:
-        PyBuffer_Release(&view)
+    held = Ids(records, id_bytes)
+    if n:
+        with nogil:
+            n_missing = fs_lookup(&offset_of_node[0], held.data, held.wide, &ids[0], n, &place[0], &degree[0], &missing[0])
     return n_missing
 
 
@@ -122,18 +120,13 @@ def take_edge_ids(edge_ids, int width, int64_t first, int64_t[::1] positions not
     ValueError
         A position is beyond ``edge_ids``.
     """
-    cdef int64_t n = positions.shape[0], n_missing = 0, n_kept
-    cdef Py_buffer view
-    PyObject_GetBuffer(edge_ids, &view, PyBUF_SIMPLE)
-    try:
-        n_kept = count_of(&view, width)
-        if n:
-            with nogil:
-                n_missing = fs_take_edge_ids(view.buf, width == 8, n_kept, first, &positions[0], n)
-    finally:
-        PyBuffer_Release(&view)
+    cdef int64_t n = positions.shape[0], n_missing = 0
+    cdef Ids kept = Ids(edge_ids, width)
+    if n:
+        with nogil:
+            n_missing = fs_take_edge_ids(kept.data, kept.wide, kept.n, first, &positions[0], n)
     if n_missing < 0:
-        raise ValueError(f"position {positions[~n_missing]} is beyond the {n_kept} numbers from {first} on")
+        raise ValueError(f"position {positions[~n_missing]} is beyond the {kept.n} numbers from {first} on")
     return n_missing
 
 
@@ -152,15 +145,10 @@ def missing_edges(const int64_t[::1] positions not None, int64_t[::1] missing no
 
 def first_bad_id(ids, int id_bytes, int64_t num_nodes):
     """Return the position of the first id out of ``[0, num_nodes)`` in a buffer of int32 or int64, or -1."""
-    cdef Py_buffer view
+    cdef Ids held = Ids(ids, id_bytes)
     cdef int64_t bad
-    PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
-    try:
-        bad = count_of(&view, id_bytes)
-        with nogil:
-            bad = fs_first_bad(view.buf, id_bytes == 8, bad, num_nodes)
-    finally:
-        PyBuffer_Release(&view)
+    with nogil:
+        bad = fs_first_bad(held.data, held.wide, held.n, num_nodes)
     return bad
 
 
@@ -180,19 +168,14 @@ def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offs
 
     ``indptr`` and ``offset_of_node`` may be those of a run of nodes; ids are in ``[0, num_nodes)``.
     """
-    cdef Py_buffer view
+    cdef Ids held
     cdef int64_t bad = -1, n = offset_of_node.shape[0]
     if indptr.shape[0] != n + 1:
         raise ValueError("indptr and offset_of_node disagree in length")
-    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-    try:
-        count_of(&view, id_bytes)
-        if n:
-            with nogil:
-                bad = fs_first_bad_record(&indptr[0], &offset_of_node[0], n, view.buf, id_bytes == 8, view.len // id_bytes,
-                                          num_nodes)
-    finally:
-        PyBuffer_Release(&view)
+    held = Ids(records, id_bytes)
+    if n:
+        with nogil:
+            bad = fs_first_bad_record(&indptr[0], &offset_of_node[0], n, held.data, held.wide, held.n, num_nodes)
     return bad
 
 
@@ -220,22 +203,14 @@ def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const
     int
         Node to go on with.
     """
-    cdef Py_buffer source, target
-    cdef int64_t n = offset_of_node.shape[0], n_ids
+    cdef Ids source, target
+    cdef int64_t n = offset_of_node.shape[0]
     if indptr.shape[0] != n + 1 or node < 0:
         raise ValueError("indptr and offset_of_node disagree in length, or the node is negative")
     if n == 0:
         return 0
-    PyObject_GetBuffer(block, &source, PyBUF_SIMPLE)
-    try:
-        n_ids = count_of(&source, id_bytes)
-        PyObject_GetBuffer(records, &target, PyBUF_WRITABLE)
-        try:
-            with nogil:
-                node = fs_fill_records(<const char *>source.buf, first, n_ids, &indptr[0], &offset_of_node[0], n, node,
-                                       <char *>target.buf, id_bytes)
-        finally:
-            PyBuffer_Release(&target)
-    finally:
-        PyBuffer_Release(&source)
+    source, target = Ids(block, id_bytes), Ids(records, id_bytes, True)
+    with nogil:
+        node = fs_fill_records(<const char *>source.data, first, source.n, &indptr[0], &offset_of_node[0], n, node,
+                               <char *>target.data, id_bytes)
     return node

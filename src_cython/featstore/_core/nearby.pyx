@@ -1,10 +1,11 @@
-"""Neighbour lists at hand: where they are among those of the file, and ids from both. The kernels are in nearby.h."""
+"""Neighbour lists at hand: where they are among those of the file, and ids from both. The kernels are in kernels/nearby.c."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
+from featstore._core.ids cimport Ids
 
-cdef extern from "nearby.h" nogil:
+
+cdef extern from "kernels/nearby.h" nogil:
     int64_t fs_enter_lists(const int64_t *, int64_t *, int64_t, int32_t *, int64_t, int64_t *) noexcept
     void fs_find_lists(const int64_t *, const int64_t *, const int32_t *, int64_t, int64_t, const int64_t *, int64_t *,
                        int64_t) noexcept
@@ -29,10 +30,10 @@ cdef int64_t _mask_of(int64_t n, int64_t size) except -1:
     return size - 1
 
 
-cdef int64_t _ids_of(Py_buffer *view, int id_bytes) except -1:
-    if (id_bytes != 4 and id_bytes != 8) or view.itemsize != id_bytes:
-        raise ValueError(f"ids have 4 or 8 bytes, the same in all arrays, not {id_bytes} and {view.itemsize}")
-    return view.len // id_bytes
+cdef Ids _ids_of(buffer, int id_bytes, bint writable=False):
+    if id_bytes not in (4, 8) or buffer.itemsize != id_bytes:
+        raise ValueError(f"ids have 4 or 8 bytes, the same in all arrays, not {id_bytes} and {buffer.itemsize}")
+    return Ids(buffer, id_bytes, writable)
 
 
 def enter_lists(const int64_t[::1] nodes not None, int64_t[::1] starts not None, int32_t[::1] table not None):
@@ -113,47 +114,28 @@ def take_near(const int64_t[::1] positions not None, int64_t base, ids, int id_b
     far : int64 array, shape (count_far(positions, base, n_ids),)
         Gets the positions in the file, in their order.
     """
-    cdef Py_buffer source, target
-    cdef int64_t n = positions.shape[0], n_ids
-    PyObject_GetBuffer(ids, &source, PyBUF_SIMPLE)
-    try:
-        n_ids = _ids_of(&source, id_bytes)
-        PyObject_GetBuffer(out, &target, PyBUF_WRITABLE)
-        try:
-            if _ids_of(&target, id_bytes) != n or count_far(positions, base, n_ids) != far.shape[0]:
-                raise ValueError("out has an id a position, and far an entry for each that is in the file")
-            if n:
-                with nogil:
-                    if id_bytes == 4:
-                        fs_take_near32(&positions[0], n, base, <const int32_t *>source.buf, <int32_t *>target.buf,
-                                       &far[0] if far.shape[0] else NULL)
-                    else:
-                        fs_take_near64(&positions[0], n, base, <const int64_t *>source.buf, <int64_t *>target.buf,
-                                       &far[0] if far.shape[0] else NULL)
-        finally:
-            PyBuffer_Release(&target)
-    finally:
-        PyBuffer_Release(&source)
+    cdef Ids source = _ids_of(ids, id_bytes), target = _ids_of(out, id_bytes, True)
+    cdef int64_t n = positions.shape[0]
+    cdef int64_t *in_file = &far[0] if far.shape[0] else NULL
+    if target.n != n or count_far(positions, base, source.n) != far.shape[0]:
+        raise ValueError("out has an id a position, and far an entry for each that is in the file")
+    if n:
+        with nogil:
+            if target.wide:
+                fs_take_near64(&positions[0], n, base, <const int64_t *>source.data, <int64_t *>target.data, in_file)
+            else:
+                fs_take_near32(&positions[0], n, base, <const int32_t *>source.data, <int32_t *>target.data, in_file)
 
 
 def put_far(const int64_t[::1] positions not None, int64_t base, read, int id_bytes, out):
     """Copy ids that were read from the file, in the order of :func:`take_near`, to their places in ``out``."""
-    cdef Py_buffer source, target
-    cdef int64_t n = positions.shape[0], far
-    far = count_far(positions, base, (<int64_t>1 << 62) - base)
-    PyObject_GetBuffer(read, &source, PyBUF_SIMPLE)
-    try:
-        PyObject_GetBuffer(out, &target, PyBUF_WRITABLE)
-        try:
-            if _ids_of(&target, id_bytes) != n or _ids_of(&source, id_bytes) != far:
-                raise ValueError("out has an id a position, and read one for each that is in the file")
-            if n:
-                with nogil:
-                    if id_bytes == 4:
-                        fs_put_far32(&positions[0], n, base, <const int32_t *>source.buf, <int32_t *>target.buf)
-                    else:
-                        fs_put_far64(&positions[0], n, base, <const int64_t *>source.buf, <int64_t *>target.buf)
-        finally:
-            PyBuffer_Release(&target)
-    finally:
-        PyBuffer_Release(&source)
+    cdef int64_t n = positions.shape[0], far = count_far(positions, base, (<int64_t>1 << 62) - base)
+    cdef Ids source = _ids_of(read, id_bytes), target = _ids_of(out, id_bytes, True)
+    if target.n != n or source.n != far:
+        raise ValueError("out has an id a position, and read one for each that is in the file")
+    if n:
+        with nogil:
+            if target.wide:
+                fs_put_far64(&positions[0], n, base, <const int64_t *>source.data, <int64_t *>target.data)
+            else:
+                fs_put_far32(&positions[0], n, base, <const int32_t *>source.data, <int32_t *>target.data)

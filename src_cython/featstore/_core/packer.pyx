@@ -1,20 +1,19 @@
 """Batched packing: one stream of a file's rows is turned into the extents of many batches."""
 
-import os
-
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from featstore._core.buffers cimport Arena, arena_for
 from featstore._core.rowcopy cimport fs_choose_stream, fs_stream_fn
-from featstore._core.rowio cimport FS_PAGE, MAX_OP_BYTES, check_geometry, fs_job
+from featstore._core.rowio cimport FS_PAGE, MAX_OP_BYTES, check_geometry, fs_job, raise_os
 from featstore._core.stream cimport (
-    Arena, Stream, arena_for, fs_stream, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_mutex_init,
-    pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
+    Stream, fs_stream, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_t, pthread_mutex_unlock,
 )
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best, fs_xxh3_fn
 from featstore.errors import ClosedError
 
-cdef extern from "packer.h" nogil:
+cdef extern from "kernels/packer.h" nogil:
     ctypedef struct fs_write:
         pass
     ctypedef struct fs_packer:
@@ -81,9 +80,9 @@ cdef class Packer:
     cdef Arena arena
     cdef object path
 
-    def __init__(self, int fd, path, uint64_t seed, uint64_t[:, ::1] sums not None, rows, const int64_t[::1] bounds not None,
-                 const int64_t[::1] offsets not None, tuple geometry, unsigned n_buffers, uint64_t buffer_bytes,
-                 Arena arena=None):
+    def __cinit__(self, int fd, path, uint64_t seed, uint64_t[:, ::1] sums not None, rows, const int64_t[::1] bounds not None,
+                  const int64_t[::1] offsets not None, tuple geometry, unsigned n_buffers, uint64_t buffer_bytes,
+                  Arena arena=None):
         cdef const int32_t[::1] narrow
         cdef const int64_t[::1] wide
         cdef uint64_t n = offsets.shape[0], b
@@ -232,7 +231,7 @@ cdef class Packer:
     def check(self):
         """Raise the error that writing met."""
         if self.p.error_number:
-            raise OSError(self.p.error_number, os.strerror(self.p.error_number), self.path)
+            raise_os(self.p.error_number, self.path)
 
     @property
     def written_bytes(self):

@@ -1,19 +1,18 @@
-"""Streaming partitioning (FENNEL, LDG) of a graph whose lists come block by block. The kernels are in partition.h.
+"""Streaming partitioning (FENNEL, LDG) of a graph whose lists come block by block. The kernels are in kernels/partition.c.
 
 FENNEL: Tsourakakis et al., WSDM 2014; over several passes Nishimura and Ugander, KDD 2013; with a term for training nodes OUTRE,
 VLDB 2024, section 5.2. LDG: Stanton and Kliot, KDD 2012.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
 cimport cython
 
-from featstore._core.ids cimport count_of
+from featstore._core.ids cimport Ids
 
 
-cdef extern from "partition.h" nogil:
+cdef extern from "kernels/partition.h" nogil:
     ctypedef struct fs_placer:
         const int64_t *indptr
         int64_t n_nodes
@@ -37,7 +36,7 @@ cdef extern from "partition.h" nogil:
         int64_t node
         int is_open
         int64_t n_touched
-    void fs_weigh(fs_placer *, int64_t) noexcept
+    void fs_weigh_part(fs_placer *, int64_t) noexcept
     void fs_tournament(fs_placer *, int64_t) noexcept
     void fs_place(fs_placer *, const void *, int, int64_t, int64_t) noexcept
     int64_t fs_inside(const int64_t *, int64_t, const int32_t *, const int32_t *, const void *, int, int64_t, int64_t,
@@ -98,17 +97,10 @@ cdef class Placer:
     cdef const uint8_t[::1] train_view
     cdef const double[::1] scale_view, train_scale_view
 
-    def __cinit__(self):
-        self.state.size = self.state.trained = self.state.count = self.state.inside = NULL
-        self.state.load = NULL
-        self.state.touched = self.state.winner = NULL
-
-    def __init__(self, const int64_t[::1] indptr not None, int32_t[::1] part not None, int64_t width, double gamma,
-                 const double[::1] scale not None, const double[::1] train_scale not None, const int64_t[::1] cap not None,
-                 const uint8_t[::1] is_train=None, const int32_t[::1] group=None, bint ldg=False):
+    def __cinit__(self, const int64_t[::1] indptr not None, int32_t[::1] part not None, int64_t width, double gamma,
+                  const double[::1] scale not None, const double[::1] train_scale not None, const int64_t[::1] cap not None,
+                  const uint8_t[::1] is_train=None, const int32_t[::1] group=None, bint ldg=False):
         cdef int64_t n = part.shape[0], n_parts
-        if self.state.size != NULL:
-            raise ValueError("it is made once")
         self.n_groups = scale.shape[0]
         if indptr.shape[0] != n + 1 or (is_train is not None and is_train.shape[0] != n) or (
                 group is not None and group.shape[0] != n):
@@ -141,7 +133,7 @@ cdef class Placer:
         self._count_nodes()
         self.begin()
 
-    def __dealloc__(self):
+    def __dealloc__(self):  # what was not allocated is NULL
         free(self.state.size)
         free(self.state.trained)
         free(self.state.load)
@@ -178,7 +170,7 @@ cdef class Placer:
             free(members)
         with nogil:
             for part in range(self.n_groups * s.width):
-                fs_weigh(s, part)
+                fs_weigh_part(s, part)
             for group in range(self.n_groups):
                 fs_tournament(s, group)
         return 0
@@ -202,17 +194,12 @@ cdef class Placer:
 
         Blocks come in order, without gaps. The ids are nodes: **not** checked. A graph without edges has one block, an empty one.
         """
-        cdef Py_buffer view
-        cdef int64_t n
+        cdef Ids ids
         if not first <= self.state.indptr[self.state.n_nodes]:
             raise ValueError(f"no block begins at {first}")
-        PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
-        try:
-            n = count_of(&view, id_bytes)
-            with nogil:
-                fs_place(&self.state, view.buf, id_bytes == 8, first, n)
-        finally:
-            PyBuffer_Release(&view)
+        ids = Ids(block, id_bytes)
+        with nogil:
+            fs_place(&self.state, ids.data, ids.wide, first, ids.n)
 
     def sizes(self, int64_t[::1] size not None, int64_t[::1] trained not None, int64_t[::1] inside not None):
         """Write what each part holds: nodes, training nodes, and neighbours that were there when its nodes came, in this pass."""
@@ -242,17 +229,12 @@ def edges_inside(const int64_t[::1] offsets not None, int64_t first_node, const 
     -------
     int
     """
-    cdef Py_buffer view
-    cdef int64_t n, found = 0
-    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
-    try:
-        n = count_of(&view, id_bytes)
-        _check_block(offsets, first_node, part.shape[0], first, n)
-        if n:
-            with nogil:
-                fs_inside(&offsets[0], 0, &part[first_node], &part[0], view.buf, id_bytes == 8, first, n, &found)
-    finally:
-        PyBuffer_Release(&view)
+    cdef Ids ids = Ids(block, id_bytes)
+    cdef int64_t found = 0
+    _check_block(offsets, first_node, part.shape[0], first, ids.n)
+    if ids.n:
+        with nogil:
+            fs_inside(&offsets[0], 0, &part[first_node], &part[0], ids.data, ids.wide, first, ids.n, &found)
     return found
 
 
@@ -276,24 +258,15 @@ def cross_edges(const int64_t[::1] offsets not None, int64_t first_node, const i
     counts : writable buffer of int32 or int64, shape (N,)
         Added to.
     """
-    cdef Py_buffer view, target
-    cdef int64_t n, n_nodes = part.shape[0]
-    PyObject_GetBuffer(counts, &target, PyBUF_WRITABLE)
-    try:
-        if target.itemsize not in (4, 8) or target.len != n_nodes * target.itemsize:
-            raise ValueError(f"counts must be {n_nodes} numbers of 4 or 8 bytes, not {target.len} bytes of {target.itemsize}")
-        PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
-        try:
-            n = count_of(&view, id_bytes)
-            _check_block(offsets, first_node, n_nodes, first, n)
-            if n:
-                with nogil:
-                    fs_cross(&offsets[0], 0, &part[first_node], &part[0], view.buf, id_bytes == 8, first, n, target.buf,
-                             target.itemsize == 8)
-        finally:
-            PyBuffer_Release(&view)
-    finally:
-        PyBuffer_Release(&target)
+    cdef Ids ids, target
+    cdef int64_t n_nodes = part.shape[0], width = counts.itemsize, n_bytes = counts.nbytes
+    if width not in (4, 8) or n_bytes != n_nodes * width:
+        raise ValueError(f"counts must be {n_nodes} numbers of 4 or 8 bytes, not {n_bytes} bytes of {width}")
+    target, ids = Ids(counts, width, True), Ids(block, id_bytes)
+    _check_block(offsets, first_node, n_nodes, first, ids.n)
+    if ids.n:
+        with nogil:
+            fs_cross(&offsets[0], 0, &part[first_node], &part[0], ids.data, ids.wide, first, ids.n, target.data, target.wide)
 
 
 def list_starts(const int64_t[::1] degree not None, const int32_t[::1] part not None, int64_t[::1] next not None,
@@ -354,25 +327,16 @@ def move_lists(block, int64_t first, const int64_t[::1] indptr not None, const i
     int
         Node to go on with; ``n`` where the block may have lists of nodes after them.
     """
-    cdef Py_buffer source, target
-    cdef int64_t n = starts.shape[0], n_ids, room
+    cdef Ids source, target
+    cdef int64_t n = starts.shape[0]
     if indptr.shape[0] != n + 1 or node < 0 or begin < 0 or first < 0:
         raise ValueError("indptr and starts disagree in length, or a position is negative")
     if not n:
         return 0
-    PyObject_GetBuffer(block, &source, PyBUF_SIMPLE)
-    try:
-        n_ids = count_of(&source, id_bytes)
-        PyObject_GetBuffer(window, &target, PyBUF_WRITABLE)
-        try:
-            room = count_of(&target, id_bytes)
-            with nogil:
-                node = fs_move_lists(<const char *>source.buf, first, n_ids, &indptr[0], &starts[0], n, node,
-                                     <char *>target.buf, begin, room, id_bytes)
-        finally:
-            PyBuffer_Release(&target)
-    finally:
-        PyBuffer_Release(&source)
+    source, target = Ids(block, id_bytes), Ids(window, id_bytes, True)
+    with nogil:
+        node = fs_move_lists(<const char *>source.data, first, source.n, &indptr[0], &starts[0], n, node,
+                             <char *>target.data, begin, target.n, id_bytes)
     return node
 
 

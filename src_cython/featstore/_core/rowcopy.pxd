@@ -1,8 +1,8 @@
-"""The C of copying rows (``rowcopy.h``) as the modules that use it see it: declared once."""
+"""The C of copying rows (``kernels/rowcopy.c``) as the modules that use it see it: declared once."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-cdef extern from "rowcopy.h" nogil:
+cdef extern from "kernels/rowcopy.h" nogil:
     ctypedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes) noexcept nogil
     ctypedef struct fs_copy:
         const uint8_t *src
@@ -17,5 +17,4 @@ cdef extern from "rowcopy.h" nogil:
     void fs_copy_range(void *context, int64_t begin, int64_t end)
     enum:
         FS_WAYS
-    uint32_t fs_way_cost[2][24][FS_WAYS]
-    int fs_width_class(uint64_t row_bytes)
+    uint32_t fs_known_cost(int past_cache, uint64_t row_bytes, int way)

@@ -1,11 +1,10 @@
-"""The C of reading pages (``rowio.h``, ``uring.h``) as the modules that use it see it: declared once."""
+"""The C of reading pages (``kernels/rowio.c``, ``kernels/uring.c``) as the modules that use it see it: declared once."""
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.string cimport strerror
 
 from featstore._core.xxh3 cimport fs_secret, fs_xxh3_fn
 
-cdef extern from "rowio.h" nogil:
+cdef extern from "kernels/rowio.h" nogil:
     enum:
         FS_PAGE
         FS_SUMS_PER_PAGE
@@ -33,6 +32,8 @@ cdef extern from "rowio.h" nogil:
         uint64_t n_reads, read_bytes
         uint64_t next, resume
     uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits)
+    uint64_t fs_sums_pages(const fs_job *job, const uint64_t *keys, uint64_t at, uint64_t n, uint64_t capacity,
+                           unsigned long long *pages, uint64_t *n_pages)
     uint64_t fs_row_start(const fs_job *job, uint64_t row)
 
 
@@ -40,13 +41,7 @@ cdef enum:
     MAX_OP_BYTES = 1 << 30  # an io_uring length has 32 bits, a read returns less than 2 GiB
 
 
-cdef inline int check_geometry(uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes) except -1:
-    if row_bytes < 1 or group_rows < 1 or group_bytes // group_rows < row_bytes:
-        raise ValueError("impossible row geometry")
-    return 0
-
-
-cdef extern from "uring.h" nogil:
+cdef extern from "kernels/uring.h" nogil:
     ctypedef struct fs_ring:
         int fd
         unsigned entries
@@ -54,8 +49,7 @@ cdef extern from "uring.h" nogil:
     void fs_ring_close(fs_ring *ring, int mapped)
 
 
-cdef inline int open_ring(fs_ring *ring, unsigned entries) except -1:
-    cdef int error = fs_ring_open(ring, entries)
-    if error:
-        raise OSError(-error, f"setting up io_uring: {strerror(-error).decode()}")
-    return 0
+cdef int check_geometry(uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes) except -1
+cdef int open_ring(fs_ring *ring, unsigned entries) except -1
+cdef int check_job(const fs_job *job, path) except -1
+cdef int raise_os(int error, path=*, doing=*) except -1

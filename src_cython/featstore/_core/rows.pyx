@@ -3,8 +3,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memset
 
-from featstore._core.rowcopy cimport FS_WAYS, fs_choose_stream, fs_copy, fs_copy_range, fs_way_cost, fs_width_class
-from featstore._core.threads cimport FS_MAX_THREADS, fs_parallel_for
+from featstore._core.rowcopy cimport FS_WAYS, fs_choose_stream, fs_copy, fs_copy_range, fs_known_cost
+from featstore._core.threads cimport FS_MAX_THREADS, parallel_for
 
 cdef extern from *:
     """
@@ -82,7 +82,7 @@ def copy_rows(const uint8_t[:, ::1] src not None, src_rows, uint8_t[:, ::1] dst 
     with nogil:
         if job.row_bytes * <uint64_t>n < 65536:
             n_threads = 1  # waking a thread costs more than the copy
-        fs_parallel_for(fs_copy_range, &job, n, chunk, n_threads)
+        parallel_for(fs_copy_range, &job, n, chunk, n_threads)
 
 
 def copy_costs(uint64_t row_bytes, bint past_cache=True):
@@ -92,7 +92,7 @@ def copy_costs(uint64_t row_bytes, bint past_cache=True):
     has wider ones. ``past_cache``: of copies large enough to be written past the caches.
     """
     cdef int way
-    return [fs_way_cost[past_cache][fs_width_class(row_bytes)][way] for way in range(FS_WAYS)]
+    return [fs_known_cost(past_cache, row_bytes, way) for way in range(FS_WAYS)]
 
 
 def is_writable(size_t address, size_t n_bytes):

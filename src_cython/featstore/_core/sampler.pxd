@@ -1,8 +1,10 @@
-"""The hops of a batch as the modules that draw for them see them: their C (``sampler.h``), and what is in the type."""
+"""The hops of a batch as the modules that draw for them see them: their C (``kernels/sampler.c``), and what is in the type."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-cdef extern from "sampler.h" nogil:
+from featstore._core.ids cimport Ids
+
+cdef extern from "kernels/sampler.h" nogil:
     ctypedef struct fs_shape:
         uint64_t multiplier
         uint64_t mask
@@ -38,7 +40,7 @@ cdef extern from "sampler.h" nogil:
         int64_t drawn
         int64_t gathered
         int64_t numbered
-    ctypedef void (*fs_draw_lanes_fn)() noexcept  # only passed on
+    ctypedef void (*fs_draw_lanes_fn)(const uint64_t *, const uint32_t *, int, int, uint8_t (*)[2], int, void *) noexcept
 
 
 cdef class Hops:
@@ -46,7 +48,7 @@ cdef class Hops:
     cdef fs_draw_lanes_fn draw_lanes
     cdef int64_t num_nodes
     cdef bint in_hop
-    cdef object records
+    cdef Ids records, edge_ids
     cdef int64_t[::1] nodes_view, place_view, degree_view, src_view, dst_view, scratch_view, positions_view, edges_view
     cdef int64_t[::1] starts_view, edge_pos_view
     cdef uint64_t[::1] table_view

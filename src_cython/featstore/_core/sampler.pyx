@@ -1,14 +1,13 @@
-"""Neighbour sampling: draws, and the numbering of a batch's nodes. The kernels are in sampler.h."""
+"""Neighbour sampling: draws, and the numbering of a batch's nodes. The kernels are in kernels/sampler.c."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
 
 cimport cython
 
-from featstore._core.ids cimport check_length, check_width, count_of
+from featstore._core.ids cimport Ids, check_length, check_width
 
 
-cdef extern from "sampler.h" nogil:
+cdef extern from "kernels/sampler.h" nogil:
     uint64_t fs_absorb(uint64_t, uint64_t) noexcept
     int64_t fs_draw_scratch(int64_t) noexcept
     fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
@@ -38,17 +37,6 @@ def absorb(uint64_t key, uint64_t x):
 def draw_scratch(int64_t fanout):
     """Return how many int64 words of scratch a hop of this fan-out needs."""
     return 0 if fanout <= LANE_DRAWS else fs_draw_scratch(fanout)
-
-
-cdef const void *_ids_of(buffer, int id_bytes, int64_t *n) except? NULL:
-    """Return where the ``n`` ids of a buffer lie; the caller keeps it."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    try:
-        n[0] = count_of(&view, id_bytes)
-        return view.buf
-    finally:
-        PyBuffer_Release(&view)
 
 
 @cython.final
@@ -185,8 +173,8 @@ cdef class Hops:
         edge_ids : int32 or int64 array, as long as ``records``, optional
             What an edge whose id is in ``records`` gets in ``edge_pos`` instead; an edge to read gets ``~`` of its number.
         """
-        cdef int64_t n_edges, n_missing, n_records = 0, n_numbers = 0
-        cdef const void *numbers
+        cdef int64_t n_edges, n_missing, n_records = 0
+        cdef Ids listed = None, numbers = None
         check_width(id_bytes)
         self._check_dst(n_dst)
         self._end_hop()
@@ -202,15 +190,16 @@ cdef class Hops:
             raise ValueError("lists in memory, and no records")
         self.hop.records = NULL
         if records is not None:
-            self.hop.records = _ids_of(records, id_bytes, &n_records)
+            listed = Ids(records, id_bytes)
+            self.hop.records, n_records = listed.data, listed.n
         if edge_ids is not None:
-            self.hop.edge_ids_wide = edge_ids.itemsize == 8
-            numbers = _ids_of(edge_ids, 8 if self.hop.edge_ids_wide else 4, &n_numbers)
-            if n_numbers != n_records or edge_pos is None:
+            numbers = Ids(edge_ids, 8 if edge_ids.itemsize == 8 else 4)
+            if numbers.n != n_records or edge_pos is None:
                 raise ValueError(f"edge_ids has an entry for each of the {n_records} records, and goes with edge_pos")
+            self.hop.edge_ids_wide = numbers.wide
             if n_edges:
-                self.hop.edge_ids = numbers
-        self.records = records, edge_ids  # held while the hop runs
+                self.hop.edge_ids = numbers.data
+        self.records, self.edge_ids = listed, numbers  # held while the hop runs
         self.hop.wide, self.hop.n_missing = id_bytes == 8, 0
         self.src_view, self.dst_view, self.scratch_view = src, dst, scratch
         self.positions_view, self.edges_view = positions, edges
@@ -255,7 +244,8 @@ cdef class Hops:
             So many edges are not drawn.
         """
         cdef fs_hop hop = self.hop
-        cdef int64_t n_records = 0, i
+        cdef Ids numbers
+        cdef int64_t i
         cdef bint has_ids = edge_ids is not None
         self._check_dst(n_dst)
         if min(place.shape[0], degree.shape[0]) < n_dst:
@@ -271,8 +261,9 @@ cdef class Hops:
         hop.src, hop.dst, hop.edge_pos = &edge_pos[0], &dst[0], &edge_pos[0]
         hop.records = hop.edge_ids = NULL
         if has_ids:
-            hop.wide = hop.edge_ids_wide = edge_ids.itemsize == 8
-            hop.records = hop.edge_ids = _ids_of(edge_ids, 8 if hop.wide else 4, &n_records)  # fetched where ids would be
+            numbers = Ids(edge_ids, 8 if edge_ids.itemsize == 8 else 4)
+            hop.wide = hop.edge_ids_wide = numbers.wide
+            hop.records = hop.edge_ids = numbers.data  # fetched where ids would be
         with nogil:
             fs_draw_places(&hop, self.draw_lanes)
             if not has_ids:
@@ -299,17 +290,14 @@ cdef class Hops:
 
     def fill(self, ids, int id_bytes):
         """Take the ids read from ``positions``; returns the first that is no node's, or -1."""
-        cdef Py_buffer view
+        cdef Ids found
         cdef int64_t bad
         self._check_in_hop()
-        PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
-        try:
-            if count_of(&view, id_bytes) != self.hop.n_missing:
-                raise ValueError(f"{self.hop.n_missing} ids expected")
-            with nogil:
-                bad = fs_fill(&self.hop, view.buf, id_bytes == 8, self.num_nodes)
-        finally:
-            PyBuffer_Release(&view)
+        found = Ids(ids, id_bytes)
+        if found.n != self.hop.n_missing:
+            raise ValueError(f"{self.hop.n_missing} ids expected")
+        with nogil:
+            bad = fs_fill(&self.hop, found.data, found.wide, self.num_nodes)
         if bad >= 0:
             self._end_hop()  # src holds what must not be used
         return bad
@@ -337,7 +325,7 @@ cdef class Hops:
 
     cdef int _end_hop(self) except -1:
         self.in_hop = False
-        self.records = None  # and the caller's arrays: they go back to their pool
+        self.records = self.edge_ids = None  # and the caller's arrays: they go back to their pool
         self.src_view = self.dst_view = self.scratch_view = self.positions_view = self.edges_view = None
         self.starts_view = self.edge_pos_view = None
         self.hop.starts = self.hop.edge_pos = NULL

@@ -1,11 +1,12 @@
-"""Streams of pages as the modules that use them see them: their C (``pagestream.h``), and what is in the types."""
+"""Streams of pages as the modules that use them see them: their C (``kernels/pagestream.c``), and what is in the types."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from featstore._core.buffers cimport Arena
 from featstore._core.rowio cimport fs_job, fs_ring
 from featstore._core.xxh3 cimport fs_secret
 
-cdef extern from "pagestream.h" nogil:
+cdef extern from "kernels/pagestream.h" nogil:
     ctypedef struct pthread_mutex_t:
         pass
     ctypedef struct pthread_cond_t:
@@ -35,16 +36,6 @@ cdef extern from "pagestream.h" nogil:
     void fs_stream_pread(fs_stream *s)
     int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64,
                           uint8_t *out)
-
-
-cdef class Arena:
-    cdef uint8_t *data
-    cdef readonly uint64_t nbytes
-    cdef bint in_use
-    cdef int pid
-
-
-cdef Arena arena_for(Arena given, uint64_t nbytes)
 
 
 cdef class Stream:

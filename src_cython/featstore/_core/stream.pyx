@@ -1,60 +1,16 @@
 """Files as continuous streams of pages."""
 
-import os
-
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.bits cimport row_t
+from featstore._core.buffers cimport Arena, arena_for
 from featstore._core.rowio cimport (
-    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, fs_job, fs_ring_close,
-    fs_row_start, open_ring,
+    FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, check_job, fs_job, fs_ring_close, fs_row_start, open_ring,
 )
 from featstore._core.xxh3 cimport fs_secret_init, fs_xxh3_best
-from featstore.errors import ClosedError, CorruptionError
-
-cdef extern from * nogil:
-    """
-    #include <sys/mman.h>
-    static void *fs_stream_arena(size_t bytes) {
-        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return NULL;
-        madvise(p, bytes, MADV_DONTFORK);
-        madvise(p, bytes, MADV_HUGEPAGE);
-        return p;
-    }
-    static void fs_stream_arena_free(void *p, size_t bytes) { if (p) munmap(p, bytes); }
-    """
-    uint8_t *fs_stream_arena(size_t n_bytes)
-    void fs_stream_arena_free(void *p, size_t n_bytes)
-
-
-cdef class Arena:
-    """Memory that drives read into and write from: for one stream or packer at a time, perhaps one after the other.
-
-    Fresh pages can cost more than what is done with them. A forked child does not have the memory.
-    """
-
-    def __cinit__(self, uint64_t nbytes):
-        self.pid = getpid()
-        self.nbytes = nbytes
-        self.data = fs_stream_arena(nbytes)
-        if self.data == NULL:
-            raise MemoryError(f"cannot map {nbytes} bytes")
-
-    def __dealloc__(self):
-        if self.pid == getpid():
-            fs_stream_arena_free(self.data, self.nbytes)
-
-
-cdef Arena arena_for(Arena given, uint64_t nbytes):
-    """Take ``given``, where it is free and large enough, or a new one."""
-    if given is None or given.in_use or given.nbytes < nbytes or given.pid != getpid():
-        given = Arena(nbytes)
-    given.in_use = True
-    return given
-
+from featstore.errors import ClosedError
 
 def mark_pieces(const row_t[::1] rows not None, tuple geometry, uint64_t piece_bytes, uint8_t[::1] wanted not None):
     """Set ``wanted[k]`` where piece ``k`` of a rows' file, ``piece_bytes`` each, holds any part of ``rows``.
@@ -108,14 +64,12 @@ cdef class Stream:
         The kernel refuses a ring.
     """
 
-    def __cinit__(self):
-        self.s.job.fd = self.ring.fd = -1
-        self.pid = getpid()
-
-    def __init__(self, int fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
-                 const uint32_t[::1] counts not None, unsigned n_buffers, uint64_t buffer_bytes, Arena arena=None):
+    def __cinit__(self, int fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
+                  const uint32_t[::1] counts not None, unsigned n_buffers, uint64_t buffer_bytes, Arena arena=None):
         cdef Py_ssize_t i
         cdef bint good = True
+        self.pid = getpid()
+        self.ring.fd = -1
         self.s.job.fd = fd
         self.s.job.direct = direct
         self.s.job.hash = fs_xxh3_best()
@@ -276,16 +230,10 @@ cdef class Stream:
 
     def fail(self):
         """Raise what ended the stream early."""
-        cdef fs_job *job = &self.s.job
-        if job.error_kind == FS_OK:
-            if self.s.closed:
-                raise ClosedError(f"{self.path} is closed")
-            raise IndexError(f"nothing more is read of {self.path}")
-        if job.error_kind == FS_ERR_OS:
-            raise OSError(job.error_number, os.strerror(job.error_number), self.path)
-        if job.error_kind == FS_ERR_SHORT:
-            raise CorruptionError("the file ends before its recorded size", self.path, job.error_offset)
-        raise CorruptionError("checksum of a page differs", self.path, job.error_offset)
+        check_job(&self.s.job, self.path)
+        if self.s.closed:
+            raise ClosedError(f"{self.path} is closed")
+        raise IndexError(f"nothing more is read of {self.path}")
 
     def stop(self):
         """End readers and consumer; the readers' threads may then be joined."""
@@ -298,6 +246,8 @@ cdef class Stream:
     def close(self):
         """Give buffers and descriptor back; readers have returned. Waits for a consumer, which ends early."""
         cdef int fd = self.s.job.fd
+        if not self.pid:  # half-made: descriptor 0 is another's
+            return
         self.s.job.fd = -1
         if self.s.slots != NULL and self.pid == getpid():
             self.stop()

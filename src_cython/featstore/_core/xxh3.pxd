@@ -1,8 +1,8 @@
-"""The C of checksums (``xxh3.h``) as the modules that use it see it: declared once."""
+"""The C of checksums (``kernels/xxh3.c``) as the modules that use it see it: declared once."""
 
 from libc.stdint cimport uint8_t, uint64_t
 
-cdef extern from "xxh3.h" nogil:
+cdef extern from "kernels/xxh3.h" nogil:
     ctypedef struct fs_secret:
         pass
     ctypedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *) noexcept nogil

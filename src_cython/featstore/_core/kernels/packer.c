@@ -1,46 +1,12 @@
-/* Batched packing: rows of a streamed file are appended to the extents of the batches that want them, through a buffer a batch;
- * full buffers are checksummed and written by threads of their own, so that the file is written in large pieces, in any order.
- */
-#ifndef FEATSTORE_PACKER_H
-#define FEATSTORE_PACKER_H
+#include "packer.h"
 
-#include "pagestream.h"
-
-typedef struct {
-    uint8_t *data;
-    uint64_t offset, len; /* place in the file, bytes in whole pages */
-} fs_write;
-
-typedef struct {
-    pthread_mutex_t lock;
-    pthread_cond_t queued, freed;
-    int fd;
-    fs_secret secret;
-    fs_xxh3_fn hash;
-    uint64_t *sums; /* pages of 511 sums and a word that is not ours */
-    uint64_t n_sums_pages;
-    uint64_t buffer_bytes;
-    uint8_t *arena;
-    uint8_t **idle; /* buffers nobody uses */
-    unsigned n_buffers, n_idle;
-    fs_write *queue; /* circular, as long as there are buffers */
-    unsigned q_head, q_len, writing;
-    int closed, error_number;
-    uint64_t written_bytes;
-    /* where the rows are in the streamed file */
-    fs_job source;
-    /* a batch: its rows, ascending; how many are whole in the extent; its place in the file; its buffer */
-    uint64_t n_batches;
-    const int32_t *rows32;
-    const int64_t *rows64;
-    uint64_t *cursor, *end, *offset, *filled;
-    uint8_t **buffer;
-    fs_stream_fn stream; /* NULL: copies go through the cache */
-    /* rows that are wanted in memory, ascending; how many are there */
-    const int64_t *kept_rows;
-    uint64_t n_kept, kept;
-    uint8_t *kept_at;
-} fs_packer;
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 static void fs_packer_give(fs_packer *p, uint8_t *buffer) {
     pthread_mutex_lock(&p->lock);
@@ -49,8 +15,7 @@ static void fs_packer_give(fs_packer *p, uint8_t *buffer) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Write queued buffers until closed; several threads. */
-static void fs_packer_write(fs_packer *p) {
+void fs_packer_write(fs_packer *p) {
     pthread_mutex_lock(&p->lock);
     for (;;) {
         while (!p->q_len && !p->closed) pthread_cond_wait(&p->queued, &p->lock);
@@ -82,8 +47,7 @@ static void fs_packer_write(fs_packer *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Hand batch b's buffer to the writers, its last page filled up with zeros. */
-static void fs_packer_hand_over(fs_packer *p, uint64_t b) {
+void fs_packer_hand_over(fs_packer *p, uint64_t b) {
     uint64_t len = (p->filled[b] + FS_PAGE - 1) & ~(FS_PAGE - 1);
     memset(p->buffer[b] + p->filled[b], 0, len - p->filled[b]);
 #if defined(__x86_64__)
@@ -99,8 +63,7 @@ static void fs_packer_hand_over(fs_packer *p, uint64_t b) {
     p->filled[b] = 0;
 }
 
-/* Append bytes to batch b's extent; 0 where writing failed. */
-static int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64_t len) {
+int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64_t len) {
     while (len) {
         if (!p->buffer[b]) {
             pthread_mutex_lock(&p->lock);
@@ -141,9 +104,7 @@ static int fs_packer_keep(fs_packer *p, const uint8_t *data, uint64_t lo, uint64
     return 1;
 }
 
-/* Take up to `most` pieces of the stream; how many were taken, -1 where writing failed, -2 where a batch's rows do not ascend or lie
- * in no piece (the stream's errors are its own). */
-static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
+int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
     for (int64_t taken = 0; taken < most; taken++) {
         uint64_t n_bytes;
         const uint8_t *data = fs_stream_next(s, &n_bytes);
@@ -172,8 +133,7 @@ static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
     return most;
 }
 
-/* Hand the whole pages of all buffers to the writers; the bytes behind them go on in buffers of their own. 0 where writing failed. */
-static int fs_packer_flush(fs_packer *p) {
+int fs_packer_flush(fs_packer *p) {
     for (uint64_t b = 0; b < p->n_batches; b++) {
         const uint64_t tail = p->filled[b] % FS_PAGE;
         uint8_t *full = p->buffer[b];
@@ -195,11 +155,8 @@ static int fs_packer_flush(fs_packer *p) {
     return 1;
 }
 
-/* Wait until everything that was handed over is written. */
-static void fs_packer_drain(fs_packer *p) {
+void fs_packer_drain(fs_packer *p) {
     pthread_mutex_lock(&p->lock);
     while (p->q_len || p->writing) pthread_cond_wait(&p->freed, &p->lock);
     pthread_mutex_unlock(&p->lock);
 }
-
-#endif

@@ -1,21 +1,9 @@
-/* Split a loop over the cores: a small pool of threads, made at first use, one in each module that has such loops, shared by the
- * process, remade in a forked child. No signal interrupts them: a loop is over when the call returns.
- *
- * No OpenMP: a second runtime beside torch's is trouble, and torch's hangs in a forked child. A caller that finds the pool busy
- * runs its loop itself.
- */
-#ifndef FEATSTORE_THREADS_H
-#define FEATSTORE_THREADS_H
+#include "threads.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <string.h>
-
-#define FS_MAX_THREADS 64
-
-typedef void (*fs_body_fn)(void *context, int64_t begin, int64_t end);
+#include <stddef.h>
 
 static struct {
     pthread_mutex_t owner; /* held by the caller whose loop runs */
@@ -77,8 +65,7 @@ static void fs_team_grow(int wanted) {
     pthread_attr_destroy(&attr);
 }
 
-/* Run body(context, begin, end) over 0 … n - 1 in chunks, on up to n_threads threads, the caller's included. */
-static void fs_parallel_for(fs_body_fn body, void *context, int64_t n, int64_t chunk, int n_threads) {
+void fs_parallel_for(fs_body_fn body, void *context, int64_t n, int64_t chunk, int n_threads) {
     int64_t n_chunks = (n + chunk - 1) / chunk;
     if (n_threads > FS_MAX_THREADS) n_threads = FS_MAX_THREADS;
     if (n_threads > n_chunks) n_threads = (int)n_chunks;
@@ -103,5 +90,3 @@ static void fs_parallel_for(fs_body_fn body, void *context, int64_t n, int64_t c
     pthread_mutex_unlock(&fs_team.lock);
     pthread_mutex_unlock(&fs_team.owner);
 }
-
-#endif

@@ -1,22 +1,12 @@
-/* XXH3-64 of inputs over 240 bytes, for checksums of 4 KiB pages without a Python call a page.
- *
- * Written from the published specification of the algorithm; tests compare it with the xxhash package. The secret is derived
- * from the seed once a file. SIMD is picked at run time, so one build serves every x86-64; other machines use plain C.
- */
-#ifndef FEATSTORE_XXH3_H
-#define FEATSTORE_XXH3_H
+#include "xxh3.h"
 
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
-#define FS_XXH_SECRET_BYTES 192
 #define FS_XXH_STRIPE 64
 #define FS_XXH_BLOCK 1024 /* (192 - 64) / 8 stripes of 64 bytes */
-
-typedef struct {
-    uint8_t bytes[FS_XXH_SECRET_BYTES]; /* unaligned: it lives in Python objects, which the allocator aligns to 16 */
-} fs_secret;
 
 static const uint8_t fs_xxh_default_secret[FS_XXH_SECRET_BYTES] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9,
@@ -30,7 +20,6 @@ static const uint8_t fs_xxh_default_secret[FS_XXH_SECRET_BYTES] = {
     0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce, 0x45, 0xcb, 0x3a, 0x8f,
     0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
-
 #define FS_P32_1 0x9E3779B1U
 #define FS_P32_2 0x85EBCA77U
 #define FS_P32_3 0xC2B2AE3DU
@@ -40,16 +29,7 @@ static const uint8_t fs_xxh_default_secret[FS_XXH_SECRET_BYTES] = {
 #define FS_P64_4 0x85EBCA77C2B2AE63ULL
 #define FS_P64_5 0x27D4EB2F165667C5ULL
 
-static inline uint64_t fs_read64(const uint8_t *p) {
-    uint64_t v;
-    memcpy(&v, p, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    v = __builtin_bswap64(v);
-#endif
-    return v;
-}
-
-static void fs_secret_init(fs_secret *secret, uint64_t seed) {
+void fs_secret_init(fs_secret *secret, uint64_t seed) {
     for (int i = 0; i < FS_XXH_SECRET_BYTES; i += 16) {
         uint64_t lo = fs_read64(fs_xxh_default_secret + i) + seed;
         uint64_t hi = fs_read64(fs_xxh_default_secret + i + 8) - seed;
@@ -106,7 +86,6 @@ static uint64_t fs_xxh3_plain(const uint8_t *data, size_t len, const fs_secret *
 }
 
 #if defined(__x86_64__)
-#include <immintrin.h>
 
 __attribute__((target("avx2"))) static uint64_t fs_xxh3_avx2(const uint8_t *data, size_t len, const fs_secret *secret) {
     static const uint64_t init[8] = FS_XXH_ACC_INIT;
@@ -162,10 +141,7 @@ __attribute__((target("avx512f"))) static uint64_t fs_xxh3_avx512(const uint8_t 
 }
 #endif
 
-typedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *);
-
-/* 0 = plain C, 1 = AVX2, 2 = AVX-512; NULL where this machine lacks it. */
-static fs_xxh3_fn fs_xxh3_variant(int level) {
+fs_xxh3_fn fs_xxh3_variant(int level) {
     if (level == 0) return fs_xxh3_plain;
 #if defined(__x86_64__)
     if (level == 1 && __builtin_cpu_supports("avx2")) return fs_xxh3_avx2;
@@ -174,12 +150,10 @@ static fs_xxh3_fn fs_xxh3_variant(int level) {
     return NULL;
 }
 
-static fs_xxh3_fn fs_xxh3_best(void) {
+fs_xxh3_fn fs_xxh3_best(void) {
     for (int level = 2; level > 0; level--) {
         fs_xxh3_fn fn = fs_xxh3_variant(level);
         if (fn) return fn;
     }
     return fs_xxh3_plain;
 }
-
-#endif

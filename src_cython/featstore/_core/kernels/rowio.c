@@ -1,57 +1,15 @@
-/* A gather job: which pages hold the wanted rows, in which reads to fetch them, and what to do with a read that has landed.
- *
- * Both backends run the same job: fs_next_op() hands out reads in file order, fs_finish_op() checks and copies one that landed.
- * Reads never overlap, so no page is read twice; a row may lie across two reads, each of which delivers its share.
- */
-#ifndef FEATSTORE_ROWIO_H
-#define FEATSTORE_ROWIO_H
+#include "rowio.h"
 
 #include <errno.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-#include "xxh3.h"
 
-#define FS_PAGE 4096ULL
-#define FS_SUMS_PER_PAGE 511
-#define FS_INDEX_BITS 24
 #define FS_INDEX_MASK ((1ULL << FS_INDEX_BITS) - 1)
 #define FS_MAX_RETRIES 1000
 
-enum { FS_OK = 0, FS_ERR_OS = 1, FS_ERR_SHORT = 2, FS_ERR_SUM = 3, FS_ERR_SIGNAL = 4 };
-
-typedef struct { uint64_t page0, page1, row0, row1; } fs_op;
-
-typedef struct {
-    int fd, direct;
-    uint64_t data_offset, row_bytes, group_rows, group_bytes;
-    uint64_t first, n;        /* rows first … first + n - 1, or */
-    const uint64_t *keys;     /* n sorted keys: row << 24 | index */
-    const int64_t *positions; /* output row of each index; NULL: the index itself */
-    uint8_t *out;
-    uint64_t gap_pages, cap_pages;
-    uint64_t **sums; /* one pointer a page of sums; NULL: no verification */
-    const fs_secret *secret;
-    fs_xxh3_fn hash;
-    const char *script; /* fault injection: one letter a completion, see fs_inject */
-    uint64_t script_at;
-    uint64_t next, resume; /* generator: first row not wholly handed out; first page not yet handed out */
-    _Atomic int stop;
-    int error_kind, error_number;
-    uint64_t error_offset;
-    _Atomic uint64_t n_reads, read_bytes;
-} fs_job;
-
 static inline uint64_t fs_row(const fs_job *job, uint64_t k) { return job->keys ? job->keys[k] >> FS_INDEX_BITS : job->first + k; }
 
-static inline uint64_t fs_row_start(const fs_job *job, uint64_t row) {
-    if (job->group_rows == 1) return job->data_offset + row * job->group_bytes;
-    return job->data_offset + row / job->group_rows * job->group_bytes + row % job->group_rows * job->row_bytes;
-}
-
-/* Next read; 0 when all are handed out. Not thread-safe. */
-static int fs_next_op(fs_job *job, fs_op *op) {
+int fs_next_op(fs_job *job, fs_op *op) {
     uint64_t i = job->next;
     if (i >= job->n) return 0;
     uint64_t start = fs_row_start(job, fs_row(job, i));
@@ -89,12 +47,6 @@ static int fs_next_op(fs_job *job, fs_op *op) {
     return 1;
 }
 
-static inline int fs_check_page(const fs_job *job, uint64_t page, const uint8_t *data) {
-    const uint64_t *sums = job->sums[page / FS_SUMS_PER_PAGE];
-    uint64_t expected = fs_read64((const uint8_t *)(sums + page % FS_SUMS_PER_PAGE));
-    return job->hash(data, FS_PAGE, job->secret) == expected;
-}
-
 static inline void fs_copy_small(uint8_t *dst, const uint8_t *src, uint64_t len) {
     switch (len) {
     case 1: *dst = *src; break;
@@ -105,8 +57,7 @@ static inline void fs_copy_small(uint8_t *dst, const uint8_t *src, uint64_t len)
     }
 }
 
-/* Check the pages of a landed read that hold wanted rows and copy the rows out. Thread-safe for different reads. */
-static int fs_finish_op(fs_job *job, const fs_op *op, const uint8_t *buf, uint64_t *bad_page) {
+int fs_finish_op(fs_job *job, const fs_op *op, const uint8_t *buf, uint64_t *bad_page) {
     const uint64_t lo = op->page0 * FS_PAGE, hi = op->page1 * FS_PAGE;
     const int dense_run = !job->keys && !job->positions && job->group_rows * job->row_bytes == job->group_bytes;
     uint64_t checked = op->page0;
@@ -141,7 +92,7 @@ static int fs_finish_op(fs_job *job, const fs_op *op, const uint8_t *buf, uint64
     return FS_OK;
 }
 
-static void fs_job_fail(fs_job *job, int kind, int number, uint64_t offset) {
+void fs_job_fail(fs_job *job, int kind, int number, uint64_t offset) {
     if (job->error_kind == FS_OK) {
         job->error_kind = kind;
         job->error_number = number;
@@ -150,8 +101,7 @@ static void fs_job_fail(fs_job *job, int kind, int number, uint64_t offset) {
     atomic_store(&job->stop, 1);
 }
 
-/* Fault injection at the place where completions arrive: 'r' as is, 'E' EIO, 's' short, 'z' end of file, 'i' EINTR, 'a' EAGAIN. */
-static int64_t fs_inject(fs_job *job, int64_t res) {
+int64_t fs_inject(fs_job *job, int64_t res) {
     if (!job->script) return res;
     char c = job->script[job->script_at];
     if (c == 0) return res;
@@ -166,8 +116,7 @@ static int64_t fs_inject(fs_job *job, int64_t res) {
     }
 }
 
-/* What a read that returned `res` for `wanted` bytes means: bytes now usable, or -1 with the job failed; 0 = try again. */
-static int64_t fs_progress(fs_job *job, int64_t res, uint64_t wanted, uint64_t offset, unsigned *retries) {
+int64_t fs_progress(fs_job *job, int64_t res, uint64_t wanted, uint64_t offset, unsigned *retries) {
     if (res == -EINTR || res == -EAGAIN) {
         if (++*retries < FS_MAX_RETRIES) return 0;
         fs_job_fail(job, FS_ERR_OS, (int)-res, offset);
@@ -186,8 +135,7 @@ static int64_t fs_progress(fs_job *job, int64_t res, uint64_t wanted, uint64_t o
     return res;
 }
 
-/* Sort keys by their bits from FS_INDEX_BITS up to `bits`, through `spare`; returns where the result is. */
-static uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits) {
+uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits) {
     enum { DIGIT = 11 };
     uint64_t count[1 << DIGIT];
     for (int shift = FS_INDEX_BITS; shift < bits; shift += DIGIT) {
@@ -207,4 +155,16 @@ static uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int b
     return keys;
 }
 
-#endif
+uint64_t fs_sums_pages(const fs_job *job, const uint64_t *keys, uint64_t at, uint64_t n, uint64_t capacity,
+                       unsigned long long *pages, uint64_t *n_pages) {
+    uint64_t count = 0, beyond = 0; /* rows are sorted, so the pages before `beyond` are wanted already */
+    for (; at < n && count < capacity; at++) {
+        const uint64_t start = fs_row_start(job, keys[at] >> FS_INDEX_BITS);
+        const uint64_t first = start / FS_PAGE / FS_SUMS_PER_PAGE;
+        const uint64_t last = (start + job->row_bytes - 1) / FS_PAGE / FS_SUMS_PER_PAGE;
+        for (uint64_t page = first > beyond ? first : beyond; page <= last; page++) pages[count++] = page;
+        beyond = last + 1;
+    }
+    *n_pages = count;
+    return at;
+}

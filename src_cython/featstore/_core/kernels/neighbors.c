@@ -1,15 +1,6 @@
-/* Where neighbour lists are: offsets in the file, records of the neighbour cache (a degree, then that many ids). */
-#ifndef FEATSTORE_NEIGHBORS_H
-#define FEATSTORE_NEIGHBORS_H
+#include "neighbors.h"
 
-#include "draws.h"
-
-enum { FS_CHUNK = 64 }; /* destinations looked up, or drawn for, before the next stage */
-
-FS_INLINE int64_t fs_record(const void *records, int wide, int64_t i)
-{
-    return wide ? ((const int64_t *)records)[i] : ((const int32_t *)records)[i];
-}
+#include <string.h>
 
 FS_INLINE void fs_set_record(void *records, int wide, int64_t i, int64_t value)
 {
@@ -19,12 +10,7 @@ FS_INLINE void fs_set_record(void *records, int wide, int64_t i, int64_t value)
         ((int32_t *)records)[i] = (int32_t)value;
 }
 
-FS_INLINE void fs_prefetch_record(const void *records, int wide, int64_t i)
-{
-    fs_fetch((const char *)records + (wide ? i * 8 : i * 4));
-}
-
-static void fs_offsets(const int64_t *indptr, const int64_t *ids, int64_t n, int64_t *starts, int64_t *degrees)
+void fs_offsets(const int64_t *indptr, const int64_t *ids, int64_t n, int64_t *starts, int64_t *degrees)
 {
     for (int64_t i = 0; i < n; i++) {
         if (i + 32 < n)
@@ -57,17 +43,15 @@ FS_INLINE int64_t fs_lookup_as(const int64_t *offset_of_node, const void *record
     return n_missing;
 }
 
-/* Look nodes up in the neighbour cache; lists in `missing` (room for n + 1) those that it lacks, and returns how many. */
-static int64_t fs_lookup(const int64_t *offset_of_node, const void *records, int wide, const int64_t *ids, int64_t n,
-                         int64_t *place, int64_t *degree, int64_t *missing)
+int64_t fs_lookup(const int64_t *offset_of_node, const void *records, int wide, const int64_t *ids, int64_t n,
+                  int64_t *place, int64_t *degree, int64_t *missing)
 {
     if (wide)
         return fs_lookup_as(offset_of_node, records, 1, ids, n, place, degree, missing);
     return fs_lookup_as(offset_of_node, records, 0, ids, n, place, degree, missing);
 }
 
-/* First id out of [0, n_total), or -1. */
-static int64_t fs_first_bad(const void *ids, int wide, int64_t n, int64_t n_total)
+int64_t fs_first_bad(const void *ids, int wide, int64_t n, int64_t n_total)
 {
     const int32_t last = n_total > INT32_MAX ? INT32_MAX : (int32_t)(n_total - 1);
     for (int64_t first = 0; first < n; first += 4096) {
@@ -88,10 +72,8 @@ static int64_t fs_first_bad(const void *ids, int wide, int64_t n, int64_t n_tota
     return -1;
 }
 
-/* Copy the lists of cached nodes node … that lie in the block of edges [first, first + n) into their records, and before a list's
- * first edge its length; a list may lie in several blocks. Returns the node that the next block goes on with. */
-static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *offset_of_node,
-                               int64_t n_nodes, int64_t node, char *records, int id_bytes)
+int64_t fs_fill_records(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *offset_of_node,
+                        int64_t n_nodes, int64_t node, char *records, int id_bytes)
 {
     const int64_t end = first + n;
     for (; node < n_nodes && indptr[node] < end; node++) {
@@ -114,9 +96,8 @@ static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, cons
     return node;
 }
 
-/* First node whose record does not agree with indptr, holds an id out of [0, n_total), or leaves the array; or -1. */
-static int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_of_node, int64_t n_nodes, const void *records,
-                                   int wide, int64_t n_records, int64_t n_total)
+int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_of_node, int64_t n_nodes, const void *records,
+                            int wide, int64_t n_records, int64_t n_total)
 {
     for (int64_t node = 0; node < n_nodes; node++) {
         const int64_t offset = offset_of_node[node], degree = indptr[node + 1] - indptr[node];
@@ -154,15 +135,14 @@ FS_INLINE int64_t fs_take_edge_ids_as(const void *edge_ids, int wide, int64_t n_
     return n_missing;
 }
 
-static int64_t fs_take_edge_ids(const void *edge_ids, int wide, int64_t n_kept, int64_t first, int64_t *positions, int64_t n)
+int64_t fs_take_edge_ids(const void *edge_ids, int wide, int64_t n_kept, int64_t first, int64_t *positions, int64_t n)
 {
     if (wide)
         return fs_take_edge_ids_as(edge_ids, 1, n_kept, first, positions, n);
     return fs_take_edge_ids_as(edge_ids, 0, n_kept, first, positions, n);
 }
 
-/* First of n offsets that is below the one before, which of the first is least, or above most; or -1. */
-static int64_t fs_first_bad_offset(const int64_t *offsets, int64_t n, int64_t least, int64_t most)
+int64_t fs_first_bad_offset(const int64_t *offsets, int64_t n, int64_t least, int64_t most)
 {
     for (int64_t i = 0; i < n; i++) {
         if (FS_RARE(offsets[i] < least || offsets[i] > most))
@@ -171,5 +151,3 @@ static int64_t fs_first_bad_offset(const int64_t *offsets, int64_t n, int64_t le
     }
     return -1;
 }
-
-#endif

@@ -3,6 +3,7 @@
 #define FEATSTORE_BITS_H
 
 #include <stdint.h>
+
 /* Fetch a line that is used many accesses later, into the second-level cache: the first waits for fewer lines at a time. */
 #define fs_fetch(p) __builtin_prefetch((p), 0, 2)
 #define fs_touch(p) __builtin_prefetch((p), 1, 3)

@@ -1,58 +1,6 @@
-/* Kernels of neighbour sampling: plain C over arrays, no Python, no allocation, no shared state.
- *
- * A hop runs in stages over chunks of destinations, so that every cache miss is prefetched one stage before it is needed:
- *
- *   draw    where each edge's neighbour id lies (an index into the records in memory, or ~position in the file), into src[]
- *   gather  src[e] = records[src[e]], and prefetch the table's entry for that id, and the edge's number where that is kept
- *   number  src[e] = local number of that id, numbering ids in order of first appearance; then take the edges' numbers
- *
- * src[] is the caller's output and holds the intermediate values too, so a hop needs no buffer of its own.
- */
-#ifndef FEATSTORE_SAMPLER_H
-#define FEATSTORE_SAMPLER_H
+#include "sampler.h"
 
-#include "neighbors.h"
-
-enum {
-    FS_CHUNK_EDGES = 1024, /* edges a chunk, unless one destination has more */
-    FS_SLICE = 256         /* edges numbered between two checks for room */
-};
-
-/* The table's shape, apart from the rest so that loops keep it in registers. */
-typedef struct {
-    uint64_t multiplier, mask;
-    int shift;
-} fs_shape;
-
-typedef struct {
-    /* where neighbour ids in memory lie: int32 or int64 */
-    const void *records;
-    int wide;
-    /* the batch's nodes: id, place of the first neighbour (index into records, or ~position in the file) and degree */
-    int64_t *nodes;
-    const int64_t *place, *degree;
-    int64_t n_nodes, limit; /* numbered so far; how many may be */
-    /* the table of numbers: open addressing, entry = low half of the id << 32 | (base + number); entries below base are of
-     * earlier batches and count as empty, so that a new batch clears nothing */
-    uint64_t *table;
-    fs_shape shape;
-    int exact; /* ids are below 2^32, so that the entry names them fully */
-    uint32_t base;
-    /* the hop */
-    int64_t n_dst, fanout, n_edges;
-    uint64_t key;
-    int replace;
-    int64_t *src, *dst, *scratch;
-    /* the number of each edge among all, where that is asked for: each list's first edge is in starts[] */
-    const int64_t *starts;
-    int64_t *edge_pos;
-    const void *edge_ids; /* beside `records` the numbers that those edges get, where they are kept */
-    int edge_ids_wide;
-    /* edges to read from the file: position there, and edge */
-    int64_t *positions, *edges, n_missing;
-    /* progress, in edges: numbered <= gathered <= drawn */
-    int64_t next_dst, drawn, gathered, numbered;
-} fs_hop;
+#include <stddef.h>
 
 FS_INLINE int64_t fs_n_drawn(int64_t degree, int64_t fanout, int replace)
 {
@@ -61,15 +9,8 @@ FS_INLINE int64_t fs_n_drawn(int64_t degree, int64_t fanout, int replace)
     return replace || degree > fanout ? fanout : degree;
 }
 
-/* Whether positions are drawn at random; else the whole list is taken. */
-FS_INLINE int fs_is_drawn(int64_t degree, int64_t fanout, int replace)
-{
-    return fanout >= 0 && (replace ? degree > 0 : degree > fanout);
-}
-
-/* Edges of a hop, those of them to read, and whether any list is drawn from. */
-static void fs_count(const int64_t *place, const int64_t *degree, int64_t n, int64_t fanout, int replace, int64_t *n_edges,
-                     int64_t *n_missing, int *any_drawn)
+void fs_count(const int64_t *place, const int64_t *degree, int64_t n, int64_t fanout, int replace, int64_t *n_edges,
+              int64_t *n_missing, int *any_drawn)
 {
     int64_t edges = 0, missing = 0;
     int any = 0;
@@ -88,11 +29,6 @@ static void fs_count(const int64_t *place, const int64_t *degree, int64_t n, int
 FS_INLINE int64_t fs_at(int64_t place, int64_t position)
 {
     return place < 0 ? place - position : place + position;
-}
-
-FS_INLINE uint64_t fs_slot(fs_shape shape, int64_t id)
-{
-    return ((uint64_t)id * shape.multiplier) >> shape.shift & shape.mask;
 }
 
 /* Draw for the next chunk of destinations. */
@@ -181,8 +117,7 @@ static void fs_take_numbers(fs_hop *hop, int64_t first, int64_t end)
             hop->edge_pos[e] = fs_record(hop->edge_ids, hop->edge_ids_wide, hop->edge_pos[e]);
 }
 
-/* Draw alone, and take the numbers that are kept: src[] and edge_pos[], one array, are left with these, or ~position in the file. */
-static void fs_draw_places(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
+void fs_draw_places(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
 {
     uint8_t network[FS_NETWORK][2];
     const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
@@ -237,29 +172,6 @@ FS_INLINE void fs_gather_some(fs_hop *hop, int wide, int64_t end)
     hop->n_missing = missing;
 }
 
-/* Number of `id`, `n` and *fresh = 1 where it has none yet; enters it. */
-FS_INLINE uint32_t fs_number_of(uint64_t *table, fs_shape shape, uint32_t base, const int64_t *nodes, int exact, int64_t id,
-                                uint32_t n, uint32_t *fresh)
-{
-    uint64_t slot = fs_slot(shape, id);
-    for (;;) {
-        const uint64_t entry = table[slot];
-        const uint32_t number = (uint32_t)entry - base;
-        uint64_t differ = entry >> 32 ^ (uint32_t)id;
-        *fresh = number >= n;
-        if (!exact && !*fresh && !differ)
-            differ = nodes[number] != id;
-        /* Arithmetic, not branches, on new or known: which of them comes next cannot be predicted. */
-        if (FS_RARE(differ & ((uint64_t)*fresh - 1))) {
-            slot = (slot + 1) & shape.mask;
-            continue;
-        }
-        const uint32_t local = number ^ ((number ^ n) & (0 - *fresh));
-        table[slot] = (uint64_t)(uint32_t)id << 32 | (uint32_t)(base + local);
-        return local;
-    }
-}
-
 /* Number the ids of edges up to `end`; returns 1, for more room, when the table or the list of nodes is nearly full. */
 FS_INLINE int fs_number(fs_hop *hop, int exact, int64_t end)
 {
@@ -312,16 +224,14 @@ FS_INLINE int fs_expand_as(fs_hop *hop, int wide, int exact, fs_draw_lanes_fn dr
     return 0;
 }
 
-/* A whole hop whose lists are all in memory; returns 1 when it needs more room and must be called again. */
-static int fs_expand(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
+int fs_expand(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
 {
     if (hop->wide)
         return hop->exact ? fs_expand_as(hop, 1, 1, draw_lanes) : fs_expand_as(hop, 1, 0, draw_lanes);
     return fs_expand_as(hop, 0, 1, draw_lanes);
 }
 
-/* First part of a hop with lists in the file: draw everything, fetch what is in memory, list the rest. */
-static void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
+void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
 {
     uint8_t network[FS_NETWORK][2];
     const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
@@ -342,8 +252,7 @@ static void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
     }
 }
 
-/* Second part: put the ids that were read where they belong; returns the first id out of [0, n_total), or -1. */
-static int64_t fs_fill(fs_hop *hop, const void *ids, int wide, int64_t n_total)
+int64_t fs_fill(fs_hop *hop, const void *ids, int wide, int64_t n_total)
 {
     for (int64_t i = 0; i < hop->n_missing; i++) {
         const int64_t id = fs_record(ids, wide, i);
@@ -354,8 +263,7 @@ static int64_t fs_fill(fs_hop *hop, const void *ids, int wide, int64_t n_total)
     return -1;
 }
 
-/* Third part: number everything; returns 1 when it needs more room and must be called again. */
-static int fs_number_all(fs_hop *hop)
+int fs_number_all(fs_hop *hop)
 {
     while (hop->numbered < hop->n_edges) {
         const int64_t end = hop->n_edges - hop->numbered < FS_SLICE ? hop->n_edges : hop->numbered + FS_SLICE;
@@ -368,8 +276,7 @@ static int fs_number_all(fs_hop *hop)
     return 0;
 }
 
-/* Enter nodes 0 … n-1 into an emptied or outdated table; returns the first that is there already, or -1. */
-static int64_t fs_enter(fs_hop *hop, int64_t n)
+int64_t fs_enter(fs_hop *hop, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         uint32_t fresh;
@@ -381,5 +288,3 @@ static int64_t fs_enter(fs_hop *hop, int64_t n)
     }
     return -1;
 }
-
-#endif

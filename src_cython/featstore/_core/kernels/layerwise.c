@@ -1,19 +1,10 @@
-/* Kernels of layer-wise sampling (FastGCN, LADIES) and of induced subgraphs (shaDow): whole lists of a batch's nodes in pieces,
- * the importance of the sources that they name, which of these a layer takes, and the edges to them.
- *
- * Sums are in doubles, in the order of the lists: pieces of any size, and all processors, get the same.
- */
-#ifndef FEATSTORE_LAYERWISE_H
-#define FEATSTORE_LAYERWISE_H
+#include "layerwise.h"
 
 #include <math.h>
+#include <string.h>
 
-#include "importance.h"
-
-/* ---------------------------------------------------------------- lists in pieces
- * A turn reads so many ids of the file; its lists, those in memory between them too, are taken in pieces of any size. */
-static int64_t fs_take_lists(fs_layer *layer, const int64_t *degree, const int64_t *place, const void *found, void *listed,
-                             int32_t *owners, int64_t room)
+int64_t fs_take_lists(fs_layer *layer, const int64_t *degree, const int64_t *place, const void *found, void *listed,
+                      int32_t *owners, int64_t room)
 {
     const int64_t bytes = layer->wide ? 8 : 4, stop = layer->stop_dst;
     const char *records = (const char *)layer->records;
@@ -40,11 +31,8 @@ static int64_t fs_take_lists(fs_layer *layer, const int64_t *degree, const int64
     return taken;
 }
 
-/* ---------------------------------------------------------------- what a layer takes */
-
-/* Add each edge's importance to its source's: 1, or for means one over the squared degree of the destination. */
-static void fs_tally(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
-                     double *importance, int64_t *n_edges)
+void fs_tally(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
+              double *importance, int64_t *n_edges)
 {
     for (int64_t e = 0; e < n; e++) {
         const int64_t t = fs_record(listed, wide, e);
@@ -79,8 +67,7 @@ FS_INLINE double fs_unit(uint64_t word)
     return (double)(word >> 11) * 0x1p-53;
 }
 
-/* Let no source draw that the batch has already: its importance becomes minus one. */
-static void fs_set_certain(const fs_hop *batch, const int64_t *ids, double *importance, int64_t n)
+void fs_set_certain(const fs_hop *batch, const int64_t *ids, double *importance, int64_t n)
 {
     for (int64_t t = 0; t < n; t++) {
         if (t + FS_FORE < n)
@@ -90,11 +77,7 @@ static void fs_set_certain(const fs_hop *batch, const int64_t *ids, double *impo
     }
 }
 
-/* Take `size` sources without replacement, each with probability min(1, scale * importance): the scale is such that these sum to
- * `size`. Ordered pivotal sampling (Deville and Tille 1998; Chauvet 2012): source after source fights the one that is undecided,
- * by its own number under `key`, and the probabilities are met exactly. importance[] receives one over the probability of what is
- * taken, and 0 for the rest. Entries below 0 are taken anyway, beside the `size`. */
-static void fs_draw_distinct(const int64_t *ids, double *importance, int64_t n, int64_t size, uint64_t key)
+void fs_draw_distinct(const int64_t *ids, double *importance, int64_t n, int64_t size, uint64_t key)
 {
     double limit = INFINITY, scale = 0, carried = 0; /* what is above `limit` is certain */
     int64_t left = size, held = -1, n_open = 0;
@@ -154,9 +137,7 @@ static void fs_draw_distinct(const int64_t *ids, double *importance, int64_t n, 
         importance[held] = held_factor;
 }
 
-/* Draw `size` times with replacement, source t with probability q = importance / sum each time: importance[] receives the number
- * of times over size * q. Entries below 0 are taken, once, beside these. upto: n numbers; drawn: `size`. */
-static void fs_draw_again(double *importance, int64_t n, int64_t size, uint64_t key, double *upto, int64_t *drawn)
+void fs_draw_again(double *importance, int64_t n, int64_t size, uint64_t key, double *upto, int64_t *drawn)
 {
     double sum = 0;
     int64_t last = -1;
@@ -189,18 +170,14 @@ static void fs_draw_again(double *importance, int64_t n, int64_t size, uint64_t 
         importance[t] = importance[t] < 0 ? 1 : upto[t] > 0 ? upto[t] / ((double)size * importance[t] / sum) : 0;
 }
 
-/* ---------------------------------------------------------------- edges */
-
 /* Go from an id of a piece to the next: `position` is that in its list, which begins anew with another owner. */
 #define FS_NEXT_POSITION                                   \
     position = owners[e] == owner ? position + (e > 0) : 0; \
     owner = owners[e]
 
-/* Add the edges to what was taken: ids, destinations and weights, from `at` on; returns where they end. Where edge_pos is given, also
- * their numbers: `starts` has each list's first, and the first id of the piece lies at `position` of its list. */
-static int64_t fs_take_edges(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
-                             const int64_t *ids, const double *factors, int64_t at, int64_t *src, int64_t *dst, float *weights,
-                             const int64_t *starts, int64_t position, int64_t *edge_pos)
+int64_t fs_take_edges(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
+                      const int64_t *ids, const double *factors, int64_t at, int64_t *src, int64_t *dst, float *weights,
+                      const int64_t *starts, int64_t position, int64_t *edge_pos)
 {
     int32_t owner = n ? owners[0] : 0;
     for (int64_t e = 0; e < n; e++) {
@@ -218,9 +195,8 @@ static int64_t fs_take_edges(const void *listed, int wide, const int32_t *owners
     return at;
 }
 
-/* The numbers of those ids listed that the batch has, with their owners, and their edges as in fs_take_edges; returns how many. */
-static int64_t fs_keep_members(const fs_hop *batch, const void *listed, int wide, int32_t *owners, int64_t n, int32_t *numbers,
-                               const int64_t *starts, int64_t position, int64_t *edge_pos)
+int64_t fs_keep_members(const fs_hop *batch, const void *listed, int wide, int32_t *owners, int64_t n, int32_t *numbers,
+                        const int64_t *starts, int64_t position, int64_t *edge_pos)
 {
     int64_t kept = 0;
     int32_t owner = n ? owners[0] : 0;
@@ -239,5 +215,3 @@ static int64_t fs_keep_members(const fs_hop *batch, const void *listed, int wide
     }
     return kept;
 }
-
-#endif

@@ -8,21 +8,10 @@
 
 /* Functions that run on processors of that level only. */
 #define FS_AVX2 __attribute__((target("avx2")))
+
 #define FS_AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")))
 
 /* The highest level up to `level` that this processor has. */
-static int fs_vectors(int level)
-{
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
-        return 2;
-    return level >= 1 && __builtin_cpu_supports("avx2");
-#else
-    (void)level;
-    return 0;
-#endif
-}
+int fs_vectors(int level);
 
 #endif

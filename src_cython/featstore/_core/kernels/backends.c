@@ -1,35 +1,14 @@
-/* The two ways to run a job (rowio.h): io_uring from the calling thread, or pread on a pool of threads. */
-#ifndef FEATSTORE_BACKENDS_H
-#define FEATSTORE_BACKENDS_H
+#include "backends.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
-#include "rowio.h"
-#include "uring.h"
-
-typedef int (*fs_poll_fn)(void); /* runs pending signal handlers; non-zero: an exception is set, stop */
-
-/* ---- io_uring ---- */
-
-#define FS_WINDOW 2048 /* reads handed out but not yet retired, in order; several times the depth, so a slow one holds up none */
-
-typedef struct {
-    fs_op op;
-    uint64_t start, arena_end; /* place in the arena, and the arena's head after it */
-    uint32_t len, done;
-    unsigned retries;
-    int complete;
-} fs_slot;
-
-typedef struct {
-    fs_ring ring;
-    unsigned depth;
-    uint8_t *arena;
-    uint64_t arena_bytes;
-    fs_slot slots[FS_WINDOW];
-} fs_uring;
+#include <unistd.h>
 
 static void fs_uring_stage(fs_uring *u, const fs_job *job, uint64_t seq) {
     fs_slot *slot = &u->slots[seq % FS_WINDOW];
@@ -37,7 +16,7 @@ static void fs_uring_stage(fs_uring *u, const fs_job *job, uint64_t seq) {
                  slot->op.page0 * FS_PAGE + slot->done, seq);
 }
 
-static void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
+void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
     uint64_t head = 0, tail = 0, arena_head = 0, arena_tail = 0, n_done = 0, next_poll = 4096;
     const unsigned *in_flight = &u->ring.in_flight;
     int pending = 0, exhausted = 0;
@@ -100,20 +79,6 @@ static void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
     }
 }
 
-/* ---- pread pool ---- */
-
-typedef struct fs_pool fs_pool;
-struct fs_pool {
-    pthread_mutex_t lock;
-    pthread_cond_t work, idle;
-    pthread_t *threads;
-    unsigned n_threads, n_started, tickets, active, next_buffer;
-    int shutdown;
-    uint64_t buffer_bytes;
-    uint8_t *arena;
-    fs_job *job;
-};
-
 static void fs_pool_work(fs_pool *pool, fs_job *job, uint8_t *buf) {
     fs_op op;
     for (;;) {
@@ -166,8 +131,7 @@ static void *fs_pool_main(void *arg) {
     return NULL;
 }
 
-/* Stop the threads; nothing is in flight. */
-static void fs_pool_close(fs_pool *pool) {
+void fs_pool_close(fs_pool *pool) {
     pthread_mutex_lock(&pool->lock);
     pool->shutdown = 1;
     pthread_cond_broadcast(&pool->work);
@@ -181,8 +145,7 @@ static void fs_pool_close(fs_pool *pool) {
     pool->n_started = 0;
 }
 
-/* Start the threads; 0 or -errno. */
-static int fs_pool_open(fs_pool *pool, unsigned n_threads, uint8_t *arena, uint64_t buffer_bytes) {
+int fs_pool_open(fs_pool *pool, unsigned n_threads, uint8_t *arena, uint64_t buffer_bytes) {
     memset(pool, 0, sizeof *pool);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->idle, NULL);
@@ -213,7 +176,7 @@ static int fs_pool_open(fs_pool *pool, unsigned n_threads, uint8_t *arena, uint6
     return 0;
 }
 
-static void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll) {
+void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll) {
     /* No more threads than there can be reads: waking one costs more than a small gather. */
     uint64_t reads = job->n * (1 + job->row_bytes / (job->cap_pages * FS_PAGE));
     uint64_t wanted = reads < pool->n_threads ? reads : pool->n_threads;
@@ -241,5 +204,3 @@ static void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll) {
     pool->job = NULL;
     pthread_mutex_unlock(&pool->lock);
 }
-
-#endif

@@ -1,34 +1,13 @@
-/* Copy rows between two arrays of rows, each side direct or through an index. */
-#ifndef FEATSTORE_ROWCOPY_H
-#define FEATSTORE_ROWCOPY_H
+#include "rowcopy.h"
 
 #include <stdatomic.h>
-#include <stdint.h>
 #include <string.h>
-#include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #define FS_STREAM_MIN_BYTES (4 << 20) /* a smaller destination stays in cache, where its reader wants it */
 #define FS_AHEAD_BYTES 512
-
-typedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes);
-
-typedef struct {
-    const uint8_t *src;
-    uint8_t *dst;
-    const int32_t *src32; /* source rows: 32-bit, or */
-    const int64_t *src64; /* 64-bit, or both NULL: in order */
-    const int32_t *dst32;
-    const int64_t *dst64;
-    uint64_t row_bytes;
-    fs_stream_fn stream; /* NULL: rows go through the cache */
-} fs_copy;
-
-static inline uint64_t fs_index(const int32_t *i32, const int64_t *i64, int64_t i) {
-    return i32 ? (uint64_t)i32[i] : i64 ? (uint64_t)i64[i] : (uint64_t)i;
-}
 
 #if defined(__x86_64__)
 /* Past the cache: the destination is not read first, and what the caller keeps warm is not driven out. Wide stores matter: a line
@@ -46,8 +25,7 @@ __attribute__((target("avx2"))) static void fs_stream_row_avx2(uint8_t *dst, con
 }
 #endif
 
-/* How to write rows past the cache; NULL where the rows, the destination or the processor are not fit for it. */
-static inline fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes) {
+fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes) {
 #if defined(__x86_64__)
     if (n_bytes >= FS_STREAM_MIN_BYTES && row_bytes % 64 == 0 && (uintptr_t)dst % 64 == 0) {
         __builtin_cpu_init();
@@ -58,20 +36,18 @@ static inline fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_byt
     return NULL;
 }
 
-/* Ways to copy that differ from processor to processor: how far ahead rows are fetched and into which caches, and how wide stores
- * are. On an AMD EPYC fetching past the caches, 12 rows ahead, was best; on an Intel Xeon fetching into the second level, 32 ahead,
- * copies twice as fast. So pieces of large copies are timed as they are done: each way a few times at first, later the best one,
- * with another one now and then. Costs are kept by the width of rows; a race loses a sample, no more. */
-enum { FS_WAYS = 4, FS_WIDTHS = 24, FS_TRIALS = 4, FS_RETRY = 64 };
 #define FS_PIECE_BYTES (1 << 20)
 #define FS_LEAST_TIMED (256 << 10)
-
 static _Atomic uint32_t fs_way_cost[2][FS_WIDTHS][FS_WAYS]; /* picoseconds a byte; 0: not known */
 static _Atomic uint32_t fs_way_turn[2][FS_WIDTHS];
 
 static inline int fs_width_class(uint64_t row_bytes) {
     int bits = row_bytes ? 63 - __builtin_clzll(row_bytes) : 0;
     return bits < FS_WIDTHS ? bits : FS_WIDTHS - 1;
+}
+
+uint32_t fs_known_cost(int past_cache, uint64_t row_bytes, int way) {
+    return fs_way_cost[past_cache][fs_width_class(row_bytes)][way];
 }
 
 static inline int fs_n_ways(fs_stream_fn stream) {
@@ -106,12 +82,6 @@ static inline void fs_way_took(_Atomic uint32_t *cost, uint64_t nanoseconds, uin
     if (found > UINT32_MAX / 2) found = UINT32_MAX / 2;
     if (known && found > known) found = known + (found - known) / 16;
     atomic_store_explicit(cost, (uint32_t)found, memory_order_relaxed);
-}
-
-static inline uint64_t fs_nanoseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 __attribute__((always_inline)) static inline void fs_prefetch_row(const uint8_t *row, uint64_t row_bytes, const int into_second) {
@@ -158,7 +128,7 @@ static void fs_copy_way(const fs_copy *c, int64_t begin, int64_t end, int way) {
     else fs_copy_rows(c, begin, end, stream, 0, 12);
 }
 
-static void fs_copy_range(void *context, int64_t begin, int64_t end) {
+void fs_copy_range(void *context, int64_t begin, int64_t end) {
     const fs_copy *c = (const fs_copy *)context;
     const int streams = c->stream != NULL, width = fs_width_class(c->row_bytes), n_ways = fs_n_ways(c->stream);
     _Atomic uint32_t *costs = fs_way_cost[streams][width];
@@ -177,5 +147,3 @@ static void fs_copy_range(void *context, int64_t begin, int64_t end) {
         begin = stop;
     }
 }
-
-#endif

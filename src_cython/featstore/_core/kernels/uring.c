@@ -1,10 +1,7 @@
-/* The part of the io_uring kernel ABI that reads need: set up, map the rings, enter. No library to install. */
-#ifndef FEATSTORE_URING_H
-#define FEATSTORE_URING_H
+#include "uring.h"
 
 #include <errno.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -15,7 +12,6 @@
 #define __NR_io_uring_setup 425
 #define __NR_io_uring_enter 426
 #endif
-
 #define FS_SETUP_CLAMP (1U << 4)
 #define FS_SETUP_COOP_TASKRUN (1U << 8)
 #define FS_FEAT_SINGLE_MMAP (1U << 0)
@@ -26,38 +22,16 @@
 #define FS_OFF_SQES 0x10000000ULL
 #define FS_MAX_REFUSALS 400 /* in a row, with a longer wait after each: 4 s in all */
 #define FS_REFUSED_NS 50000L
-
 struct fs_sq_offsets { uint32_t head, tail, ring_mask, ring_entries, flags, dropped, array, resv1; uint64_t resv2; };
 struct fs_cq_offsets { uint32_t head, tail, ring_mask, ring_entries, overflow, cqes, flags, resv1; uint64_t resv2; };
+
 struct fs_uring_params {
     uint32_t sq_entries, cq_entries, flags, sq_thread_cpu, sq_thread_idle, features, wq_fd, resv[3];
     struct fs_sq_offsets sq_off;
     struct fs_cq_offsets cq_off;
 };
-struct fs_sqe {
-    uint8_t opcode, flags;
-    uint16_t ioprio;
-    int32_t fd;
-    uint64_t off, addr;
-    uint32_t len, rw_flags;
-    uint64_t user_data, rest[3];
-};
-struct fs_cqe { uint64_t user_data; int32_t res; uint32_t flags; };
 
-typedef struct {
-    int fd;
-    unsigned entries, n_staged, in_flight; /* reads staged; reads staged or taken by the kernel, and not reaped */
-    unsigned n_refused;
-    void *sq_map, *cq_map;
-    size_t sq_map_bytes, cq_map_bytes, sqe_bytes;
-    struct fs_sqe *sqes;
-    _Atomic uint32_t *sq_head, *sq_tail, *cq_head, *cq_tail;
-    uint32_t *sq_array, sq_mask, cq_mask;
-    struct fs_cqe *cqes;
-} fs_ring;
-
-/* `mapped` is 0 in a forked child, which never had the mappings (MADV_DONTFORK) and may have others in their place. */
-static void fs_ring_close(fs_ring *ring, int mapped) {
+void fs_ring_close(fs_ring *ring, int mapped) {
     if (mapped) {
         if (ring->sqes) munmap(ring->sqes, ring->sqe_bytes);
         if (ring->cq_map && ring->cq_map != ring->sq_map) munmap(ring->cq_map, ring->cq_map_bytes);
@@ -75,8 +49,7 @@ static void *fs_ring_map(fs_ring *ring, size_t bytes, uint64_t offset) {
     return p;
 }
 
-/* Stage one read. The caller keeps at most `entries` reads in flight, so there is always room. */
-static void fs_ring_read(fs_ring *ring, int fd, void *buf, uint32_t len, uint64_t offset, uint64_t tag) {
+void fs_ring_read(fs_ring *ring, int fd, void *buf, uint32_t len, uint64_t offset, uint64_t tag) {
     uint32_t tail = atomic_load_explicit(ring->sq_tail, memory_order_relaxed);
     uint32_t index = tail & ring->sq_mask;
     struct fs_sqe *sqe = &ring->sqes[index];
@@ -93,9 +66,7 @@ static void fs_ring_read(fs_ring *ring, int fd, void *buf, uint32_t len, uint64_
     ring->in_flight++;
 }
 
-/* Hand over what is staged and wait for `min_complete` completions. 0 or -EINTR: there may be some. Another -errno: the kernel
- * refuses, so nothing that was staged is in flight any more; what it has taken before lands all the same: reap until nothing is. */
-static int fs_ring_enter(fs_ring *ring, unsigned min_complete) {
+int fs_ring_enter(fs_ring *ring, unsigned min_complete) {
     int r = (int)syscall(__NR_io_uring_enter, ring->fd, ring->n_staged, min_complete, min_complete ? FS_ENTER_GETEVENTS : 0, NULL, 0);
     if (r >= 0) {
         ring->n_staged -= (unsigned)r;
@@ -117,8 +88,7 @@ static int fs_ring_enter(fs_ring *ring, unsigned min_complete) {
     return r;
 }
 
-/* Take the next completion; 0 when there is none. */
-static int fs_ring_reap(fs_ring *ring, struct fs_cqe *out) {
+int fs_ring_reap(fs_ring *ring, struct fs_cqe *out) {
     uint32_t head = atomic_load_explicit(ring->cq_head, memory_order_relaxed);
     if (head == atomic_load_explicit(ring->cq_tail, memory_order_acquire)) return 0;
     *out = ring->cqes[head & ring->cq_mask];
@@ -127,8 +97,7 @@ static int fs_ring_reap(fs_ring *ring, struct fs_cqe *out) {
     return 1;
 }
 
-/* Create a ring; 0 or -errno. */
-static int fs_ring_open(fs_ring *ring, unsigned entries) {
+int fs_ring_open(fs_ring *ring, unsigned entries) {
     struct fs_uring_params p;
     memset(ring, 0, sizeof *ring);
     memset(&p, 0, sizeof p);
@@ -173,5 +142,3 @@ static int fs_ring_open(fs_ring *ring, unsigned entries) {
     if (error) fs_ring_close(ring, 1);
     return error;
 }
-
-#endif

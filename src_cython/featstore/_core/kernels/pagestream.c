@@ -1,36 +1,9 @@
-/* A file's pages in a given order as one continuous stream: reads run ahead into a ring of buffers, pages are verified as they
- * land, a consumer takes the pieces in order. Reads go on across whatever the consumer calls a batch; nothing is drained between.
- */
-#ifndef FEATSTORE_PAGESTREAM_H
-#define FEATSTORE_PAGESTREAM_H
+#include "pagestream.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <time.h>
-#include "rowcopy.h"
-#include "rowio.h"
-#include "uring.h"
-
-typedef struct {
-    uint64_t page, done, len;
-    unsigned retries;
-    int landed;
-} fs_piece;
-
-typedef struct {
-    pthread_mutex_t lock;
-    pthread_cond_t landed, freed; /* for the consumer; for readers */
-    fs_job job;                   /* descriptor, sums, errors, fault injection */
-    uint8_t *arena;
-    uint64_t buffer_bytes;
-    unsigned n_buffers;
-    const uint64_t *pages;  /* first page of every piece */
-    const uint32_t *counts; /* its pages, never more than a buffer holds */
-    uint64_t n_pieces, allowed, begun, consumed;
-    uint64_t at; /* bytes taken of the piece that is being consumed */
-    fs_piece *slots;
-    int closed;
-    uint64_t waited_ns; /* the consumer waited for a piece */
-} fs_stream;
+#include <string.h>
+#include <unistd.h>
 
 static int fs_stream_over(fs_stream *s) { return s->closed || s->job.error_kind != FS_OK || s->begun >= s->n_pieces; }
 
@@ -96,8 +69,7 @@ static void fs_stream_stage(fs_stream *s, fs_ring *ring, uint64_t piece) {
     fs_ring_read(ring, s->job.fd, fs_stream_buffer(s, piece) + slot->done, (uint32_t)(slot->len - slot->done), slot->page * FS_PAGE + slot->done, piece);
 }
 
-/* Read until the end, an error or close; one thread. Never returns while a read is in flight. */
-static void fs_stream_uring(fs_stream *s, fs_ring *ring) {
+void fs_stream_uring(fs_stream *s, fs_ring *ring) {
     for (;;) {
         pthread_mutex_lock(&s->lock);
         /* With nothing in flight no completion comes: wait for the consumer instead. */
@@ -118,8 +90,7 @@ static void fs_stream_uring(fs_stream *s, fs_ring *ring) {
     }
 }
 
-/* The same by pread; several threads. */
-static void fs_stream_pread(fs_stream *s) {
+void fs_stream_pread(fs_stream *s) {
     for (;;) {
         pthread_mutex_lock(&s->lock);
         while (!fs_stream_over(s) && !fs_stream_can_begin(s)) pthread_cond_wait(&s->freed, &s->lock);
@@ -139,8 +110,7 @@ static void fs_stream_pread(fs_stream *s) {
     }
 }
 
-/* The consumer: wait for the piece that comes next; its bytes not yet taken, NULL where it will not come. */
-static const uint8_t *fs_stream_next(fs_stream *s, uint64_t *n_bytes) {
+const uint8_t *fs_stream_next(fs_stream *s, uint64_t *n_bytes) {
     pthread_mutex_lock(&s->lock);
     fs_piece *slot = &s->slots[s->consumed % s->n_buffers];
     uint64_t start = 0;
@@ -159,8 +129,7 @@ static const uint8_t *fs_stream_next(fs_stream *s, uint64_t *n_bytes) {
     return fs_stream_buffer(s, s->consumed) + s->at;
 }
 
-/* The consumer has taken `n_bytes` more of the piece. */
-static void fs_stream_took(fs_stream *s, uint64_t n_bytes) {
+void fs_stream_took(fs_stream *s, uint64_t n_bytes) {
     s->at += n_bytes;
     if (s->at < s->slots[s->consumed % s->n_buffers].len) return;
     s->at = 0;
@@ -171,8 +140,7 @@ static void fs_stream_took(fs_stream *s, uint64_t n_bytes) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Copy the next n rows to rows p32[i], p64[i] or i of out; what is left of the last page is skipped. 0 where the stream ends. */
-static int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64, uint8_t *out) {
+int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64, uint8_t *out) {
     const fs_stream_fn stream = fs_choose_stream(out, row_bytes, row_bytes * n);
     uint64_t i = 0, part = 0, left;
     while (i < n) {
@@ -203,5 +171,3 @@ static int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const
     }
     return 1;
 }
-
-#endif

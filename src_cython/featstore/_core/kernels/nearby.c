@@ -1,8 +1,4 @@
-/* Neighbour lists at hand: those of some nodes, in memory, beside the file that has all. */
-#ifndef FEATSTORE_NEARBY_H
-#define FEATSTORE_NEARBY_H
-
-#include <stdint.h>
+#include "nearby.h"
 
 /* First entry of a node in a table of `mask + 1` entries. */
 static inline int64_t fs_entry_of(int64_t node, int64_t mask)
@@ -10,9 +6,7 @@ static inline int64_t fs_entry_of(int64_t node, int64_t mask)
     return (int64_t)(((uint64_t)node * 0x9E3779B97F4A7C15u) >> 32) & mask;
 }
 
-/* Replace degrees by where lists begin, one after the other, and enter all nodes in a table of their numbers, filled with -1.
-   Returns the number of the first node that occurs before, or -1; `end` receives where the last list ends. */
-static int64_t fs_enter_lists(const int64_t *nodes, int64_t *starts, int64_t n, int32_t *table, int64_t mask, int64_t *end)
+int64_t fs_enter_lists(const int64_t *nodes, int64_t *starts, int64_t n, int32_t *table, int64_t mask, int64_t *end)
 {
     int64_t next = 0;
     for (int64_t k = 0; k < n; k++) {
@@ -31,9 +25,8 @@ static int64_t fs_enter_lists(const int64_t *nodes, int64_t *starts, int64_t n, 
     return -1;
 }
 
-/* Give nodes whose list is at hand, and not in memory otherwise, places from `base` on: above all those in the file. */
-static void fs_find_lists(const int64_t *nodes, const int64_t *starts, const int32_t *table, int64_t mask, int64_t base,
-                          const int64_t *ids, int64_t *place, int64_t n)
+void fs_find_lists(const int64_t *nodes, const int64_t *starts, const int32_t *table, int64_t mask, int64_t base,
+                   const int64_t *ids, int64_t *place, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         if (place[i] >= 0)
@@ -46,8 +39,7 @@ static void fs_find_lists(const int64_t *nodes, const int64_t *starts, const int
     }
 }
 
-/* How many positions are in the file; -1 where one is beyond the lists at hand. */
-static int64_t fs_count_far(const int64_t *positions, int64_t n, int64_t base, int64_t n_ids)
+int64_t fs_count_far(const int64_t *positions, int64_t n, int64_t base, int64_t n_ids)
 {
     int64_t far = 0, most = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -57,9 +49,8 @@ static int64_t fs_count_far(const int64_t *positions, int64_t n, int64_t base, i
     return most >= base + n_ids && most >= base ? -1 : far;
 }
 
-/* Copy ids at hand to their places in `out`, and list the positions that are in the file. */
 #define FS_TAKE(name, type)                                                                                                       \
-    static void name(const int64_t *positions, int64_t n, int64_t base, const type *ids, type *out, int64_t *far)                 \
+    void name(const int64_t *positions, int64_t n, int64_t base, const type *ids, type *out, int64_t *far)                        \
     {                                                                                                                             \
         for (int64_t i = 0; i < n; i++) {                                                                                         \
             if (positions[i] >= base)                                                                                             \
@@ -69,9 +60,8 @@ static int64_t fs_count_far(const int64_t *positions, int64_t n, int64_t base, i
         }                                                                                                                         \
     }
 
-/* Copy ids that were read from the file to their places in `out`. */
 #define FS_PUT(name, type)                                                                                                        \
-    static void name(const int64_t *positions, int64_t n, int64_t base, const type *read, type *out)                              \
+    void name(const int64_t *positions, int64_t n, int64_t base, const type *read, type *out)                                     \
     {                                                                                                                             \
         for (int64_t i = 0; i < n; i++)                                                                                           \
             if (positions[i] < base)                                                                                              \
@@ -82,5 +72,3 @@ FS_TAKE(fs_take_near32, int32_t)
 FS_TAKE(fs_take_near64, int64_t)
 FS_PUT(fs_put_far32, int32_t)
 FS_PUT(fs_put_far64, int64_t)
-
-#endif

@@ -1,46 +1,16 @@
-/* Streaming partitioning: nodes in the order of their ids, each put into the part that scores highest when its list was read.
-
-   Of parts that hold no neighbour only the least loaded can win, so a node is compared with the parts of its neighbours and with
-   that one. Time follows edges, whatever the number of parts. */
-#ifndef FEATSTORE_PARTITION_H
-#define FEATSTORE_PARTITION_H
+#include "partition.h"
 
 #include <math.h>
-
-#include "neighbors.h"
+#include <string.h>
 
 enum { FS_PLACE_AHEAD = 48 }; /* ids fetched ahead: far enough to hide a miss of the last-level cache */
-
-typedef struct {
-    const int64_t *indptr;
-    int64_t n_nodes;
-    int32_t *part;           /* of each node, -1: not placed */
-    const uint8_t *is_train; /* a byte a node, or NULL */
-    const int32_t *group;    /* of each node, or NULL: one group */
-    int64_t width;           /* parts of a group */
-    int64_t leaves;          /* the next power of two */
-    double exponent;         /* gamma - 1 */
-    int is_ldg;
-    const double *scale;       /* of a group: load of a part of one node */
-    const double *train_scale; /* of a group: load of a part of one training node */
-    const int64_t *cap;        /* of a group: most nodes of a part */
-    int64_t *size, *trained;   /* of each part */
-    double *load;              /* of each part; infinite where it is full */
-    int64_t *count;            /* of each part, from entry 1 on: neighbours of the node whose list is read; entry 0: not placed */
-    int32_t *touched;          /* entries of `count` that are not 0, and one that is being counted */
-    int64_t *inside;           /* of each part: neighbours that were in it when its nodes were put there */
-    int32_t *winner;           /* of each group: a tournament of its parts, the least loaded first; `leaves` entries a group */
-    int64_t node;              /* whose list is read */
-    int is_open;
-    int64_t n_touched;
-} fs_placer;
 
 FS_INLINE double fs_power(double x, double exponent)
 {
     return exponent == 0.5 ? sqrt(x) : exponent == 1.0 ? x : pow(x, exponent);
 }
 
-static void fs_weigh(fs_placer *s, int64_t part)
+void fs_weigh_part(fs_placer *s, int64_t part)
 {
     const int64_t group = part / s->width;
     double load = s->is_ldg ? (double)s->size[part] : s->scale[group] * fs_power((double)s->size[part], s->exponent);
@@ -60,7 +30,7 @@ FS_INLINE int32_t fs_entrant(const fs_placer *s, const int32_t *winner, int64_t 
     return i < s->leaves ? winner[i] : (int32_t)(i - s->leaves);
 }
 
-static void fs_tournament(fs_placer *s, int64_t group)
+void fs_tournament(fs_placer *s, int64_t group)
 {
     int32_t *winner = s->winner + group * s->leaves;
     const double *load = s->load + group * s->width;
@@ -76,7 +46,7 @@ static void fs_reweigh(fs_placer *s, int64_t part)
     int32_t *winner = s->winner + group * s->leaves;
     const double *load = s->load + group * s->width;
     const int32_t own = (int32_t)(part - group * s->width);
-    fs_weigh(s, part);
+    fs_weigh_part(s, part);
     for (int64_t i = (own + s->leaves) / 2; i > 0; i /= 2) {
         const int32_t won = fs_lighter(load, s->width, fs_entrant(s, winner, 2 * i), fs_entrant(s, winner, 2 * i + 1));
         if (won == winner[i] && won != own)
@@ -165,8 +135,7 @@ FS_INLINE void fs_place_as(fs_placer *s, const void *ids, int wide, int64_t firs
     }
 }
 
-/* Read the ids at positions `first` … of the file; every node whose list ends there is placed. */
-static void fs_place(fs_placer *s, const void *ids, int wide, int64_t first, int64_t n)
+void fs_place(fs_placer *s, const void *ids, int wide, int64_t first, int64_t n)
 {
     if (wide)
         fs_place_as(s, ids, 1, first, n);
@@ -189,10 +158,8 @@ FS_INLINE int64_t fs_inside_as(const int64_t *indptr, int64_t node, const int32_
     return node;
 }
 
-/* Count the edges at positions `first` … whose ends are in one part, `own` being the parts of the nodes that indptr is of; returns
- * the node that the last is of. */
-static int64_t fs_inside(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
-                         int64_t n, int64_t *n_inside)
+int64_t fs_inside(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
+                  int64_t n, int64_t *n_inside)
 {
     if (wide)
         return fs_inside_as(indptr, node, own, part, ids, 1, first, n, n_inside);
@@ -220,18 +187,15 @@ FS_INLINE int64_t fs_cross_as(const int64_t *indptr, int64_t node, const int32_t
     return node;
 }
 
-/* Count the edges at positions `first` … whose ends are in two parts, by their source; returns the node that the last is of. */
-static int64_t fs_cross(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
-                        int64_t n, void *counts, int wide_counts)
+int64_t fs_cross(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
+                 int64_t n, void *counts, int wide_counts)
 {
     if (wide)
         return fs_cross_as(indptr, node, own, part, ids, 1, first, n, counts, wide_counts);
     return fs_cross_as(indptr, node, own, part, ids, 0, first, n, counts, wide_counts);
 }
 
-/* Where each node's list begins if lists lie by part, by node within each: `next` says for every part where its next list begins,
-   and goes on with every list. Without `starts` it is only counted. Parts are in range. */
-static void fs_list_starts(const int64_t *degree, const int32_t *part, int64_t n_nodes, int64_t *next, int64_t *starts)
+void fs_list_starts(const int64_t *degree, const int32_t *part, int64_t n_nodes, int64_t *next, int64_t *starts)
 {
     for (int64_t v = 0; v < n_nodes; v++) {
         if (starts)
@@ -240,10 +204,8 @@ static void fs_list_starts(const int64_t *degree, const int32_t *part, int64_t n
     }
 }
 
-/* Copy what of the lists of nodes node … lies in the block of ids [first, first + n) and, moved to their starts, in the window of
-   ids [begin, begin + room); a list may lie in several of either. Returns the node that the next block goes on with. */
-static int64_t fs_move_lists(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *starts,
-                             int64_t n_nodes, int64_t node, char *window, int64_t begin, int64_t room, int id_bytes)
+int64_t fs_move_lists(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *starts,
+                      int64_t n_nodes, int64_t node, char *window, int64_t begin, int64_t room, int id_bytes)
 {
     const int64_t end = first + n;
     for (; node < n_nodes && indptr[node] < end; node++) {
@@ -262,5 +224,3 @@ static int64_t fs_move_lists(const char *block, int64_t first, int64_t n, const 
     }
     return node;
 }
-
-#endif
