@@ -58,11 +58,11 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def grid(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options of each side: none, and a cache and a length by hand."""
+def grid(job: dict[str, Any], *, tiny: bool) -> dict[str, dict[str, Any]]:
+    """The options of each side: none, and a cache and a length by hand; few of them if ``tiny``."""
     found: dict[str, dict[str, Any]] = {DEFAULT: {}}
-    for share in CACHES:
-        for parts in PARTS:
+    for share in CACHES[: 2 if tiny else None]:
+        for parts in PARTS[: 1 if tiny else None]:
             options = {"cache": int(share * job["memory"]), "length": -(-job["batches"] // parts)}
             found[f"cache {share:.0%}, {parts} superbatches"] = options
     return found
@@ -80,7 +80,7 @@ def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str,
         print(f"{title}, {side}: {shown}", file=sys.stderr, flush=True)
         return found.get("seconds")
 
-    sides = {side: (lambda side=side, options=options: run(side, options)) for side, options in grid(job).items()}
+    sides = {side: (lambda side=side, options=options: run(side, options)) for side, options in grid(job, tiny=args.tiny).items()}
     seconds = alternate(args.runs, sides)
     ran = {side: each for side, each in runs.items() if "refused" not in each[-1]}
     assert DEFAULT in ran, runs[DEFAULT][-1]["refused"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import fcntl
 import os
 import runpy
 import shutil
@@ -43,12 +44,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     Compiled without optimization, by a compiler that takes the last of its ``-O`` options: that is most of a build's time, and
     the modules that all other tests use were built with it.
     """
-    folder = tmp_path_factory.mktemp("packaging")
-    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    compiler = folder / "cc"
-    compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC")} "$@" -O0\n')
-    compiler.chmod(0o755)
-    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "tree", cwd=folder, CC=str(compiler))
+    of_all = tmp_path_factory.getbasetemp()
+    folder = (of_all.parent if "PYTEST_XDIST_WORKER" in os.environ else of_all) / "packaging"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:  # one worker builds for all
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "dist").exists():
+            shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
+            compiler = folder / "cc"
+            compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC")} "$@" -O0\n')
+            compiler.chmod(0o755)
+            run(sys.executable, "-m", "build", "--outdir", folder / "made", folder / "tree", cwd=folder, CC=str(compiler))
+            (folder / "made").rename(folder / "dist")
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     (wheel,) = (folder / "dist").glob("*.whl")
     return sdist, wheel
