@@ -33,6 +33,7 @@ if MODE not in MODES:
     raise SystemExit(f"FEATSTORE_BUILD={MODE!r} is not one of {sorted(MODES)}")
 compile_args, link_args = MODES[MODE]
 checked = MODE in ("debug", "asan", "tsan")
+ALIGNED = "-falign-functions=32"  # a kernel's loops lie alike in every build: unaligned, a copy takes up to 5 % longer
 # Sums and products round one by one, as in Python: the same on every processor.
 C_ARGS = ["-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden", *WARNINGS, *compile_args]
 
@@ -82,7 +83,7 @@ if extensions:
 
 setup(
     cmdclass={"build_ext": BuildExt},
-    libraries=[("featstore_kernels", {"sources": kernels, "obj_deps": {"": headers}, "cflags": C_ARGS})] if kernels else [],
+    libraries=[("featstore_kernels", {"sources": kernels, "obj_deps": {"": headers}, "cflags": [*C_ARGS, ALIGNED]})] if kernels else [],
     ext_modules=cythonize(
         extensions,
         include_path=[str(ROOT)],
