@@ -75,6 +75,7 @@ class BuildExt(build_ext):
 
 
 kernels, headers = (sorted(str(path) for path in ROOT.rglob(f"kernels/*.{kind}")) for kind in "ch")
+LIBRARY = {"sources": kernels, "obj_deps": {"": headers}, "cflags": [*C_ARGS, ALIGNED]}
 extensions = [extension(".".join(path.relative_to(ROOT).with_suffix("").parts), path) for path in sorted(ROOT.rglob("*.pyx"))]
 if extensions:
     extensions.append(
@@ -83,7 +84,7 @@ if extensions:
 
 setup(
     cmdclass={"build_ext": BuildExt},
-    libraries=[("featstore_kernels", {"sources": kernels, "obj_deps": {"": headers}, "cflags": [*C_ARGS, ALIGNED]})] if kernels else [],
+    libraries=[("featstore_kernels", LIBRARY)] if kernels else [],
     ext_modules=cythonize(
         extensions,
         include_path=[str(ROOT)],

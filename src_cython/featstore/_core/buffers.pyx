@@ -48,8 +48,8 @@ def discard(uint8_t[::1] memory not None):
 cdef class Arena:
     """Memory of fixed size, unmapped when the object dies; zeroed at first.
 
-    Without ``forked`` a child process does not have it, as what drives read into must be: a read may land while a fork copies pages.
-    Fresh pages can cost more than what is done with them, so streams and packers use one another's, one at a time.
+    Without ``forked`` a child process does not have it. Memory that drives read into must be such: a read may land while a fork
+    copies pages. Fresh pages can cost more than their use, so streams and packers use one another's arenas, one at a time.
     """
 
     def __cinit__(self, uint64_t nbytes, bint forked=True):

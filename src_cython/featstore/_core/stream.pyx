@@ -12,6 +12,7 @@ from featstore._core.rowio cimport (
 from featstore._core.xxh3 cimport fs_secret_init, fs_xxh3_best
 from featstore.errors import ClosedError
 
+
 def mark_pieces(const row_t[::1] rows not None, tuple geometry, uint64_t piece_bytes, uint8_t[::1] wanted not None):
     """Set ``wanted[k]`` where piece ``k`` of a rows' file, ``piece_bytes`` each, holds any part of ``rows``.
 
