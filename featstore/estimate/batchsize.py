@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from featstore.errors import BudgetError
-from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
+from featstore.gather.buffers import HOLDER, SMALL_BYTES, size_class
 from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.sampledbatches import Memo, SampledBatches
@@ -28,7 +28,7 @@ def larger(n_rows: int) -> int:
 
 def pooled_bytes(n_bytes: int) -> int:
     """Count the bytes of an array from the pool; 0 for a small one, which is ordinary memory."""
-    return block_bytes(n_bytes) if n_bytes >= SMALL_BYTES else 0
+    return size_class(n_bytes) if n_bytes >= SMALL_BYTES else 0
 
 
 @dataclass(frozen=True)

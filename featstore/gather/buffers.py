@@ -27,10 +27,10 @@ __all__ = [
     "SMALL_BYTES",
     "BufferPool",
     "as_bytes",
-    "block_bytes",
     "carve",
     "empty_tensor",
     "memory_errors",
+    "size_class",
     "take_pages",
     "taking_pages",
 ]
@@ -73,8 +73,8 @@ def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
         thread.join()
 
 
-def block_bytes(n_bytes: int) -> int:
-    """Round up to a block size: a multiple of an eighth of a power of two, in whole pages, so that similar sizes share blocks."""
+def size_class(n_bytes: int) -> int:
+    """Round up to a size class: a multiple of an eighth of a power of two, in whole pages, so that similar sizes share arenas."""
     step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
     return -(-n_bytes // step) * step
 
@@ -143,7 +143,7 @@ class BufferPool:
     """Memory for the tensors that the library hands out. Thread-safe.
 
     A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled
-    blocks count in the budget, under the name ``HOLDER``. Tensors under 64 KiB are ordinary memory and do not count. Idle blocks
+    arenas count in the budget, under the name ``HOLDER``. Tensors under 64 KiB are ordinary memory and do not count. Idle arenas
     are on loan: other reservations get their memory. The pool calls ``reclaim`` if the budget is short, so that other holders
     give back unused memory. ``owner`` names the closed object in ClosedError.
     """
@@ -162,8 +162,8 @@ class BufferPool:
         """Give this thread page-locked memory inside the ``with`` block if ``device`` is a CUDA device, given with its number.
 
         Copies from page-locked memory run beside computing, and may still read the memory after the call that began them. The
-        borrower therefore keeps the memory until they are complete: afterwards its block may serve another tensor. A block is
-        locked once, stays locked while it is pooled, and counts in the budget as any block. All other memory is ordinary.
+        borrower therefore keeps the memory until they are complete: afterwards its arena may serve another tensor. An arena is
+        locked once, stays locked while it is pooled, and counts in the budget as any arena. All other memory is ordinary.
         """
         before = getattr(self._copied, "to", None)
         self._copied.to = device if device.type == "cuda" else None
@@ -177,13 +177,13 @@ class BufferPool:
         self._lock = threading.Lock()
         self._idle: list[Arena] = []
         self._held: dict[int, Reservation] = {}
-        # Blocks come back from destructors, which may run inside any of our own calls: only this queue is safe there.
+        # Arenas come back from destructors, which may run inside any of our own calls: only this queue is safe there.
         self._returned: queue.SimpleQueue[Arena] = queue.SimpleQueue()
         self._trimmed = 0.0
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():
-            # Idle blocks are dropped; the child shares the pages of the parent's tensors until it writes to them.
+            # Idle arenas are dropped; the child shares the pages of the parent's tensors until it writes to them.
             held = list(self._held.values())
             self._start()
             for reservation in held:
@@ -198,12 +198,12 @@ class BufferPool:
             Neither the pool nor the budget has ``n_bytes``.
         """
         self._leave_parent()
-        size, device = block_bytes(n_bytes), getattr(self._copied, "to", None)
-        block = self._idle_block(size, device is not None)
-        if block is None:
-            block = self._new_block(size, device)
+        size, device = size_class(n_bytes), getattr(self._copied, "to", None)
+        arena = self._idle_arena(size, device is not None)
+        if arena is None:
+            arena = self._new_arena(size, device)
         self._trim_heap()
-        return Borrowed(block, n_bytes, self._returned.put)
+        return Borrowed(arena, n_bytes, self._returned.put)
 
     def _trim_heap(self) -> None:
         """Let malloc give freed memory back to the system, at most every ``HEAP_S``, if little of the budget is left."""
@@ -214,21 +214,21 @@ class BufferPool:
         if self.budget.available < self.budget.total // HEAP_PART:
             _malloc_trim(0)
 
-    def _idle_block(self, size: int, pinned: bool) -> Arena | None:
-        """Take the smallest idle block of ``size`` to 1.25 ``size`` bytes, page-locked if ``pinned``, ordinary otherwise."""
+    def _idle_arena(self, size: int, pinned: bool) -> Arena | None:
+        """Take the smallest idle arena of ``size`` to 1.25 ``size`` bytes, page-locked if ``pinned``, ordinary otherwise."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._owner} is closed")
             self._collect()
-            fitting = [block for block in self._idle if size <= block.nbytes <= size + size // 4]
-            alike = [block for block in fitting if isinstance(block, PinnedArena) == pinned]
+            fitting = [arena for arena in self._idle if size <= arena.nbytes <= size + size // 4]
+            alike = [arena for arena in fitting if isinstance(arena, PinnedArena) == pinned]
             if not alike:
                 return None
-            block = min(alike, key=lambda candidate: candidate.nbytes)
-            self._idle.remove(block)
-            return block
+            arena = min(alike, key=lambda candidate: candidate.nbytes)
+            self._idle.remove(arena)
+            return arena
 
-    def _new_block(self, size: int, device: torch.device | None) -> Arena:
+    def _new_arena(self, size: int, device: torch.device | None) -> Arena:
         reservation = self.budget.try_reserve(HOLDER, size)
         while reservation is None and self._drop_one():
             reservation = self.budget.try_reserve(HOLDER, size)
@@ -238,41 +238,41 @@ class BufferPool:
             # Not under the lock: taking loans back waits for gathers. If it fails, the error names the holders.
             reservation = self.budget.reserve(HOLDER, size)
         with reservation.kept():
-            block = Arena(size) if device is None else PinnedArena(size, device)
+            arena = Arena(size) if device is None else PinnedArena(size, device)
             with self._lock:
                 if self._closed:
                     raise ClosedError(f"{self._owner} is closed")
-                self._held[id(block)] = reservation
-        return block
+                self._held[id(arena)] = reservation
+        return arena
 
     def _drop_one(self) -> int:
-        """Give an idle block back; return its bytes, 0 if there was none."""
+        """Give an idle arena back; return its bytes, 0 if there was none."""
         with self._lock:
             self._collect()
             if not self._idle:
                 return 0
-            block = self._idle.pop(0)
-            self._drop(block)
-            return int(block.nbytes)
+            arena = self._idle.pop(0)
+            self._drop(arena)
+            return int(arena.nbytes)
 
-    def _drop(self, block: Arena) -> None:
-        self._held.pop(id(block)).release()
+    def _drop(self, arena: Arena) -> None:
+        self._held.pop(id(arena)).release()
 
     def _collect(self) -> None:
-        """Move returned blocks to the idle list. It only appends to the list, so it needs no lock."""
+        """Move returned arenas to the idle list. It only appends to the list, so it needs no lock."""
         while True:
             try:
-                block = self._returned.get_nowait()
+                arena = self._returned.get_nowait()
             except queue.Empty:
                 return
             if not self._idle:
                 self._loan.renew()
-            self._idle.append(block)
+            self._idle.append(arena)
 
     def _idle_bytes(self) -> int:
         self._leave_parent()
         self._collect()
-        return sum(block.nbytes for block in self._idle.copy())
+        return sum(arena.nbytes for arena in self._idle.copy())
 
     def _give_back(self, n_bytes: int) -> int:
         freed = 0
@@ -280,16 +280,16 @@ class BufferPool:
             freed += dropped
         return freed
 
-    def prepare(self, n_bytes: int, n_blocks: int, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Prepare ``n_blocks`` idle blocks of ``n_bytes``, their pages taken, within half of the memory left in the budget.
+    def prepare(self, n_bytes: int, n_arenas: int, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Prepare ``n_arenas`` idle arenas of ``n_bytes``, their pages taken, within half of the memory left in the budget.
 
         Stops if ``go_on()`` is false.
         """
         held = []
         most = self.budget.available // 2
         try:
-            for k in range(n_blocks):
-                if (k + 1) * block_bytes(n_bytes) > most or not go_on():
+            for k in range(n_arenas):
+                if (k + 1) * size_class(n_bytes) > most or not go_on():
                     break
                 held.append(self.borrow(n_bytes))
                 if not take_pages(np.frombuffer(held[-1], np.uint8), go_on):
@@ -298,7 +298,7 @@ class BufferPool:
             return
 
     def trim(self) -> None:
-        """Give idle blocks back to the system and the budget, and let malloc give back its freed memory."""
+        """Give idle arenas back to the system and the budget, and let malloc give back its freed memory."""
         self._leave_parent()
         with self._lock:
             self._collect()
@@ -329,7 +329,7 @@ class BufferPool:
         return _tensor_of(np.ndarray(shape, kind, memory), dtype, is_other), memory
 
     def close(self) -> None:
-        """Give idle blocks back; blocks in use follow their tensors, and leave the budget now."""
+        """Give idle arenas back; arenas in use follow their tensors, and leave the budget now."""
         self.trim()
         self._loan.end()
         with self._lock:
@@ -337,4 +337,4 @@ class BufferPool:
             for reservation in self._held.values():
                 reservation.release()
             self._held.clear()
-            self._returned = queue.SimpleQueue()  # the old queue, and blocks returned to it, die with the last block in use
+            self._returned = queue.SimpleQueue()  # the old queue, and arenas returned to it, die with the last arena in use

@@ -59,6 +59,8 @@ def test_the_kernel_refuses_what_does_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=r"not among|no block|ids have|counts must"):
             cross_edges(*arguments)
+    with pytest.raises(TypeError, match="bytes-like"):
+        cross_edges(indptr, 0, parts, ids, 4, 0, [0, 0])
     assert not counts.any()
 
 

@@ -17,7 +17,7 @@ import featstore
 from featstore._core.buffers import Borrowed
 from featstore._core.io import Engine
 from featstore.errors import BudgetError
-from featstore.gather.buffers import BufferPool, block_bytes
+from featstore.gather.buffers import BufferPool, size_class
 from featstore.storage.reader import MAX_ENGINES, SCRATCH_STEP, Reader
 from tests.conftest import _threads
 from tests.load.test_overlap import until
@@ -112,7 +112,7 @@ def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypat
 
         def short(pool: BufferPool, n_bytes: int) -> Borrowed:
             if n_bytes >= 1 << 20 and not others.n_bytes:
-                others.resize(g.budget.available - block_bytes(n_bytes))
+                others.resize(g.budget.available - size_class(n_bytes))
                 stack.enter_context(borrowed(g.reader, 2, over))
             return borrow(pool, n_bytes)
 

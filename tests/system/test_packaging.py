@@ -50,6 +50,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with open(folder / "lock", "w") as lock:  # one worker builds for all
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "dist").exists():
+            for left in ("tree", "made"):  # of a worker whose build failed
+                shutil.rmtree(folder / left, ignore_errors=True)
             shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
             compiler = folder / "cc"
             compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC")} "$@" -O0\n')

@@ -302,7 +302,8 @@ def test_kernels_refuse_what_does_not_fit() -> None:
     refuses(IndexError, "beyond the 1 ids", lambda: nearby.count_far(positions, 9, 1))
     for bad in ((positions, 9, ids, 4, out[:2], np.empty(1, np.int64)), (positions, 9, ids, 4, out, np.empty(0, np.int64))):
         refuses(ValueError, "an id a position", lambda: nearby.take_near(*bad))
-    refuses(ValueError, "4 or 8 bytes", lambda: nearby.take_near(positions, 9, ids, 8, out, np.empty(1, np.int64)))
+    refuses(ValueError, "ids of 8 bytes", lambda: nearby.take_near(positions, 9, ids, 8, out, np.empty(1, np.int64)))
+    refuses(TypeError, "bytes-like", lambda: nearby.take_near(positions, 9, [7], 4, out, np.empty(1, np.int64)))
     refuses(ValueError, "an id a position", lambda: nearby.put_far(positions, 9, ids, 4, out))
 
 

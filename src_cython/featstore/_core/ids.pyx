@@ -14,13 +14,15 @@ cdef class Ids:
     Parameters
     ----------
     buffer : contiguous buffer of such ids, or of their bytes
-    id_bytes : {4, 8}
+    id_bytes : {4, 8, 0}
+        0: as many as an item of the buffer has.
     writable : bool
         It is to be written to.
     """
 
     def __cinit__(self, buffer, int id_bytes, bint writable=False):
         PyObject_GetBuffer(buffer, &self.view, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
+        id_bytes = id_bytes or self.view.itemsize
         check_width(id_bytes)
         if self.view.itemsize != id_bytes and self.view.itemsize != 1:
             raise ValueError(f"ids of {id_bytes} bytes expected, not of {self.view.itemsize}")

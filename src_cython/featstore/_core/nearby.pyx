@@ -30,12 +30,6 @@ cdef int64_t _mask_of(int64_t n, int64_t size) except -1:
     return size - 1
 
 
-cdef Ids _ids_of(buffer, int id_bytes, bint writable=False):
-    if id_bytes not in (4, 8) or buffer.itemsize != id_bytes:
-        raise ValueError(f"ids have 4 or 8 bytes, the same in all arrays, not {id_bytes} and {buffer.itemsize}")
-    return Ids(buffer, id_bytes, writable)
-
-
 def enter_lists(const int64_t[::1] nodes not None, int64_t[::1] starts not None, int32_t[::1] table not None):
     """Number nodes whose lists lie one after the other; return where the last one ends.
 
@@ -114,7 +108,7 @@ def take_near(const int64_t[::1] positions not None, int64_t base, ids, int id_b
     far : int64 array, shape (count_far(positions, base, n_ids),)
         Gets the positions in the file, in their order.
     """
-    cdef Ids source = _ids_of(ids, id_bytes), target = _ids_of(out, id_bytes, True)
+    cdef Ids source = Ids(ids, id_bytes), target = Ids(out, id_bytes, True)
     cdef int64_t n = positions.shape[0]
     cdef int64_t *in_file = &far[0] if far.shape[0] else NULL
     if target.n != n or count_far(positions, base, source.n) != far.shape[0]:
@@ -130,7 +124,7 @@ def take_near(const int64_t[::1] positions not None, int64_t base, ids, int id_b
 def put_far(const int64_t[::1] positions not None, int64_t base, read, int id_bytes, out):
     """Copy ids that were read from the file, in the order of :func:`take_near`, to their places in ``out``."""
     cdef int64_t n = positions.shape[0], far = count_far(positions, base, (<int64_t>1 << 62) - base)
-    cdef Ids source = _ids_of(read, id_bytes), target = _ids_of(out, id_bytes, True)
+    cdef Ids source = Ids(read, id_bytes), target = Ids(out, id_bytes, True)
     if target.n != n or source.n != far:
         raise ValueError("out has an id a position, and read one for each that is in the file")
     if n:

@@ -4,12 +4,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from featstore._core.buffers cimport Arena, arena_for
+from featstore._core.pthread cimport (
+    pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    pthread_mutex_unlock,
+)
 from featstore._core.rowcopy cimport fs_choose_stream, fs_stream_fn
 from featstore._core.rowio cimport FS_PAGE, MAX_OP_BYTES, check_geometry, fs_job, raise_os
-from featstore._core.stream cimport (
-    Stream, fs_stream, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_mutex_init, pthread_mutex_lock,
-    pthread_mutex_t, pthread_mutex_unlock,
-)
+from featstore._core.stream cimport Stream, fs_stream
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best, fs_xxh3_fn
 from featstore.errors import ClosedError
 

@@ -258,11 +258,10 @@ def cross_edges(const int64_t[::1] offsets not None, int64_t first_node, const i
     counts : writable buffer of int32 or int64, shape (N,)
         Added to.
     """
-    cdef Ids ids, target
-    cdef int64_t n_nodes = part.shape[0], width = counts.itemsize, n_bytes = counts.nbytes
-    if width not in (4, 8) or n_bytes != n_nodes * width:
-        raise ValueError(f"counts must be {n_nodes} numbers of 4 or 8 bytes, not {n_bytes} bytes of {width}")
-    target, ids = Ids(counts, width, True), Ids(block, id_bytes)
+    cdef Ids ids = Ids(block, id_bytes), target = Ids(counts, 0, True)
+    cdef int64_t n_nodes = part.shape[0]
+    if target.n != n_nodes:
+        raise ValueError(f"counts must be {n_nodes} numbers of 4 or 8 bytes, not {target.n}")
     _check_block(offsets, first_node, n_nodes, first, ids.n)
     if ids.n:
         with nogil:

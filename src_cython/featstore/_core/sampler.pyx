@@ -193,7 +193,7 @@ cdef class Hops:
             listed = Ids(records, id_bytes)
             self.hop.records, n_records = listed.data, listed.n
         if edge_ids is not None:
-            numbers = Ids(edge_ids, 8 if edge_ids.itemsize == 8 else 4)
+            numbers = Ids(edge_ids, 0)
             if numbers.n != n_records or edge_pos is None:
                 raise ValueError(f"edge_ids has an entry for each of the {n_records} records, and goes with edge_pos")
             self.hop.edge_ids_wide = numbers.wide
@@ -261,7 +261,7 @@ cdef class Hops:
         hop.src, hop.dst, hop.edge_pos = &edge_pos[0], &dst[0], &edge_pos[0]
         hop.records = hop.edge_ids = NULL
         if has_ids:
-            numbers = Ids(edge_ids, 8 if edge_ids.itemsize == 8 else 4)
+            numbers = Ids(edge_ids, 0)
             hop.wide = hop.edge_ids_wide = numbers.wide
             hop.records = hop.edge_ids = numbers.data  # fetched where ids would be
         with nogil:

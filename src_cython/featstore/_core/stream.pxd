@@ -3,20 +3,11 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from featstore._core.buffers cimport Arena
+from featstore._core.pthread cimport pthread_cond_t, pthread_mutex_t
 from featstore._core.rowio cimport fs_job, fs_ring
 from featstore._core.xxh3 cimport fs_secret
 
 cdef extern from "kernels/pagestream.h" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    ctypedef struct pthread_cond_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t *m, void *attr)
-    int pthread_mutex_lock(pthread_mutex_t *m)
-    int pthread_mutex_unlock(pthread_mutex_t *m)
-    int pthread_cond_init(pthread_cond_t *c, void *attr)
-    int pthread_cond_broadcast(pthread_cond_t *c)
-    int pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m)
     ctypedef struct fs_piece:
         pass
     ctypedef struct fs_stream:
@@ -49,6 +40,7 @@ cdef class Stream:
     cdef uint64_t n_sums_pages
     cdef bytes script
     cdef int pid, n_inside
+    cdef bint has_fd
     cdef Arena arena
 
     cdef int enter(self) except -1

@@ -6,6 +6,9 @@ from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.bits cimport row_t
 from featstore._core.buffers cimport Arena, arena_for
+from featstore._core.pthread cimport (
+    pthread_cond_broadcast, pthread_cond_init, pthread_cond_wait, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+)
 from featstore._core.rowio cimport (
     FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, check_job, fs_job, fs_ring_close, fs_row_start, open_ring,
 )
@@ -71,7 +74,7 @@ cdef class Stream:
         cdef bint good = True
         self.pid = getpid()
         self.ring.fd = -1
-        self.s.job.fd = fd
+        self.s.job.fd, self.has_fd = fd, True
         self.s.job.direct = direct
         self.s.job.hash = fs_xxh3_best()
         self.path = path
@@ -247,7 +250,7 @@ cdef class Stream:
     def close(self):
         """Give buffers and descriptor back; readers have returned. Waits for a consumer, which ends early."""
         cdef int fd = self.s.job.fd
-        if not self.pid:  # half-made: descriptor 0 is another's
+        if not self.has_fd:  # a half-made object has descriptor 0, which is another's
             return
         self.s.job.fd = -1
         if self.s.slots != NULL and self.pid == getpid():

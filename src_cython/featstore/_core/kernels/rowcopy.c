@@ -38,6 +38,9 @@ fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n
 
 #define FS_PIECE_BYTES (1 << 20)
 #define FS_LEAST_TIMED (256 << 10)
+#define FS_WIDTHS 24 /* widths that costs are kept for: powers of two */
+#define FS_TRIALS 4  /* of each way at first */
+#define FS_RETRY 64  /* pieces until another way is tried */
 static _Atomic uint32_t fs_way_cost[2][FS_WIDTHS][FS_WAYS]; /* picoseconds a byte; 0: not known */
 static _Atomic uint32_t fs_way_turn[2][FS_WIDTHS];
 

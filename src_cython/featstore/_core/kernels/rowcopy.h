@@ -30,7 +30,7 @@ fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n
  * are. On an AMD EPYC fetching past the caches, 12 rows ahead, was best; on an Intel Xeon fetching into the second level, 32 ahead,
  * copies twice as fast. So pieces of large copies are timed as they are done: each way a few times at first, later the best one,
  * with another one now and then. Costs are kept by the width of rows; a race loses a sample, no more. */
-enum { FS_WAYS = 4, FS_WIDTHS = 24, FS_TRIALS = 4, FS_RETRY = 64 };
+enum { FS_WAYS = 4 };
 
 /* What a way is known to cost, in picoseconds a byte; 0: not known. */
 uint32_t fs_known_cost(int past_cache, uint64_t row_bytes, int way);
