@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sampled import covering
+
 MISSING = "sys.modules['featstore._core.buffers'] = None"
 OLDER = "sys.modules['featstore._core.buffers'] = types.ModuleType('featstore._core.buffers')"
 USES = ("featstore.open", "__import__('featstore.cli.main').cli.main.main(['info', 'nowhere'])")
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize(("what", "original"), [(MISSING, "ModuleNotFoundError"), (OLDER, "cannot import name")])
-def test_what_to_do_is_said(what: str, original: str, use: str) -> None:
+@pytest.mark.parametrize(("wrong", "use"), covering([(MISSING, "ModuleNotFoundError"), (OLDER, "cannot import name")], USES))
+def test_what_to_do_is_said(wrong: tuple[str, str], use: str) -> None:
+    what, original = wrong
     code = f"import sys, types, featstore; {what}; {use}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

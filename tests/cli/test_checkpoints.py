@@ -30,14 +30,11 @@ EPOCHS = 3
 SMALL = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--json"]
 SHORT = ["--max-batches", "2"]
 FILE_OPERATIONS = ("open", "write", "fsync", "rename", "close", "mkdir", "unlink")
-WAYS = {
+WAYS = {  # whose states differ: batches are functions of seed, epoch and index, by whatever sampler and strategy
     "on demand": [],
     "dropout on": ["--dropout", "0.9", "--max-batches", "4"],
     "a history": ["--history", "30%", "--staleness", "4"],
     "a history that is chosen": ["--history", "auto", "--memory", "4MiB"],
-    "by layers": ["--sampler", "labor", "--batch-dependency", "4"],
-    "at once": ["--sampler", "epoch", "--window", "2"],
-    "planned": ["--strategy", "superbatch", "--length", "3", "--cache", "10%"],
 }
 
 

@@ -23,9 +23,15 @@ from tests.support.refusing import refuses
 FANOUTS = ["--fanouts", "4,3"]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return skewed_dataset(tmp_path_factory.mktemp("made") / "g", 2000, 24)
+
+
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return skewed_dataset(tmp_path / "g", 2000, 24)
+def data(made: Path, tmp_path: Path) -> Path:
+    """A copy of the dataset, which a test may move."""
+    return Path(shutil.copytree(made, tmp_path / "g"))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:

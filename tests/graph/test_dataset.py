@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
 import pickle
@@ -98,19 +97,17 @@ def test_completion_shows_public_names(small: SimpleNamespace) -> None:
     assert "budget" not in dir(featstore)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
-)
-def test_every_dtype_as_feature_and_node_data(tmp_path: Path, dtype: str) -> None:
-    x = torch.randint(0, 2, (20, 3)).to(getattr(torch, dtype))
-    data = {"one": x[:, 0], "more": x[:7], "none": x[:0], "cube": x.reshape(5, 4, 3)}
-    with OutOfCoreGraph.create(tmp_path / "g", np.zeros(21, np.int64), [], {"x": x, "flat": x[:, 1]}, data) as g:
-        assert g.features["x"].dtype == x.dtype
-        assert torch.equal(g.features["x"][[5, 5, 0, -1]], x[[5, 5, 0, -1]])
-        assert torch.equal(g.features["flat"][3:], x[3:, 1])
+def test_every_dtype_as_node_data(tmp_path: Path) -> None:
+    """As a feature each is read in test_feature.py."""
+    data: dict[str, torch.Tensor] = {}
+    for dtype in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"):
+        x = torch.randint(0, 2, (20, 3)).to(getattr(torch, dtype))
+        forms = {"one": x[:, 0], "more": x[:7], "none": x[:0], "cube": x.reshape(5, 4, 3)}
+        data |= {f"{name}_{dtype}": values for name, values in forms.items()}
+    with OutOfCoreGraph.create(tmp_path / "g", np.zeros(21, np.int64), [], {}, data) as g:
         for name, expected in data.items():
-            assert g.node_data[name].dtype == x.dtype
-            assert torch.equal(g.node_data[name], expected)
+            assert g.node_data[name].dtype == expected.dtype
+            assert torch.equal(g.node_data[name], expected), name
         g.verify()
 
 
@@ -174,32 +171,6 @@ def test_a_closed_graph_says_so(small: SimpleNamespace) -> None:
     assert "closed" in repr(g)
 
 
-def test_what_fails_to_open_holds_nothing(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail the k-th open of a file until it succeeds; the leak check of every test looks for descriptors and threads."""
-    real = os.open
-    k, failed = 0, True
-    while failed:
-        k, count = k + 1, 0
-
-        def refuse(*arguments: Any, **options: Any) -> int:
-            nonlocal count
-            count += 1
-            if count == k:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), arguments[0])
-            return real(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "open", refuse)
-            try:
-                featstore.open(copy, memory="64MiB").close()
-                failed = False
-            except OSError as error:
-                failure = error
-        assert not failed or failure.errno == errno.EMFILE
-    assert k > 10
-    FileLock(copy / READERS_LOCK, exclusive=True).release()  # nobody holds it
-
-
 # --- while somebody writes ------------------------------------------------------------------------------------------------------
 
 
@@ -213,41 +184,6 @@ def test_a_replaced_dataset_goes_on_until_it_is_opened_again(tmp_path: Path) -> 
         assert old.topology.num_edges == 0
         shutil.rmtree(path)
         assert float(old.features["x"][[4999]].sum()) == 0
-
-
-def test_open_never_mixes_two_datasets(tmp_path: Path) -> None:
-    """One thread replaces the dataset again and again, another opens it."""
-    path = tmp_path / "g"
-
-    def make(value: int) -> None:
-        n = 10 + value % 2
-        x = np.full((n, 2), value, np.int32)
-        OutOfCoreGraph.create(
-            path, np.zeros(n + 1, np.int64), [], {"x": x}, {"y": x[:, 0]}, overwrite=True, memory="8MiB"
-        ).close()
-
-    make(0)
-    n_made, n_opened = 0, 0
-    stop = threading.Event()
-
-    def replace() -> None:
-        nonlocal n_made
-        while not stop.is_set():
-            n_made += 1
-            make(n_made)
-
-    thread = threading.Thread(target=replace)
-    thread.start()
-    try:
-        while n_made < 30 or n_opened < 6:
-            with featstore.open(path, memory="8MiB", backend="pread") as g:
-                values = {int(g.node_data["y"][0]), *g.features["x"][:].flatten().tolist()}
-                assert len(values) == 1
-                assert g.num_nodes == 10 + values.pop() % 2
-                n_opened += 1
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_an_open_dataset_keeps_what_a_reader_may_use_and_a_closed_one_does_not(copy: Path) -> None:
@@ -368,8 +304,7 @@ def _child(g: OutOfCoreGraph, ids: list[int], queue: Any) -> None:
 
 
 @pytest.mark.shares_resources  # the resource tracker that spawn starts stays
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize(("method", "used"), [("fork", True), ("fork", False), ("spawn", True)])
 def test_a_graph_in_another_process(small: SimpleNamespace, method: str, used: bool) -> None:
     """Forked with queues running, or pickled into a fresh interpreter; the parent goes on unharmed."""
     context = multiprocessing.get_context(method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -288,11 +289,17 @@ def kept_or_not(path: str) -> list[str]:
         return list(g.parts())
 
 
-def fail_each(folder: str, call: str, error: str) -> None:
-    """Fail every call once; in the child."""
+def fail_each(folder: str, step: int) -> None:
+    """Fail every ``step``-th call of each operation once; in the child."""
+    for call, error in (("fsync", "EIO"), ("write", "ENOSPC"), ("rename", "EIO"), ("open", "EMFILE")):
+        os.mkdir(f"{folder}/{call}")
+        fail_each_of(f"{folder}/{call}", call, error, step)
+
+
+def fail_each_of(folder: str, call: str, error: str, step: int) -> None:
     make(Path(folder) / "g").close()
     path, n_failed, there = str(Path(folder) / "g"), 0, list[str]()
-    for fault in sweep(folder, call, error):
+    for fault in sweep(folder, call, error, step=step):
         name = f"parts-{fault.k}"
         with featstore.open(path) as g:
             with fault:
@@ -311,9 +318,9 @@ def fail_each(folder: str, call: str, error: str) -> None:
     assert n_failed > 2
 
 
-@pytest.mark.parametrize(("call", "error"), [("fsync", "EIO"), ("write", "ENOSPC"), ("rename", "EIO"), ("open", "EMFILE")])
-def test_a_failed_call_leaves_the_last_commit(tmp_path: Path, call: str, error: str) -> None:
-    run_in_child(fail_each, str(tmp_path), call, error, faults=True)
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.stress)])
+def test_a_failed_call_leaves_the_last_commit(tmp_path: Path, step: int) -> None:
+    run_in_child(fail_each, str(tmp_path), step, faults=True, timeout_s=1800)
 
 
 def drawn(path: str) -> int:
@@ -352,6 +359,6 @@ def kill_each(folder: str, step: int) -> None:
     assert n_killed >= 60 // step
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_kill_leaves_the_last_commit(tmp_path: Path, step: int) -> None:
     run_in_child(kill_each, str(tmp_path), step, faults=True, timeout_s=1800)

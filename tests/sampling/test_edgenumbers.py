@@ -24,6 +24,7 @@ from featstore.testing.faults import flipped
 from featstore.topology import edgeids
 from tests.sampling.test_neighbor import FANOUTS, oracle_positions, same, splitmix
 from tests.support.array_graphs import ArrayGraph, graphs, random_graph
+from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -276,9 +277,9 @@ def from_pairs(path: Path, edges: Int64s, n: int, **more: Any) -> featstore.OutO
     return featstore.OutOfCoreGraph.from_edge_index(path, edges, n, progress=False, memory="64MiB", **more)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("access", ["pass", "random"])
-@pytest.mark.parametrize("options", [{}, {"replace": True}, {"redraw": False}])
+@pytest.mark.parametrize(
+    ("form", "access", "options"), covering(FORMS, ["pass", "random"], [{}, {"replace": True}, {"redraw": False}], together=2)
+)
 def test_an_epoch_at_a_time(tmp_path: Path, form: dict[str, Any], access: str, options: dict[str, Any]) -> None:
     edges = edges_of(300, 4000, 3)
     with from_pairs(tmp_path / "g", edges, 300, features={"x": np.zeros((300, 2), np.float32)}, **form) as g:

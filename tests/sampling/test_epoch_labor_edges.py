@@ -34,6 +34,7 @@ from tests.sampling.test_labor_numbers import numbers
 from tests.sampling.test_neighbor import FANOUTS, same
 from tests.sampling.test_windowed import turns
 from tests.support.array_graphs import ArrayGraph, random_graph
+from tests.support.sampled import covering
 
 KINDS = [EpochGraph, ChunkedEpochGraph]
 
@@ -249,9 +250,7 @@ def test_memory_that_is_asked_for_counts_places(tmp_path: Path) -> None:
     assert neighbor[0] == neighbor[1], "draws by key are drawn again"
 
 
-@pytest.mark.parametrize("window", [1, 3, "auto"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("cache", [None, "6KiB", "1MiB"])
+@pytest.mark.parametrize(("window", "form", "cache"), covering([1, 3, "auto"], FORMS, [None, "6KiB", "1MiB"], together=2))
 def test_batches_in_turn(tmp_path: Path, form: dict[str, Any], window: int | str, cache: str | None) -> None:
     """Edges as they were given, in any order; windows that come one after the other, batches out of turn, other epochs."""
     given_edges = edges_of(300, 4000, 3)

@@ -301,17 +301,6 @@ def test_large_frontiers_are_read_in_turns_that_fit(tmp_path: Path) -> None:
         assert g.budget.peak - before < 8_000_000
 
 
-def test_a_pack_has_the_same_batches(small: Any, tmp_path: Path) -> None:
-    with featstore.open(small.path, memory="64MiB") as g:
-        sampler = LaborSampler(g, [4, 3], batch_dependency=8)
-        seeds = g.node_data["train_idx"]
-        with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "pack", progress=False) as pack:
-            assert pack.record["fanouts"] == [4, 3]
-            order = featstore.RandomBatches(seeds, 100).epoch(0)
-            for index in range(len(order)):
-                assert same(pack.batch(index, g.pool), sampler.sample(order.seeds(index), 0, index))
-
-
 def test_the_core_refuses_arrays_that_are_too_short() -> None:
     hops = Hops(1000, True)
     nodes, place, degree = (np.zeros(16, np.int64) for _ in range(3))

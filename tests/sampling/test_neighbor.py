@@ -96,7 +96,7 @@ FANOUTS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 16, 17, 33]), min_siz
 WORDS = st.one_of(st.integers(0, 3), st.integers(0, M64))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(), g=graphs(), fanouts=FANOUTS, replace=st.booleans(), keys=st.tuples(WORDS, WORDS, WORDS), redraw=st.booleans()
 )

@@ -26,9 +26,14 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return skewed_dataset(tmp_path_factory.mktemp("sampled") / "g", N, 5)
+
+
 @pytest.fixture
-def g(tmp_path: Path) -> Iterator[featstore.OutOfCoreGraph]:
-    with featstore.open(skewed_dataset(tmp_path / "g", N, 5), memory="32MiB") as graph:
+def g(path: Path) -> Iterator[featstore.OutOfCoreGraph]:
+    with featstore.open(path, memory="32MiB") as graph:
         yield graph
 
 

@@ -21,9 +21,6 @@ N, BATCH = 500, 50
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {},
     "superbatch": {"strategy": "superbatch", "superbatch": 3, "feature_cache": 0.1},
-    "serial": {"strategy": "superbatch", "superbatch": 3, "overlap": False, "feature_cache": 0.1},
-    "streamed": {"strategy": "streamed", "feature_cache": 0.1},
-    "auto": {"strategy": "auto", "feature_cache": 0.1},
 }
 
 
@@ -42,7 +39,7 @@ def g(tmp_path: Path) -> Iterator[featstore.OutOfCoreGraph]:
 
 
 def refused(g: featstore.OutOfCoreGraph, sampler: Any, *words: str) -> None:
-    """Assert that every strategy, and an offline sampling, raises a ValueError with these words, and that nothing stays."""
+    """Assert that a loader, and an offline sampling, raises a ValueError with these words, and that nothing stays."""
     before = g.memory_report()
     for options in STRATEGIES.values():
         with pytest.raises(ValueError, match=r"^the sampler samples") as caught:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from featstore.errors import BudgetError, CorruptionError
 from featstore.topology.base import huge_bytes
 from tests.sampling.test_layer import same_weighted
 from tests.sampling.test_neighbor import same
-from tests.support.array_graphs import graph_of, random_graph
+from tests.support.array_graphs import ArrayGraph, graph_of, random_graph
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 SAMPLERS: dict[str, Callable[..., Any]] = {
     "neighbor": lambda g, sizes=(6, 4), **options: NeighborSampler(g, sizes, **options),
@@ -56,16 +58,20 @@ def test_batches_do_not_depend_on_threads_order_or_caches(name: str) -> None:
         assert len(sampler._all) <= 7
 
 
-@every
-@pytest.mark.parametrize("backend", ["io_uring", "pread"])
-@pytest.mark.parametrize("share", [None, 0.0, 0.2])
-def test_batches_from_disk_are_those_from_memory(tmp_path, name, backend, share) -> None:
-    make, g = SAMPLERS[name], random_graph(8_000, 10, seed=11)
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[ArrayGraph, Path]:
+    """One graph in memory and on disk: `create` sorts each list, and random_graph's are sorted, so positions are the same."""
+    g, path = random_graph(8_000, 10, seed=11), tmp_path_factory.mktemp("both") / "g"
+    featstore.OutOfCoreGraph.create(path, g.indptr, g.indices, progress=False).close()
+    return g.cached(), path
+
+
+@pytest.mark.parametrize(("name", "backend", "share"), covering(SAMPLERS, ["io_uring", "pread"], [None, 0.0, 0.2], together=2))
+def test_batches_from_disk_are_those_from_memory(both, name, backend, share) -> None:
+    make, (g, path) = SAMPLERS[name], both
     parts = torch.randperm(8_000, generator=torch.Generator().manual_seed(1))[:400].split(50)
-    # `create` sorts each list, and random_graph's are sorted: positions are the same.
-    reference = [make(g.cached(), seed=2).sample(part, 0, i) for i, part in enumerate(parts)]
-    featstore.OutOfCoreGraph.create(tmp_path / "g", g.indptr, g.indices, progress=False).close()
-    with featstore.open(tmp_path / "g", memory="64MiB", backend=backend) as stored:
+    reference = [make(g, seed=2).sample(part, 0, i) for i, part in enumerate(parts)]
+    with featstore.open(path, memory="64MiB", backend=backend) as stored:
         if share is not None:
             stored.cache_neighbors(huge_bytes(8 * 8_000) + int(share * g.topology.nbytes))
         sampler = make(stored, seed=2)

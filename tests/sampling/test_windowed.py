@@ -26,6 +26,7 @@ from tests.load.test_overlap import until
 from tests.sampling.test_epochwide import EpochGraph, Int64s, batches_of, window_of
 from tests.sampling.test_neighbor import same
 from tests.support.array_graphs import random_graph
+from tests.support.sampled import covering
 
 # ---------------------------------------------------------------- the epoch's turns
 
@@ -37,11 +38,14 @@ def turns(sampler: EpochSampler, batches: list[Int64s], epoch: int = 0, start: i
 LABOR: list[dict[str, Any]] = [{}, {"batch_dependency": 4}, {"layer_dependency": True, "redraw": False}]
 
 
-@pytest.mark.parametrize(("kind", "options"), [(NeighborSampler, {}), *((LaborSampler, options) for options in LABOR)])
-@pytest.mark.parametrize("window", [1, 2, 5, 100, "auto"])
+@pytest.mark.parametrize(
+    ("drawing", "window"),
+    covering([(NeighborSampler, {}), *((LaborSampler, options) for options in LABOR)], [1, 2, 5, 100, "auto"]),
+)
 def test_batches_in_turn_equal_batches_alone(
-    small: SimpleNamespace, window: int | str, kind: Any, options: dict[str, Any]
+    small: SimpleNamespace, drawing: tuple[Any, dict[str, Any]], window: int | str
 ) -> None:
+    kind, options = drawing
     with featstore.open(small.path, memory="64MiB", threads=2) as g:
         draws = "labor" if kind is LaborSampler else "neighbor"
         sampler, alone = (

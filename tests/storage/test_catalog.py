@@ -26,7 +26,7 @@ from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import forked, run_in_child
 from tests.support.cases import each
-from tests.support.rowfiles import PAGE, snapshot
+from tests.support.rowfiles import PAGE
 
 DATASET = {
     "id": "0" * 32, "generation": 1, "num_nodes": 10, "num_edges": 0, "topology": "csc", "created_by": "test",
@@ -382,25 +382,3 @@ def test_lmdb_errors_become_ours() -> None:
     assert isinstance(cataloging._translate(lmdb.CorruptedError("x"), "p"), CorruptionError)
     found = cataloging._translate(lmdb.MapFullError("x"), "p")
     assert (type(found), found.filename) == (OSError, "p")
-
-
-# --- commits --------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_failed_commit_keeps_the_old_catalog(root: Path) -> None:
-    before = snapshot(root)
-    k = 0
-    for name in ("pwrite", "fsync", "rename"):
-        with pytest.MonkeyPatch.context() as patch:
-
-            def fail(*_: object) -> None:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-            patch.setattr(os, name, fail)
-            with pytest.raises(OSError, match="No space"):
-                write_catalog(root, sample(3))
-            k += 1
-        assert snapshot(root) == before
-    assert k == 3
-    write_catalog(root, sample(3))
-    assert read_catalog(root) == sample(3)

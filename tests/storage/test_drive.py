@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -32,9 +33,15 @@ from tests.support.graphs import skewed_dataset
 from tests.support.written_rows import opened, write_rows
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return skewed_dataset(tmp_path_factory.mktemp("made") / "g", 3000, 40, narrow=3)
+
+
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return skewed_dataset(tmp_path / "g", 3000, 40, narrow=3)
+def data(made: Path, tmp_path: Path) -> Path:
+    """A copy of the dataset, in which nothing that was measured is kept."""
+    return Path(shutil.copytree(made, tmp_path / "g"))
 
 
 def sources_of(g: featstore.OutOfCoreGraph) -> list[object]:

@@ -1,4 +1,4 @@
-"""Writers that are killed, that system calls fail, that the power is cut: the old dataset or the new one is there, whole."""
+"""Writers that are killed, lack descriptors, or have the power cut: the old dataset or the new one is there, whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.update import Update
 from featstore.testing.faults import forked, run_in_child, sweep
-from tests.support.rowfiles import snapshot
 
 # --- killed writers -------------------------------------------------------------------------------------------------------------
 
@@ -303,92 +302,6 @@ def few_descriptors(folder: str) -> None:
 
 def test_too_few_descriptors_leave_nothing(tmp_path: Path) -> None:
     run_in_child(few_descriptors, str(tmp_path))
-
-
-# --- failing system calls -------------------------------------------------------------------------------------------------------
-
-
-def fail_create(folder: str, operation: str, action: str, step: int) -> None:
-    """Fail every ``step``-th call of an operation during an overwrite; in the child."""
-    path = Path(folder) / "g"
-    make(path, "old")
-    before, n_failed = snapshot(folder), 0
-    n_descriptors = len(os.listdir("/proc/self/fd"))
-    for fault in sweep(folder, operation, action, step=step):
-        failure = None
-        with fault:
-            try:
-                make(path, "new")
-            except OSError as error:
-                failure = error
-        if failure is None:
-            # Short and interrupted calls are gone on with; failing to open or remove what was replaced is nobody's loss.
-            assert not fault.fired or action in ("short", "EINTR") or operation in ("unlink", "open")
-            assert which(path) == "new"
-        else:
-            n_failed += 1
-            assert failure.errno == getattr(errno, action), failure
-            assert failure.filename, failure
-            if which(path) == "new":  # it was made, but could not be opened
-                assert operation == "open"
-            else:
-                assert snapshot(folder) == before
-        assert len(os.listdir("/proc/self/fd")) == n_descriptors
-        make(path, "old")
-        assert os.listdir(folder) == ["g"]
-        before = snapshot(folder)
-    assert n_failed > 0 or action in ("short", "EINTR") or operation == "unlink"
-
-
-FAULTS = [
-    *((operation, "EIO") for operation in ("write", "fsync", "rename", "unlink")),
-    *(("write", action) for action in ("ENOSPC", "EDQUOT", "EFBIG", "short", "EINTR")),
-    ("open", "EMFILE"),
-    ("rename", "ENOSPC"),
-]
-
-
-def fail_some(folder: str) -> None:
-    """A sample of the failing calls, in one child."""
-    for operation, action in FAULTS:
-        os.mkdir(f"{folder}/{operation}-{action}")
-        fail_create(f"{folder}/{operation}-{action}", operation, action, 11)
-
-
-def test_failing_calls_of_a_builder(tmp_path: Path) -> None:
-    run_in_child(fail_some, str(tmp_path), faults=True)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(("operation", "action"), FAULTS)
-def test_every_failing_call_of_a_builder(tmp_path: Path, operation: str, action: str) -> None:
-    run_in_child(fail_create, str(tmp_path), operation, action, 1, faults=True, timeout_s=1800)
-
-
-def fail_open(folder: str) -> None:
-    """Fail every call of an operation while a dataset is opened and read; in the child."""
-    make(Path(folder) / "g", "old")
-    for operation, action in (("read", "EIO"), ("read", "short"), ("read", "EINTR"), ("open", "EMFILE")):
-        fail_one(Path(folder) / "g", operation, action)
-
-
-def fail_one(path: Path, operation: str, action: str) -> None:
-    """Fail each call of one operation in turn."""
-    n_failed = 0
-    for fault in sweep(path, operation, action):
-        with fault:
-            try:
-                state = which(path)
-            except OSError as error:
-                state = (error.errno, bool(error.filename))
-        assert state in ("old", (getattr(errno, action, None), True)), state
-        n_failed += state != "old"
-        assert which(path) == "old"
-    assert n_failed > 0 or action in ("short", "EINTR")
-
-
-def test_every_failing_call_of_a_reader(tmp_path: Path) -> None:
-    run_in_child(fail_open, str(tmp_path), faults=True)
 
 
 # --- power cuts -----------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from featstore.storage.reader import MAX_ENGINES, SCRATCH_STEP, Reader
 from tests.conftest import _threads
 from tests.load.test_overlap import until
 from tests.support.graphs import make_graph
+from tests.support.sampled import covering
 from tests.support.written_rows import open_record, opened, write_rows
 
 N, DIM = 20_000, 256
@@ -176,8 +177,7 @@ def test_so_many_threads_read_at_once(dataset: Path, backend: str, n: int) -> No
         assert torch.equal(g.features["x"][rows], expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
+@pytest.mark.parametrize(("strategy", "backend"), covering(["ondemand", "superbatch", "streamed"], BACKENDS))
 def test_a_loader_bounds_what_reads(dataset: Path, backend: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling, gathering, packing and filling caches together; the batches are the same."""
     reading, most, streams = [0], [0], set()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from featstore._core.io import Engine
 from featstore.budget import Budget
 from featstore.config import Options
-from featstore.errors import BudgetError, ClosedError, CorruptionError, FormatError
+from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, Reader
 from featstore.storage.rowfile import RowFile
@@ -194,32 +194,6 @@ def test_the_table_of_checksums_is_counted(tmp_path: Path) -> None:
     for verify, n_pages in (("always", 10), ("open", 0), ("off", 0)):
         with opened(tmp_path, record, verify=verify) as (_, reader):
             assert reader.budget.report().get("checksum tables", 0) == n_pages * PAGE_BYTES
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_the_file(tmp_path: Path, backend: str) -> None:
-    rows = np.zeros((100, 512), np.uint8)
-    record = write_rows(tmp_path, rows)
-    path = tmp_path / "rows.bin"
-    good = path.read_bytes()
-    for bad in (good[:-1], good[: PAGE_BYTES * 3], good + b"\0", b""):
-        path.write_bytes(bad)
-        with pytest.raises(CorruptionError, match="bytes"), opened(tmp_path, record, backend=backend):
-            pass
-    path.unlink()
-    with pytest.raises(FileNotFoundError), opened(tmp_path, record, backend=backend):
-        pass
-    path.symlink_to("/etc/hostname")
-    with pytest.raises(FormatError, match="symbolic link"), opened(tmp_path, record, backend=backend):
-        pass
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(FormatError, match="regular"), opened(tmp_path, record, backend=backend):
-        pass
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(FormatError, match="regular"), opened(tmp_path, record, backend=backend):
-        pass
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -173,22 +173,15 @@ class ArrayGraph:
             g.neighbor_cache = NeighborCache.build(g.topology, g.budget)
             assert g.neighbor_cache.whole
             return g
-        scores = np.random.default_rng(seed).random(self.num_nodes)
+        order, degrees = np.argsort(-np.random.default_rng(seed).random(self.num_nodes)), np.diff(self.indptr)
         chosen = np.zeros(self.num_nodes, bool)
-        spent = 0
-        offset_of_node = np.full(self.num_nodes, -1)
-        records: list[int] = []
-        for node in np.argsort(-scores):
-            degree = int(self.indptr[node + 1] - self.indptr[node])
-            spent += degree + 1
-            if spent > n_ids:
-                break
-            chosen[node] = True
-        for node in np.flatnonzero(chosen):
-            offset_of_node[node] = len(records)
-            neighbours = self.indices[self.indptr[node] : self.indptr[node + 1]].tolist()
-            records += [len(neighbours), *neighbours]
-        arrays = {"records": np.array(records, g.topology.id_dtype), "offset_of_node": offset_of_node}
+        chosen[order[: np.searchsorted(np.cumsum(degrees[order] + 1), n_ids, side="right")]] = True
+        sizes = np.where(chosen, degrees + 1, 0)
+        offset_of_node = np.where(chosen, np.cumsum(sizes) - sizes, -1)
+        records, is_id = np.empty(sizes.sum(), g.topology.id_dtype), np.ones(sizes.sum(), bool)
+        is_id[offset_of_node[chosen]] = False
+        records[~is_id], records[is_id] = degrees[chosen], self.indices[np.repeat(chosen, degrees)]
+        arrays = {"records": records, "offset_of_node": offset_of_node}
         g.neighbor_cache = NeighborCache.from_arrays(g.topology, arrays)
         return g
 
@@ -205,7 +198,8 @@ def random_graph(n: int, mean_degree: float, seed: int = 0, id_bytes: int = 4) -
     degrees = np.minimum(rng.pareto(1.2, n) * mean_degree / 3, 4 * n).astype(np.int64)
     degrees[rng.random(n) < 0.1] = 0
     indptr = np.r_[0, np.cumsum(degrees)].astype(np.int64)
-    ids = np.concatenate([np.sort((rng.random(d) ** 2 * n).astype(np.int64)) for d in degrees] or [np.zeros(0, np.int64)])
+    ids = (rng.random(indptr[-1]) ** 2 * n).astype(np.int64)
+    ids = ids[np.lexsort((ids, np.repeat(np.arange(n), degrees)))]
     return ArrayGraph(indptr, ids.astype(np.int32 if id_bytes == 4 else np.int64))
 
 

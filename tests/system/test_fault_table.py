@@ -52,10 +52,9 @@ files: unlinked, replaced or shrunk while open
 files: a pickle anywhere
     system/layers: test_no_pickle; creation/build: test_npy_of_pickles_is_never_loaded
 system: ENOSPC, EDQUOT, EFBIG at every write and commit; EIO on read or fsync
-    system/faults: test_create_fails_whole, test_create_fails_whole_everywhere, test_replace_keeps_old_or_new,
-    test_create_under_a_file_size_limit; storage/commit_faults: test_some_failing_calls, test_every_failing_call,
-    test_what_follows_the_catalogs_rename_removes_nothing_that_it_names; storage/faults_writers:
-    test_failing_calls_of_a_builder, test_every_failing_call_of_a_reader; creation/extsort:
+    system/faults: test_create_under_a_file_size_limit, test_open_and_use_fail_cleanly; storage/commit_faults:
+    test_some_failing_calls, test_every_failing_call,
+    test_what_follows_the_catalogs_rename_removes_nothing_that_it_names; creation/extsort:
     test_a_full_disk_while_spilling; graph/aggregate: test_makers_killed_and_failed_at_a_system_call,
     test_makers_killed_and_failed_at_every_system_call; plan/superbatch_faults: test_run_files_that_cannot_be_written,
     test_run_files_that_cannot_be_written_anywhere; storage/reader: test_a_device_error_at_any_read
@@ -71,7 +70,6 @@ system: io_uring refused (ENOSYS, EPERM, ENOMEM)
     storage/refused_rings: test_refused_from_the_start, test_refused_later; core/played_ring:
     test_a_kernel_that_refuses_for_ever_is_an_error; storage/reader: test_backend_by_name_is_a_demand_and_auto_says_why
 process: kill −9 at every system call of create and commit
-    system/faults: test_killed_writers_lose_nothing, test_killed_writers_lose_nothing_at_any_call;
     storage/faults_writers: test_builders_killed_at_every_system_call, test_updates_killed_at_every_system_call,
     test_writers_killed_at_a_system_call; graph/aggregate: test_makers_killed_and_failed_at_a_system_call,
     test_makers_killed_and_failed_at_every_system_call; inference/infer: test_runs_killed_at_a_system_call,

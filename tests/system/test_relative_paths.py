@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from featstore.cli.main import main
 from featstore.plan.trace import Trace
 from tests.support.graphs import skewed_dataset
 from tests.support.loaders import make_loader
+from tests.support.sampled import covering
 
 N, BATCH = 900, 25
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -26,13 +28,18 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return skewed_dataset(tmp_path_factory.mktemp("made") / "g", N, 9)
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a dataset ``g``; beside it an empty one, ``elsewhere``."""
     home = tmp_path / "home"
     home.mkdir()
     (tmp_path / "elsewhere").mkdir()
-    skewed_dataset(home / "g", N, 9)
+    shutil.copytree(made, home / "g")
     monkeypatch.chdir(home)
     return home
 
@@ -59,8 +66,7 @@ def rows(g: featstore.OutOfCoreGraph) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("run_dir", [None, "runs", Path("there/runs")], ids=str)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "run_dir"), covering(STRATEGIES, [None, "runs", Path("there/runs")]))
 def test_run_files_stay_where_they_were_asked_for(home: Path, strategy: str, run_dir: str | Path | None) -> None:
     where = Path("g.runs" if run_dir is None else run_dir)
     where.parent.mkdir(exist_ok=True)
@@ -102,17 +108,6 @@ def test_packs_of_relative_paths(home: Path) -> None:
         run_epochs(loader, x, home)
     assert not os.listdir(home.parent / "elsewhere")
     assert sorted(os.listdir(home)) == ["g", "g.pack"]
-
-
-def test_a_run_directory_of_a_relative_path(home: Path) -> None:
-    from featstore.storage.rundir import RunDirectory
-
-    runs = RunDirectory("runs")
-    go(home)
-    Path(runs.file("a")).write_text("there")
-    assert Path(runs.path).parent == home / "runs"
-    runs.close()
-    assert not (home / "runs").exists()
 
 
 def test_a_tilde_is_the_home_directory_of_python(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import featstore
 from tests.base.test_registry import ROOT, install, run_python
 from tests.support.graphs import skewed_dataset
 
@@ -27,12 +28,12 @@ def test_the_example_keeps_the_contract(installed: tuple[Path, Path]) -> None:
 
 def test_the_command_line_trains_with_it(installed: tuple[Path, Path], tmp_path: Path) -> None:
     """With an option of its own, which the command line lists once the strategy is named."""
-    path = [installed[0], ROOT]
-    line = ["-m", "featstore.cli", "train", str(skewed_dataset(tmp_path / "g", 300, 5)), "--strategy", "shared_rows"]
+    line = ["train", str(skewed_dataset(tmp_path / "g", 300, 5)), "--strategy", "shared_rows"]
     line += ["--length", "3", "--cache", "10%", "--epochs", "1", "--batch-size", "20", "--fanouts", "3,3", "--hidden", "4"]
-    found = json.loads(run_python([*line, "--memory", "64MB", "--json"], path, cwd=tmp_path))
-    assert len(found["losses"]) == 5
-    listed = run_python(["-m", "featstore.cli", "train", "--strategy", "shared_rows", "--help"], path)
+    script = f"from featstore.cli.main import main; assert main({[*line, '--memory', '64MB', '--json']}) == 0; print()"
+    script += "; main(['train', '--strategy', 'shared_rows', '--help'])"
+    found, _, listed = run_python(["-c", script], [installed[0], ROOT], cwd=tmp_path).partition("\n\n")
+    assert len(json.loads(found)["losses"]) == 5
     assert "packed, shared_rows)" in " ".join(listed.split())
 
 
@@ -45,4 +46,4 @@ def test_one_file_and_public_names_suffice() -> None:
 
 
 def test_it_was_not_there_before() -> None:
-    assert "shared_rows" not in run_python(["-c", "import featstore; print(featstore.available_strategies())"], [ROOT])
+    assert "shared_rows" not in featstore.available_strategies()
