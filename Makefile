@@ -19,11 +19,17 @@ ASAN   := build/asan-tree
 # Not those that build, read or preload something themselves.
 NOT_ASAN := $(patsubst %,tests/system/test_%.py,benchmarks docs faults layers packaging) tests/testing/test_faults.py
 ASAN_TESTS ?= $(filter-out $(NOT_ASAN) tests/memory/% tests/digests/%,$(wildcard tests/*/test_*.py))
+TSAN   := build/tsan-tree
+# Those with threads; a process that forks them, or is watched by the tests, is another matter.
+TSAN_TESTS ?= tests/core tests/gather tests/cache/test_table.py tests/load/test_pipeline.py tests/load/test_loaders_at_once.py \
+	tests/load/test_loader.py tests/load/test_edges.py tests/load/test_overlap.py \
+	$(patsubst %,tests/storage/test_%.py,doublebuffer extents interrupted_reads queues reader scan sections writer) \
+	$(patsubst %,tests/strategies/test_%.py,packed streamed superbatch)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test stress demo bench asan clean
+.PHONY: help install lint format test stress demo bench asan tsan clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -72,7 +78,7 @@ bench: $(VENV)/.built ## every benchmark; one JSON line a figure, also in build/
 	@mkdir -p build
 	$(PY) -m benchmarks --out build/bench.jsonl $(BENCH_ARGS)
 
-# The sanitizer build lives in a copy of the tree, so that it never mixes with the modules in use.
+# A sanitizer build lives in a copy of the tree, so that it never mixes with the modules in use.
 asan: $(VENV)/.installed ## the tests of the compiled modules under AddressSanitizer and UBSan
 	@mkdir -p $(ASAN)
 	git ls-files -z -co --exclude-standard | xargs -0 cp --parents -u -t $(ASAN)
@@ -81,6 +87,15 @@ asan: $(VENV)/.installed ## the tests of the compiled modules under AddressSanit
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	$(abspath $(PY)) -m pytest --timeout 1800 $(ASAN_TESTS) $(PYTEST_ARGS)
+
+# Addresses are not randomised: gcc's library finds its shadow memory where it expects it.
+tsan: $(VENV)/.installed ## the tests with threads under ThreadSanitizer
+	@mkdir -p $(TSAN)
+	git ls-files -z -co --exclude-standard | xargs -0 cp --parents -u -t $(TSAN)
+	cd $(TSAN) && FEATSTORE_BUILD=tsan $(abspath $(PY)) setup.py --quiet build_ext --inplace
+	cd $(TSAN) && FEATSTORE_BUILD=tsan LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
+	TSAN_OPTIONS=die_after_fork=0:suppressions=$(abspath $(TSAN))/tests/support/tsan.supp \
+	setarch -R $(abspath $(PY)) -m pytest --timeout 1800 $(TSAN_TESTS) $(PYTEST_ARGS)
 
 clean: ## remove the environment and all that was built
 	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

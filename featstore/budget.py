@@ -21,7 +21,12 @@ __all__ = ["Budget", "HeldMemory", "Living", "Loan", "MemoryReport", "Reservatio
 
 T = TypeVar("T")
 
-DEAR = 101  # cost of a loan whose loss slows the rest of an epoch; a reservation that can wait spares such loans
+# What is taken back first costs least: idle buffers cost nothing.
+KEPT_COST = 5  # ids and batches that can be sampled again
+LISTS_COST = 8  # lists of macro-batches, which can be read again
+EPOCH_COST = 10  # what an epoch's planners, packers and readers have, while none runs
+CACHE_COST = 100  # a cache loses its coldest rows
+DEAR = 101  # what is missed for the rest of an epoch; a reservation that can wait spares such loans
 
 
 class Living(Generic[T]):

@@ -7,12 +7,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from featstore.budget import Budget, Loan, Reservation
+from featstore.budget import EPOCH_COST, Budget, Loan, Reservation
 from featstore.errors import BudgetError, BusyError
 
 __all__ = ["EpochMemory", "Use"]
 
-LOAN_COST = 10  # low, so that memory that rests between epochs is taken back before caches are
 
 
 class Use:
@@ -44,7 +43,7 @@ class EpochMemory:
         with ExitStack() as undo:
             for holder, (_, n_bytes) in self._needs.items():
                 self._held[holder] = undo.enter_context(budget.reserve(holder, n_bytes))
-            self._loan = budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._held)
+            self._loan = budget.lend(self._lent_bytes, self._give_back, cost=EPOCH_COST, of=self._held)
             self._release = weakref.finalize(self, _release, self._held, self._loan)
             undo.pop_all()
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from featstore._core.buffers import discard
 from featstore._core.rows import copy_rows
-from featstore.budget import DEAR, Budget, Loan
+from featstore.budget import CACHE_COST, DEAR, Budget, Loan
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
@@ -24,7 +24,7 @@ from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.buffers import taking_pages
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 
-__all__ = ["FILL_BYTES", "LOAN_COST", "FeatureCache", "RowMap"]
+__all__ = ["FILL_BYTES", "FeatureCache", "RowMap"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -33,7 +33,6 @@ Read = Callable[..., Any]
 
 PLAN_BYTES = 20  # that plan() allocates per row
 FILL_BYTES = 64 << 20  # of one read of fill()
-LOAN_COST = 100  # the budget takes back loans of lower cost before it takes back caches
 GIVEN_BACK_DIVISOR = 16  # a cache gives back at least this fraction at a time: giving back passes over its row map
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
 
@@ -426,7 +425,7 @@ class FeatureCache:
         if self._reservation is not None and self._loan is None:
             held = self._reservation
             # Plans rely on planned hits: a row that left is read again at each request.
-            cost = LOAN_COST if self._planned is None else DEAR
+            cost = CACHE_COST if self._planned is None else DEAR
             self._loan = held.budget.lend(self._lent_bytes, self.give_back, cost=cost, of=held)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from featstore.budget import KEPT_COST
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, size_class
 from featstore.pack.packgraph import Graph
@@ -18,7 +19,6 @@ EDGES = 8  # per row of a pack's batch, if no batch can be read: a generous gues
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
 MARGIN = 16  # batches differ in size by a few percent: the largest is assumed to be larger by this fraction
 N_OTHERS = 8  # batches that are measured besides the first
-LOAN_COST = 5  # the measured first batch is given back right after idle buffers, since it can be sampled again
 
 
 def larger(n_rows: int) -> int:
@@ -124,7 +124,7 @@ class _First(Memo):
 
     def __init__(self, sampled: SampledBatch, n_bytes: int, graph: Graph) -> None:
         self._held, self._pool, self._n_bytes = [sampled], graph.pool, n_bytes
-        self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=HOLDER)
+        self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=KEPT_COST, of=HOLDER)
 
     def _lent_bytes(self) -> int:
         return self._n_bytes if self._held else 0

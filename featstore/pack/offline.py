@@ -249,7 +249,7 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
 def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Generator[SampledBatch, None, None]:
     """Yield ``one(0) … one(n - 1)``, made by ``threads`` threads; after a lack of memory, one at a time."""
     if threads > 1:
-        with ThreadPoolExecutor(threads, thread_name_prefix="featstore-sample") as workers:
+        with ThreadPoolExecutor(threads, thread_name_prefix="featstore-offline") as workers:
             pending: deque[Future[SampledBatch]] = deque()
             index = started = 0
             try:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.blocks import count_destinations, expand, narrow
-from featstore.budget import Budget, Reservation
+from featstore.budget import KEPT_COST, Budget, Reservation
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import EDGE_ARRAYS, HISTORY_ARRAYS, Block, HistoryRows, SampledBatch
@@ -23,7 +23,6 @@ __all__ = ["KeptIds", "SampleFile", "SampleWriter", "sample_bytes"]
 
 KIND = "samples"
 HOLDER = "sampled ids"  # in the budget's report
-KEPT_COST = 5  # kept ids are taken back right after idle buffers: reading them again is cheap
 FREE_DIVISOR = 8  # this part of the memory is left free beside kept ids
 SECTION_BYTES = 32  # an entry of the index, one for each array
 HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of each block

@@ -270,8 +270,8 @@ class SuperbatchInspector:
 
     def _inspect(self) -> None:
         sampled: dict[int, SampledSuperbatch] = {}
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-sample") as workers:
-            sampler = threading.Thread(target=self._sample_ahead, args=(sampled, workers), name="featstore-ahead", daemon=True)
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-presample") as workers:
+            sampler = threading.Thread(target=self._sample_ahead, args=(sampled, workers), name="featstore-samples", daemon=True)
             try:
                 if self._switch is None:
                     sampler.start()
@@ -494,9 +494,9 @@ class SuperbatchInspector:
                 self._edges.plan(k, superbatch, ahead, self._start + k * self._size, self._check)
         if ahead is not None:
             ahead.tier = tier  # until it is planned itself
-        window_of = [superbatch] if ahead is None else [superbatch, ahead]
-        lengths = np.concatenate([each.lengths for each in window_of])
-        longest = max(int(each.samples.lengths.max(initial=0)) for each in window_of)
+        horizon_of = [superbatch] if ahead is None else [superbatch, ahead]
+        lengths = np.concatenate([each.lengths for each in horizon_of])
+        longest = max(int(each.samples.lengths.max(initial=0)) for each in horizon_of)
         split_bytes = 0 if tier is None else REST_BYTES * longest
         n = len(samples)
 
@@ -511,9 +511,9 @@ class SuperbatchInspector:
                 last = b, superbatch.ids(b)
             return last[1]
 
-        def begin(window: Horizon) -> None:
+        def begin(horizon: Horizon) -> None:
             if self._switch is not None:
-                self._first_rows = window.first_rows(planner.capacity) if self._residents is None else self._residents
+                self._first_rows = horizon.first_rows(planner.capacity) if self._residents is None else self._residents
                 planner.start(self._first_rows)
 
         def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featstore.budget import Loan, Reservation
+from featstore.budget import LISTS_COST, Loan, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError
 from featstore.sampling.hops import HopSampler
@@ -27,7 +27,6 @@ __all__ = ["DIVISOR", "HOLDER", "MacroLists", "macro_lists"]
 HOLDER = "lists of parts"  # in the budget's report
 DIVISOR = 8  # the lists get this fraction of the memory that is left
 AT_ONCE = 2  # macro-batches whose lists are in memory: a few batches of the previous one are still being sampled
-LOAN_COST = 8  # given back before caches are: lists can be read from the file
 
 
 @dataclass(eq=False)
@@ -53,7 +52,7 @@ class MacroLists:
         self._room = 0  # bytes of each
         self._n_slots = 0
         self._reservation: Reservation = g.budget.reserve(HOLDER, 0)
-        self._loan: Loan = g.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._reservation)
+        self._loan: Loan = g.budget.lend(self._lent_bytes, self._give_back, cost=LISTS_COST, of=self._reservation)
 
     @property
     def useful_bytes(self) -> int:

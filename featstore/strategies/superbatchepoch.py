@@ -15,7 +15,7 @@ from featstore.cache.table import FeatureCache
 from featstore.epochmemory import EpochMemory, Use
 from featstore.estimate.length import Planning
 from featstore.gather.plan import BatchPlan, Tier
-from featstore.gather.prefetchrows import ReadAhead
+from featstore.gather.readahead import ReadAhead
 from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Budget, Loan, Reservation
+from featstore.budget import CACHE_COST, Budget, Loan, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.cache.sizes import rows_within
-from featstore.cache.table import LOAN_COST, FeatureCache
+from featstore.cache.table import FeatureCache
 from featstore.epochmemory import Use
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.dataset import OutOfCoreGraph
@@ -159,7 +159,7 @@ class CacheSwitch:
             self.close()
             raise
         if room is not None:
-            self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._reservation)
+            self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=CACHE_COST, of=self._reservation)
 
     @property
     def _is_claimed(self) -> bool:

@@ -278,7 +278,7 @@ cdef class Bits:
 
 
 cdef class Slots:
-    """The free slots, and the slots of a window's cached rows. One owner thread."""
+    """The free slots, and the slots of a horizon's cached rows. One owner thread."""
 
     cdef int32_t[::1] slot_of
     cdef int32_t[::1] free_slots
@@ -292,7 +292,7 @@ cdef class Slots:
         self.n_free = free_slots.shape[0] - n_taken
 
     def begin(self, int32_t[::1] slot_of not None):
-        """Begin a window; ``slot_of``: by the number of a row its slot, −1 where it has none."""
+        """Begin a horizon; ``slot_of``: by the number of a row its slot, −1 where it has none."""
         self.slot_of = slot_of
 
     def release(self, const int32_t[::1] slots not None):
@@ -326,7 +326,7 @@ cdef class Slots:
         if k == 0:
             return 0, 0
         if self.slot_of is None:
-            raise ValueError("no window was begun")
+            raise ValueError("no horizon was begun")
         cdef const row_t *r = &rows[0]
         cdef const row_t *at = &numbers[0]
         cdef const pos_t *next_of = &nxt[0]

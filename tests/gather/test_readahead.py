@@ -19,7 +19,7 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
 from featstore.gather.executor import Tally, execute
 from featstore.gather.plan import BatchPlan, Part, Tier
-from featstore.gather.prefetchrows import ReadAhead
+from featstore.gather.readahead import ReadAhead
 from featstore.gather.sources import MemorySource
 from featstore.storage.rowfile import ReadStats
 from tests.support.graphs import make_graph
