@@ -13,7 +13,6 @@ from featstore.errors import BudgetError, BusyError
 __all__ = ["EpochMemory", "Use"]
 
 
-
 class Use:
     """A token for an epoch's use of memory or caches: the epoch holds it, and memory and caches are free once it dies."""
 
