@@ -14,12 +14,12 @@ from featstore.cache.rowmap import CLAIM_BYTES, RowMap
 from featstore.gather.buffers import carve
 from featstore.storage.rowfile import RowFile
 from tests.cache.test_cache_faults import Faulty
+from tests.support.sampled import covering
 
 POLICIES = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3fifo", "sieve"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("rows", [1, 30, 1000])
+@pytest.mark.parametrize(("policy", "rows"), covering(POLICIES, [1, 30, 1000]))
 def test_rows_are_those_of_the_store(small: SimpleNamespace, policy: str, rows: int) -> None:
     reference = torch.from_numpy(small.x)
     rng = np.random.default_rng(rows)

@@ -146,16 +146,18 @@ def test_lists_of_the_best_scores_are_cached(tmp_path: Path) -> None:
         last = featstore.partition(g, 9, name="last")
         mine = torch.arange(n) % 3
         before = g.budget.used
-        for parts, given in ((last, None), (first, "first"), (first, g.parts()["first"]), (mine, mine), (mine, mine.numpy)):
+        of_last, of_first, of_mine = ([best(g, parts, size, each) for each in (True, False)] for parts in (last, first, mine))
+        kept = g.parts()["first"]
+        for want, given in ((of_last, None), (of_first, "first"), (of_first, kept), (of_mine, mine), (of_mine, mine.numpy)):
             g.cache_neighbors(size, "cross_partition", parts=given)
-            assert cached(g) == best(g, parts, size)
+            assert cached(g) == want[0]
             assert 10 < len(cached(g)) < n - 10
             g.cache_neighbors(size, CrossPartition(per_byte=False), parts=given)
-            assert cached(g) == best(g, parts, size, per_byte=False) != best(g, parts, size)
+            assert cached(g) == want[1] != want[0]
             g.cache_neighbors(0)
             assert g.budget.used == before  # nothing is held of what it took to choose
         g.cache_neighbors(size)
-        assert cached(g) != best(g, last, size)
+        assert cached(g) != of_last[0]
 
 
 def test_parts_that_are_single_nodes_score_as_in_out_ratio(tmp_path: Path) -> None:

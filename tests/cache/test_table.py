@@ -19,8 +19,11 @@ from featstore.cache.gate import Gate
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, ClosedError, PluginError
-from featstore.gather.plan import BatchPlan, Changeset, Tier
+from featstore.gather.plan import Changeset, Tier
+from featstore.testing.policies import _gather as gather
+from featstore.testing.policies import _misses as missed
 from featstore.testing.strategies import row_ids
+from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -37,22 +40,6 @@ def make(capacity: int, data: np.ndarray, policy: Any, **options: Any) -> Featur
     return FeatureCache(capacity, row_bytes, n, None if policy is None else get_policy(policy), **options)
 
 
-def gather(cache: FeatureCache, data: np.ndarray, plan: BatchPlan) -> np.ndarray:
-    """Execute a plan; what no part fills stays 0xEE."""
-    out = np.full((plan.n_rows, data.shape[1]), 0xEE, np.uint8)
-    for part in plan.parts:
-        source = cache.array if part.tier == Tier.HOST else data
-        out[slice(None) if part.positions is None else part.positions] = source[part.addresses]
-    return out
-
-
-def missed(plan: BatchPlan) -> tuple[Int64s, Int64s | None]:
-    for part in plan.parts:
-        if part.tier == Tier.BASE:
-            return np.asarray(part.addresses, np.int64), part.positions
-    return np.empty(0, np.int64), None
-
-
 def batch(cache: FeatureCache, data: np.ndarray, ids: Int64s) -> np.ndarray:
     with cache.pinned():
         plan = cache.plan(ids)
@@ -64,8 +51,7 @@ def batch(cache: FeatureCache, data: np.ndarray, ids: Int64s) -> np.ndarray:
 # -- online caches ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ONLINE)
-@pytest.mark.parametrize("row_bytes", WIDTHS)
+@pytest.mark.parametrize(("policy", "row_bytes"), covering(ONLINE, WIDTHS))
 def test_rows_of_any_width_come_back(policy: str, row_bytes: int) -> None:
     data = store(60, row_bytes)
     cache = make(17, data, policy)

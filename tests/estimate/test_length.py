@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -141,27 +140,6 @@ def test_what_would_help() -> None:
     assert "disk='391KiB' would make it 1" in said
 
 
-def test_many_nodes_and_little_memory(tmp_path: Path) -> None:
-    """A field many times larger than what a window accesses does not shorten superbatches: one pass over the features."""
-    n, n_seeds = 400_000, 2400
-    rng = np.random.default_rng(0)
-    indptr, indices = make_graph(n, 3.0)
-    x = rng.standard_normal((n, 16)).astype(np.float32)
-    seeds = rng.permutation(n)[:n_seeds]
-    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, {"train_idx": seeds}, progress=False).close()
-    with featstore.open(tmp_path / "g", memory="12MiB") as g:  # 16 bytes a node would be 6.4 MB
-        sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
-        strategy = featstore.Streamed()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            loader = featstore.Loader(g, sampler, g.node_data["train_idx"], batch_size=100, labels=None, strategy=strategy)
-        with loader:
-            for batch in loader:
-                assert np.array_equal(batch.x.numpy(), x[batch.input_ids.numpy()])
-            assert loader.stats()["superbatch"] == {"batches": 24, "of": 24, "passes": 1, "unpacked": 0}
-        assert g.budget.peak <= g.budget.total
-
-
 def test_many_passes_are_said(tmp_path: Path) -> None:
     """Where the disk holds two batches, each pair costs a pass over the features; the loader warns and says what would help."""
     n = 20_000
@@ -181,18 +159,23 @@ def test_many_passes_are_said(tmp_path: Path) -> None:
             assert found["passes"] == -(-100 // found["batches"]) > 2
 
 
-@pytest.mark.parametrize("lacking", ["memory", "disk"])
-@pytest.mark.parametrize("strategy", [featstore.Superbatch, featstore.Ginex])
-def test_superbatches_of_one_batch_are_said(tmp_path: Path, strategy: type[featstore.Superbatch], lacking: str) -> None:
-    """With what there should be more of; and that much does help. Where one batch was asked for, or is all, nothing is said."""
-    n, rng = 30_000, np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    n, rng, path = 30_000, np.random.default_rng(0), tmp_path_factory.mktemp("wide") / "g"
     indptr = np.arange(0, 12 * n + 1, 12)
     indices = (n * rng.random(12 * n) ** 2).astype(np.int64)
     x, data = rng.standard_normal((n, 32), dtype=np.float32), {"train_idx": rng.permutation(n)[:2400]}
-    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, data, progress=False).close()
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, data, progress=False).close()
+    return path
+
+
+@pytest.mark.parametrize("lacking", ["memory", "disk"])
+@pytest.mark.parametrize("strategy", [featstore.Superbatch, featstore.Ginex])
+def test_superbatches_of_one_batch_are_said(wide: Path, strategy: type[featstore.Superbatch], lacking: str) -> None:
+    """With what there should be more of; and that much does help. Where one batch was asked for, or is all, nothing is said."""
 
     def length(memory: int | str, batch_size: int = 200, **options: Any) -> int:
-        with featstore.open(tmp_path / "g", memory=memory) as g:
+        with featstore.open(wide, memory=memory) as g:
             sampler, seeds = featstore.NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
             with featstore.Loader(g, sampler, seeds, batch_size, labels=None, strategy=strategy(**options)) as loader:
                 return int(loader.stats()["superbatch"]["batches"])

@@ -22,11 +22,9 @@ AHEAD: dict[str, dict[str, Any]] = {
     "streamed": {"strategy": "streamed", "superbatch": 3},
     "streamed, its length chosen": {"strategy": "streamed"},
     "packed": {"strategy": "packed", "superbatch": 3},
-    "packed, static": {"strategy": "packed", "policy": "frequency"},
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "on demand": {},
-    "on demand, cached": {"policy": "lru"},
+    "on demand": {"policy": "lru"},
     **AHEAD,
     "auto": {"strategy": "auto"},
 }
@@ -42,8 +40,6 @@ def make(dataset: Path) -> Iterator[Make]:
 
         def made(strategy: str) -> featstore.Loader:
             options: dict[str, Any] = {"labels": None, "feature_cache": 0.1, "seed": SEED, **STRATEGIES[strategy]}
-            if strategy == "on demand":
-                del options["feature_cache"]
             if options.get("strategy") == "packed":
                 loader = make_loader(g, pack=f"{dataset}.pack", shuffle=False, **options)
             else:

@@ -17,6 +17,7 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.counters import Stopwatch
 from featstore.load.pipeline import Pipeline
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 
 class Lump:
@@ -48,10 +49,10 @@ def make(first, second, n, third=None, *, start=0, threads=2, depth=2) -> Pipeli
     return pipeline
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 5])
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("start", [0, 7, 20])
-@pytest.mark.parametrize("third", [None, lambda i, b: (*b, -i)])
+@pytest.mark.parametrize(
+    ("depth", "threads", "start", "third"),
+    covering([0, 1, 2, 5], [1, 3], [0, 7, 20], [None, lambda i, b: (*b, -i)], together=2),
+)
 def test_in_order(depth, threads, start, third):
     done = list(drain(make(lambda i: i * i, lambda i, a: (i, a), 20, third, start=start, threads=threads, depth=depth)))
     assert done == [(i, i * i) if third is None else (i, i * i, -i) for i in range(start, 20)]
@@ -361,10 +362,10 @@ def test_look_ahead_shrinks():
     assert 1 <= pipeline.depth <= 2
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3])
-@pytest.mark.parametrize("first_fails", [False, True])
-@pytest.mark.parametrize("third", [None, lambda i, b: b])
-@pytest.mark.parametrize("n_spare", [0, 2])
+@pytest.mark.parametrize(
+    ("depth", "first_fails", "third", "n_spare"),
+    covering([0, 1, 3], [False, True], [None, lambda i, b: b], [0, 2], together=2),
+)
 def test_what_can_be_spared_is_asked_for_last(depth, first_fails, n_spare, third):
     """An item that does not fit is tried again for as long as something was given back, and fails once nothing is."""
     asked, short = [], [2]

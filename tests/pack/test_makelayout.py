@@ -24,6 +24,7 @@ from tests.strategies.test_packed import copied, die_at_each, dying_fsync, kille
 from tests.strategies.test_superbatch import N, dataset, ondemand, same
 from tests.support.loaders import make_loader
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 
@@ -61,15 +62,16 @@ def _replace(dataset: str, path: str, held: Any) -> None:
         featstore.sample_offline(g, sampler, np.arange(40), 40, path=path, overwrite=True).close()
 
 
+@pytest.mark.usefixtures("_program_server")
 @pytest.mark.shares_resources  # the resource tracker of multiprocessing, which stays
 def test_a_pack_that_is_replaced_while_it_is_waited_for(dataset: Path, tmp_path: Path) -> None:
     """The lock that is granted then is the old directory's."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     path, held = tmp_path / "p", context.Event()
     with featstore.open(dataset, memory="64MB") as g, offline(g, path) as old:
         process = context.Process(target=_replace, args=(str(dataset), str(path), held))
         process.start()
-        assert held.wait(240)  # a fresh interpreter, on a busy machine
+        assert held.wait(240)
         with pytest.raises(featstore.StaleError, match="open the new one"):
             make_loader(g, strategy="packed", features="x", pack=old, feature_cache=0.1)
         process.join(240)
@@ -84,11 +86,12 @@ def _train(dataset: str, pack: str, barrier: Any, found: Any) -> None:
     found.put((os.getpid(), stats["seconds"]["pack"], [one[1][3].sum().item() for one in batches[0] + batches[2]]))
 
 
+@pytest.mark.usefixtures("_program_server")
 @pytest.mark.shares_resources  # the resource tracker of multiprocessing, which stays
 def test_two_processes_make_one_layout(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
     """The second waits for the first, and takes what it made: ranks of one training all start."""
     mine = copied(pack, tmp_path)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     barrier, found = context.Barrier(3), context.Queue()
     ranks = [context.Process(target=_train, args=(str(dataset), str(mine), barrier, found)) for _ in range(2)]
     for rank in ranks:
@@ -272,8 +275,7 @@ def files_of(folder: Path) -> dict[str, tuple[int, int]]:
 OTHER = [KeyboardInterrupt(), featstore.BudgetError("too little"), SystemExit(1)]
 
 
-@pytest.mark.parametrize("error", OTHER, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("begin", [True, False])
+@pytest.mark.parametrize(("error", "begin"), covering(OTHER, [True, False]))
 def test_an_interrupted_layout_is_gone_on_with(dataset, pack, tmp_path, ondemand, error, begin) -> None:
     """After a whole feature, or after an episode of the first; twice."""
     mine = copied(pack, tmp_path)

@@ -146,10 +146,10 @@ def campaign(pack: Path, other: Path, n_flips: int, every_swap: bool) -> Counter
     return found
 
 
-@pytest.mark.parametrize(("n", "least"), [(1, 100), pytest.param(100, 2000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(("n", "least"), [(2, 100), pytest.param(100, 2000, marks=pytest.mark.stress)])
 def test_a_sample_of_all_damages_is_found(packs: tuple[Path, Path], tmp_path: Path, n: int, least: int) -> None:
     shutil.copytree(packs[0], tmp_path / "p")
-    assert campaign(tmp_path / "p", packs[1], n, every_swap=n > 1)["found"] > least
+    assert campaign(tmp_path / "p", packs[1], n, every_swap=n > 2)["found"] > least
 
 
 def data_files(pack: Path) -> dict[str, Path]:

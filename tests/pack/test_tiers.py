@@ -26,6 +26,7 @@ from tests.strategies.test_superbatch import N, dataset, ondemand, same
 from tests.support.directory_size import bytes_at_one_moment
 from tests.support.loaders import make_loader
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 
@@ -264,19 +265,11 @@ def test_with_less_disk_a_smaller_layout_is_made_beside(dataset, pack, tmp_path,
         opened.verify(progress=False)
 
 
-def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
+def test_shared_rows_that_are_missing_are_named(dataset: Path, pack: Path, tmp_path: Path, device: str) -> None:
+    """Of other damage to them see test_pack_damage."""
     mine = copied(pack, tmp_path)
     run(dataset, mine, feature_cache=0.01, disk="1MB", epochs=0, **STATIC)
     folder = next(mine.glob("layout-*"))
-    for name in ("shared", "extents.0.rows", "plan"):
-        found = 0
-        for where in random_flips(folder / name, 12, seed=5):
-            try:
-                batches_, _ = run(dataset, mine, device=device, **STATIC)
-                assert same(batches_[0] + batches_[2], ondemand), (name, where)
-            except (featstore.CorruptionError, featstore.FormatError):
-                found += 1
-        assert found >= 8, name
     os.unlink(folder / "shared")
     caught = refuses(FileNotFoundError, "", lambda: run(dataset, mine, device=device, **STATIC))
     assert caught.value.filename == str(folder / "shared")
@@ -292,9 +285,7 @@ def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int
     raise AssertionError("that was enough")
 
 
-@pytest.mark.parametrize("on_device", [0, 0.05, 1.0])
-@pytest.mark.parametrize("on_host", [0, 0.1, 1.0])
-@pytest.mark.parametrize("disk", [None, "tight"])
+@pytest.mark.parametrize(("disk", "on_host", "on_device"), covering([None, "tight"], [0, 0.1, 1.0], [0, 0.05, 1.0], together=2))
 def test_tiers_empty_partly_and_entirely_full(dataset, pack, tmp_path, ondemand, device, on_device, on_host, disk) -> None:
     options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, **STATIC}
     mine = copied(pack, tmp_path)
@@ -388,7 +379,7 @@ def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondeman
     assert file.read_bytes() == before
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.data())
 def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, device: str, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")

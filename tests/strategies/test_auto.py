@@ -28,12 +28,13 @@ from tests.support.loaders import ESTIMATED as STRATEGIES
 from tests.support.loaders import make_loader
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return skewed_dataset(tmp_path / "g", 3000, 40, narrow=3)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return skewed_dataset(tmp_path_factory.mktemp("auto") / "g", 3000, 40, narrow=3)
 
 
-def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_measures_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    data = skewed_dataset(tmp_path / "g", 3000, 40)  # of which no rates are kept yet
     arguments = ["plan", str(data), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%", "--json"]
     speeds = iter(DriveSpeed(1000.0 * k, 1e9, 1e9, 7.0, 7.0) for k in range(1, 9))
     monkeypatch.setattr(drive_module, "_measure", lambda *_: next(speeds))

@@ -32,9 +32,9 @@ def expected(workload: featstore.Workload, machine: featstore.Machine, **changes
     return featstore.Estimate(**{**given, **changes})
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return skewed_dataset(tmp_path / "g", 2000, 20)
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return skewed_dataset(tmp_path_factory.mktemp("plugins") / "g", 2000, 20)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_what_is_judged_is_what_runs(
 ) -> None:
     steer(monkeypatch, "streamed")
     with featstore.open(sparse, memory=MEMORY) as g, warnings.catch_warnings():
-        warnings.simplefilter("ignore", featstore.PerformanceWarning)
+        warnings.simplefilter("error" if disk is None else "ignore", featstore.PerformanceWarning)
         with loader(g, featstore.Auto(cache=0.01, disk=disk)) as auto:
             n_batches = sum(1 for _ in auto)
             judged, ran = auto.stats()["auto"], auto.stats()["superbatch"]
@@ -67,8 +67,8 @@ def test_what_is_judged_is_what_runs(
     assert abs(said["batches"] - ran["batches"]) <= 2, "a trace does not tell how many edges lie on disk"
     for advice in (judged["superbatch"]["advice"], said["advice"]):
         assert (advice is None) == (disk is None), advice
-    if disk is None:
-        assert ran["passes"] == said["passes"] == 1
+    if disk is None:  # a field many times larger than what a window accesses does not shorten superbatches
+        assert ran["passes"] == direct["passes"] == said["passes"] == 1
     else:
         assert ran["passes"] > 2
         assert said["passes"] >= 2

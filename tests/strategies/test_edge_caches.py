@@ -28,10 +28,14 @@ pytestmark = pytest.mark.shares_resources  # one graph for many tests
 ONLINE = ["lru", "clock", "sieve", "s3fifo"]
 
 
-@pytest.fixture(scope="module", params=list(FORMS))
+@pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[featstore.OutOfCoreGraph]:
-    with make(tmp_path_factory.mktemp("edges") / "g", request.param) as g:
+    """A graph of one form: numbers of edges are looked up in the same caches whatever the adjacency."""
+    with make(tmp_path_factory.mktemp("edges") / "g", getattr(request, "param", "csc")) as g:
         yield g
+
+
+EACH_FORM = pytest.mark.parametrize("graph", FORMS, indirect=True)
 
 
 def load(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, sampler: str = "neighbor", **more: Any) -> dict[str, Any]:
@@ -57,6 +61,7 @@ def check_caches(g: featstore.OutOfCoreGraph) -> None:
         assert g.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
 
 
+@EACH_FORM
 @pytest.mark.parametrize(("policy", "sampler"), covering(ONLINE, SAMPLERS))
 def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str, device: str) -> None:
     without = load(graph, featstore.OnDemand(), sampler, device=device)
@@ -84,9 +89,9 @@ def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str, d
     assert not os.path.exists(f"{graph.path}.runs") or not os.listdir(f"{graph.path}.runs")
 
 
-@pytest.mark.parametrize("length", ["auto", 3])
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("sampler", ["neighbor", "all", "by layers"])
+@pytest.mark.parametrize(
+    ("sampler", "share", "length"), covering(["neighbor", "all", "by layers"], [0.05, 0.3, 1.0], ["auto", 3], together=2)
+)
 def test_plans_load_what_belady_loads(graph: featstore.OutOfCoreGraph, sampler: str, share: float, length: str | int) -> None:
     """An epoch loads each feature's rows as the simulation of the batches' distinct edges does.
 
@@ -115,8 +120,7 @@ def packs(graph: featstore.OutOfCoreGraph, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-@pytest.mark.parametrize("policy", ["lru", "sieve"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "policy"), covering(SAMPLERS, ["lru", "sieve"]))
 def test_packed(graph: featstore.OutOfCoreGraph, packs: dict[str, str], sampler: str, policy: str, device: str) -> None:
     """A pack's edges go through the same cache as those of batches that are sampled on demand: as many rows are loaded."""
     without = load(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0), device=device)
@@ -292,8 +296,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
-@pytest.mark.parametrize("kib", [1500, 4000, 9000, 20_000])
-@pytest.mark.parametrize("strategy", ["ondemand", *PLANNED, "auto", "packed"])
+@pytest.mark.parametrize(("strategy", "kib"), covering(["ondemand", *PLANNED, "auto", "packed"], [1500, 4000, 9000, 20_000]))
 def test_whatever_the_memory(wide: Path, strategy: str, kib: int, tmp_path: Path) -> None:
     """Batches come, the same, in the memory that is given or else in that which an error names; and never more is held."""
     kinds: dict[str, Any] = {"ondemand": featstore.OnDemand, **PLANNED, "auto": featstore.Auto}

@@ -24,6 +24,7 @@ from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -225,8 +226,7 @@ def state(g: featstore.OutOfCoreGraph) -> tuple[Any, ...]:
     return threads, report, os.path.exists(f"{g.path}.runs"), g.neighbor_cache, g.features["x"].cache
 
 
-@pytest.mark.parametrize("stop", [0, 4, 5, 11])
-@pytest.mark.parametrize("how", ["break", "error", "interrupt", "close", "drop", "set_epoch"])
+@pytest.mark.parametrize(("how", "stop"), covering(["break", "error", "interrupt", "close", "drop", "set_epoch"], [0, 4, 5, 11]))
 def test_leaving_early_leaves_nothing(g: featstore.OutOfCoreGraph, how: str, stop: int) -> None:
     g.topology, g.node_data["y"], g.node_data["train_idx"]
     g.features["x"][[0]]

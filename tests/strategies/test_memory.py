@@ -16,17 +16,14 @@ from tests.support.loaders import make_loader
 
 N = 30_000
 OPTIONS: dict[str, dict[str, Any]] = {
-    "on demand": {},
     "on demand, in one thread": {"prefetch": 0, "threads": 1},
     "on demand, cache": {"feature_cache": 0.05, "labels": "y"},
-    "superbatch": {"strategy": "superbatch"},
-    "superbatch, nothing ahead": {"strategy": "superbatch", "prefetch": 0},
     "superbatch, two threads, cache, labels": {"strategy": "superbatch", "threads": 2, "feature_cache": 0.05, "labels": "y"},
-    "superbatch of four": {"strategy": "superbatch", "superbatch": 4, "features": ["x", "z"]},
+    "superbatch of four": {"strategy": "superbatch", "superbatch": 4, "features": ["x", "z"], "prefetch": 0},
     "serial": {"strategy": "superbatch", "overlap": False, "feature_cache": "500KB"},
-    "streamed": {"strategy": "streamed"},
     "streamed, one thread, cache, labels": {"strategy": "streamed", "threads": 1, "feature_cache": "500KB", "labels": "y"},
     "streamed of four": {"strategy": "streamed", "superbatch": 4, "features": ["x", "z"], "prefetch": 0},
+    "auto": {"strategy": "auto"},
 }
 
 
@@ -43,7 +40,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [*OPTIONS, "auto"])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_closed_loader_asks_for_nothing(dataset: Path, name: str) -> None:
     """Though its variable lives; but for the batches that are held, which are memory. The next loader has what it would alone."""
 
@@ -55,7 +52,7 @@ def test_a_closed_loader_asks_for_nothing(dataset: Path, name: str) -> None:
             held = g.memory_report()
             return loader.stats()["superbatch"], [held["planner"], held["superbatch caches (features)"]]
 
-    options = {"labels": None, **OPTIONS.get(name, {"strategy": "auto"})}
+    options = {"labels": None, **OPTIONS[name]}
     memory = 24 << 20
     with featstore.open(dataset, memory=memory) as g:
         alone = ginex(g)

@@ -26,15 +26,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|stre
 
 N, DIM = 60_000, 100
 BYTES = 4 * N * DIM
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "degree": {"policy": "degree", "feature_cache": "auto"},
+STRATEGIES: dict[str, dict[str, Any]] = {  # beside those of tests/memory, which have no device, no history, and one policy
     "frequency": {"policy": "frequency", "feature_cache": "auto"},
     "sieve": {"policy": "sieve", "feature_cache": "auto"},
-    "sieve of 5 %": {"policy": "sieve", "feature_cache": 0.05},
-    "superbatch": {"strategy": "superbatch", "feature_cache": "auto"},
     "superbatch of 5 %": {"strategy": "superbatch", "feature_cache": 0.05},
     "serial": {"strategy": "superbatch", "feature_cache": "auto", "overlap": False},
-    "streamed": {"strategy": "streamed", "feature_cache": "auto"},
     "streamed of 5 %": {"strategy": "streamed", "feature_cache": 0.05},
     "auto": {"strategy": "auto"},
     "sieve, a device": {"policy": "sieve", "feature_cache": 0.05, "device_cache": 0.02},
@@ -194,10 +190,9 @@ def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, nam
     compare(graph, pack, name, [LITTLE_AND_MUCH] * len(CASES) if whole else shares, tries)
 
 
-@pytest.mark.parametrize("name", CHOOSING)
-def test_a_history_that_chooses_its_nodes_trains_at_some_budgets(graph: Path, name: str, tries: list[int]) -> None:
-    for share in (0.05, 0.3):
-        check(graph, int(share * BYTES), CHOOSING[name], "train val test", 128, tries)
+@pytest.mark.parametrize(("name", "share"), covering(CHOOSING, LITTLE_AND_MUCH))
+def test_a_history_that_chooses_its_nodes_trains_at_some_budgets(graph: Path, name: str, share: float, tries: list[int]) -> None:
+    check(graph, int(share * BYTES), CHOOSING[name], "train val test", 128, tries)
 
 
 def command(graph: Path, pack: Path, name: str, memory: int, tries: list[int], capsys: pytest.CaptureFixture[str]) -> Any:
@@ -237,7 +232,7 @@ def compare_commands(
     assert all(each == losses[0] for each in losses)
 
 
-@pytest.mark.parametrize("name", one_in(2, [*STRATEGIES]))
+@pytest.mark.parametrize("name", one_in(4, [*STRATEGIES]))
 def test_the_command_trains_at_some_budgets(graph, pack, name, tries, capsys) -> None:
     compare_commands(graph, pack, name, [0.3], tries, capsys)
 
@@ -297,13 +292,15 @@ def test_auto_takes_no_strategy_that_lacks_memory(graph: Path, favourite: str, m
 
 
 @pytest.mark.parametrize(
-    ("policy", "cache", "device"), covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05], [None, 0.3])
+    ("policy", "cache", "device"),
+    [*covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05], [None, 0.3]), ("belady", 0.02, None)],
 )
 def test_packed_names_at_once_what_its_layout_and_its_batches_need(graph, pack, tmp_path, cache, policy, device) -> None:
+    """Before a layout is made; of the smallest cache where it fits, but not two batches beside it."""
     path = tmp_path / "pack"
     shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
     strategy = featstore.Packed(pack=path, cache=cache, policy=policy)
-    for memory in (900_000, 1_200_000, 1_800_000):
+    for memory in (2_400_000, 2_800_000) if cache == 0.02 else (900_000, 1_200_000, 1_800_000):
         with featstore.open(graph, memory=memory) as g, pytest.raises(featstore.BudgetError) as refused:
             featstore.Loader(g, strategy=strategy, labels="y", device_cache=device)
         assert not list(path.glob("layout-*"))
@@ -317,7 +314,7 @@ def test_packed_names_at_once_what_its_layout_and_its_batches_need(graph, pack, 
         shutil.rmtree(next(path.glob("layout-*")))
 
 
-@pytest.mark.parametrize("policy", ["sieve", "lru", "clock", "s3fifo", "degree"])
+@pytest.mark.parametrize("policy", ["sieve", "lru", "degree"])
 def test_a_gather_through_a_cache_ends_in_any_memory(graph: Path, policy: str, tries: list[int]) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, N, 20_000)
@@ -347,21 +344,4 @@ def test_several_batches_that_are_held_are_said(graph: Path) -> None:
         loader = featstore.Loader(g, sampler, g.node_data["train_idx"], 128, labels="y")
         with pytest.raises(featstore.BudgetError, match=r"does not fit while [2-9] earlier batches are held.*copies"):
             [batch for batch in loader]  # noqa: C416 - as users write it
-        assert sum(1 for _ in loader) == len(loader)
-
-
-@pytest.mark.parametrize("memory", [2_400_000, 2_800_000])
-def test_a_pack_with_a_cache_of_a_given_size_says_at_once_that_batches_do_not_fit(
-    graph: Path, pack: Path, tmp_path: Path, memory: int
-) -> None:
-    """Before a layout is made: the cache fits, but not two batches beside it."""
-    path = tmp_path / "pack"
-    shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
-    strategy = featstore.Packed(pack=path, cache=0.02)
-    with featstore.open(graph, memory=memory) as g, pytest.raises(featstore.BudgetError) as refused:
-        featstore.Loader(g, strategy=strategy, labels="y")
-    assert not list(path.glob("layout-*"))
-    needed = refused.value.needed
-    assert needed is not None
-    with featstore.open(graph, memory=needed) as g, featstore.Loader(g, strategy=strategy, labels="y") as loader:
         assert sum(1 for _ in loader) == len(loader)

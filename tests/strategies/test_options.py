@@ -17,6 +17,7 @@ from featstore.cli.main import main
 from featstore.strategies.options import options_of
 from tests.support.graphs import skewed_dataset
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 N, BATCH = 600, 50
 STRATEGIES: dict[str, type[featstore.Strategy]] = {
@@ -196,8 +197,7 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("option", sorted(WRONG))
+@pytest.mark.parametrize(("option", "strategy"), covering(sorted(WRONG), STRATEGIES))
 def test_wrong_arguments(g: featstore.OutOfCoreGraph, option: str, strategy: str) -> None:
     """Without features, for which nothing would be made of them, too."""
     before = g.memory_report()

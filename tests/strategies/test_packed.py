@@ -23,7 +23,7 @@ from featstore.pack.nodedata import named
 from featstore.pack.record import read_record, write_record
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
-from featstore.testing.faults import forked, random_flips, run_in_child, sweep
+from featstore.testing.faults import forked, run_in_child, sweep
 from tests.strategies.test_superbatch import N, dataset, ondemand, same
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
@@ -144,7 +144,7 @@ def any_graph(data: st.DataObject, path: Path, most_seeds: int) -> tuple[torch.T
     return raw, seeds, size
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -212,32 +212,11 @@ def test_arguments(dataset: Path, pack: Path) -> None:
             ({"strategy": "packed", "pack": pack, "sampler": sampler, "seeds": [1]}, "takes no sampler"),
             ({"strategy": "streamed"}, "needs a sampler"),
             ({"strategy": "packed", "pack": pack, "policy": "lru", "feature_cache": 0.1}, "planned policy"),
-            (
-                {"strategy": "packed", "pack": pack, "policy": "frequency", "feature_cache": 0.1, "superbatch": 5},
-                "^length: goes with a planned policy",
-            ),
         ]
         for options, words in wrong:
             refuses(ValueError, words, lambda: make_loader(g, **options))
         refuses(FileNotFoundError, "", lambda: make_loader(g, strategy="packed", pack=pack.parent / "none"))
         refuses(featstore.FormatError, "is not a pack", lambda: make_loader(g, strategy="packed", pack=dataset))
-
-
-def test_damage_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
-    mine = copied(pack, tmp_path)
-    run(dataset, mine, feature_cache=0.01, epochs=1)
-    folder = next(mine.glob("layout-*"))
-    for file in sorted(folder.iterdir()):
-        if file.name.startswith(("done", "begun")):
-            continue
-        found = 0
-        for where in random_flips(file, 12, seed=4):
-            try:
-                batches_, _ = run(dataset, mine)
-                assert same(batches_[0] + batches_[2], ondemand), (file.name, where)
-            except (featstore.CorruptionError, featstore.FormatError):
-                found += 1
-        assert found >= 9, file.name
 
 
 def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
@@ -252,7 +231,11 @@ def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
 
 def _failing(folder: str, dataset: str, policy: str, disk: str | None, writes_apart: int) -> None:
     mine = Path(folder) / "copy"
-    for operation, error, step in (("write", "ENOSPC", writes_apart), ("fsync", "EIO", 1), ("rename", "EIO", 1)):
+    for operation, error, step in (
+        ("write", "ENOSPC", writes_apart),
+        ("fsync", "EIO", -(-writes_apart // 20)),
+        ("rename", "EIO", 1),
+    ):
         for fault in sweep(folder, operation, error, step=step):
             with fault:
                 try:
@@ -270,13 +253,16 @@ def _failing(folder: str, dataset: str, policy: str, disk: str | None, writes_ap
             assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
 
 
-SHARING = pytest.mark.parametrize(("policy", "disk"), [("belady", None), ("frequency", None), ("frequency", "900KB")])
+SHARING = pytest.mark.parametrize(
+    ("policy", "disk"),
+    [("belady", None), ("frequency", "900KB"), pytest.param("frequency", None, marks=pytest.mark.stress)],
+)
 
 
 @SHARING
-@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_failing_disk_leaves_nothing(dataset, pack, tmp_path, policy, disk, step) -> None:
-    """Every flush and rename fails once, and every 23rd write, or every one."""
+    """Every rename fails once, and every fourth flush and 61st write, or every one."""
     (copied(pack, tmp_path) / "writer.lock").touch()
     run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, step, faults=True)
 

@@ -48,21 +48,19 @@ def asked(options: dict[str, Any]) -> dict[str, Any]:
     return {"packed": strategy_of(rest), **rest}
 
 
-@pytest.mark.parametrize("n_batches", [3, 40])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "n_batches"),
     [
-        {},
-        {"feature_cache": 0.3},
-        {"feature_cache": "2%"},
-        {"superbatch": 10},
-        {"features": ["x", "z"]},
-        {"policy": "frequency"},
-        {"policy": "degree"},
-        {"policy": "random"},
-        {"policy": "frequency", "device_cache": "5%"},
-        {"device_cache": 0.05},
-        {"feature_cache": 0},
+        ({}, 3),
+        ({"feature_cache": 0.3}, 40),
+        ({"feature_cache": "2%", "superbatch": 10}, 40),
+        ({"features": ["x", "z"]}, 3),
+        ({"policy": "frequency"}, 40),
+        ({"policy": "degree", "features": ["x", "z"]}, 40),
+        ({"policy": "random"}, 3),
+        ({"policy": "frequency", "device_cache": "5%"}, 3),
+        ({"device_cache": 0.05}, 40),
+        ({"feature_cache": 0}, 3),
     ],
 )
 def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, options: dict[str, Any], n_batches: int) -> None:
@@ -173,10 +171,11 @@ def test_a_planned_layout_beyond_its_disk_is_refused() -> None:
             assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "p")
 
 
-def test_the_command_refuses_a_planned_layout_beyond_its_disk(data, tmp_path, capsys, monkeypatch) -> None:
-    def no_sampling(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("sampling began")
+def no_sampling(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("sampling began")
 
+
+def test_the_command_refuses_a_planned_layout_beyond_its_disk(data, tmp_path, capsys, monkeypatch) -> None:
     command = ["pack", str(data), str(tmp_path / "p"), *SAMPLING]
     monkeypatch.setattr("featstore.cli.pack.sample_offline", no_sampling)
     for more, is_refused in (
@@ -193,9 +192,6 @@ def test_the_command_refuses_a_planned_layout_beyond_its_disk(data, tmp_path, ca
 
 
 def test_the_command_says_it_before_it_samples(data, tmp_path, capsys, monkeypatch) -> None:
-    def no_sampling(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("sampling began")
-
     pack = tmp_path / "p"
     for quiet in ([], ["--json"]):
         with monkeypatch.context() as patched:

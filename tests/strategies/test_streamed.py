@@ -24,12 +24,12 @@ from featstore.strategies.streamed import WINDOWS
 from tests.strategies.test_superbatch import batches, dataset, ondemand, same
 from tests.support.directory_size import bytes_at_one_moment
 from tests.support.loaders import make_loader
+from tests.support.sampled import covering
 
 __all__ = ["dataset", "ondemand"]  # fixtures
 
 
-@pytest.mark.parametrize("size", [1, 7, 40, "auto"])
-@pytest.mark.parametrize("cache", [0, 0.0004, 0.1, 1.0])
+@pytest.mark.parametrize(("size", "cache"), covering([1, 7, 40, "auto"], [0, 0.1, 0.0004, 1.0]))
 def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: float) -> None:
     backend = "pread" if size == 7 else "auto"
     found, stats = batches(dataset, backend=backend, strategy="streamed", superbatch=size, feature_cache=cache)
