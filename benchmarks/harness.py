@@ -211,6 +211,7 @@ class Report:
     out: Path | None = None
     failed: int = 0
     silent: bool = False
+    n_figures: int = 0
 
     def figure(
         self,
@@ -266,6 +267,7 @@ class Report:
             line["met"] = bool(found >= float(bound) if relation == ">=" else found <= float(bound))
             self.failed += not line["met"]
         line |= more
+        self.n_figures += 1
         line["machine"] = machine()
         text = json.dumps(line)
         if not self.silent:
@@ -332,6 +334,8 @@ def main(run: Callable[[argparse.Namespace, Report], None], args: argparse.Names
         print(f"# left out without --graphs or $FEATSTORE_GRAPHS: {args.real_graphs}", file=sys.stderr, flush=True)
     report = Report(args.out)
     run(args, report)
+    if not report.n_figures:
+        print(f"nothing was measured: --only {args.only!r} names no group, or what it needs is not there", file=sys.stderr)
     if report.failed and not args.tiny:
         print(f"{report.failed} targets missed", file=sys.stderr)
         raise SystemExit(1)
