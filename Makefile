@@ -79,10 +79,14 @@ bench: $(VENV)/.built ## every benchmark; one JSON line a figure, also in build/
 	$(PY) -m benchmarks --out build/bench.jsonl $(BENCH_ARGS)
 
 # A sanitizer build lives in a copy of the tree, so that it never mixes with the modules in use.
+define sanitized_copy
+@mkdir -p $(2)
+git ls-files -z -co --exclude-standard | xargs -0 cp --parents -u -t $(2)
+cd $(2) && FEATSTORE_BUILD=$(1) $(abspath $(PY)) setup.py --quiet build_ext --inplace
+endef
+
 asan: $(VENV)/.installed ## the tests of the compiled modules under AddressSanitizer and UBSan
-	@mkdir -p $(ASAN)
-	git ls-files -z -co --exclude-standard | xargs -0 cp --parents -u -t $(ASAN)
-	cd $(ASAN) && FEATSTORE_BUILD=asan $(abspath $(PY)) setup.py --quiet build_ext --inplace
+	$(call sanitized_copy,asan,$(ASAN))
 	cd $(ASAN) && FEATSTORE_BUILD=asan PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
@@ -90,9 +94,7 @@ asan: $(VENV)/.installed ## the tests of the compiled modules under AddressSanit
 
 # Addresses are not randomised: gcc's library finds its shadow memory where it expects it.
 tsan: $(VENV)/.installed ## the tests with threads under ThreadSanitizer
-	@mkdir -p $(TSAN)
-	git ls-files -z -co --exclude-standard | xargs -0 cp --parents -u -t $(TSAN)
-	cd $(TSAN) && FEATSTORE_BUILD=tsan $(abspath $(PY)) setup.py --quiet build_ext --inplace
+	$(call sanitized_copy,tsan,$(TSAN))
 	cd $(TSAN) && FEATSTORE_BUILD=tsan LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
 	TSAN_OPTIONS=die_after_fork=0:suppressions=$(abspath $(TSAN))/tests/support/tsan.supp \
 	setarch -R $(abspath $(PY)) -m pytest --timeout 1800 $(TSAN_TESTS) $(PYTEST_ARGS)

@@ -17,7 +17,7 @@ ROOT = Path("src_cython")
 SHARED = "featstore._core._shared"  # Cython's memoryview code, once for all modules instead of 1 MB in each
 MODE = os.environ.get("FEATSTORE_BUILD", "release")
 MODES = {
-    "release": (["-O2", "-g0"], []),  # Cython's code around the kernels gains nothing by more; what debuggers read is 10 MB
+    "release": (["-O2", "-g0"], []),  # -O3 is for kernels, where most loops are; what debuggers read is 10 MB
     "debug": (["-O1", "-g", "-UNDEBUG"], []),
     "trace": (["-O0", "-g"], []),
     "asan": (

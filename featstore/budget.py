@@ -26,7 +26,7 @@ KEPT_COST = 5  # ids and batches that can be sampled again
 LISTS_COST = 8  # lists of macro-batches, which can be read again
 EPOCH_COST = 10  # what an epoch's planners, packers and readers have, while none runs
 CACHE_COST = 100  # a cache loses its coldest rows
-DEAR = 101  # what is missed for the rest of an epoch; a reservation that can wait spares such loans
+DEAR_COST = 101  # what is missed for the rest of an epoch; a reservation that can wait spares such loans
 
 
 class Living(Generic[T]):
@@ -302,7 +302,7 @@ class Budget:
         return freed > 0
 
     @contextlib.contextmanager
-    def sparing(self, cost: int = DEAR) -> Iterator[None]:
+    def sparing(self, cost: int = DEAR_COST) -> Iterator[None]:
         """Spare loans of at least ``cost`` in reservations of this thread, which fail instead; for callers that can wait."""
         before = getattr(self._taking_back, "spared", math.inf)
         self._taking_back.spared = cost

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from featstore._core.buffers import discard
 from featstore._core.rows import copy_rows
-from featstore.budget import CACHE_COST, DEAR, Budget, Loan
+from featstore.budget import CACHE_COST, DEAR_COST, Budget, Loan
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
@@ -425,7 +425,7 @@ class FeatureCache:
         if self._reservation is not None and self._loan is None:
             held = self._reservation
             # Plans rely on planned hits: a row that left is read again at each request.
-            cost = CACHE_COST if self._planned is None else DEAR
+            cost = CACHE_COST if self._planned is None else DEAR_COST
             self._loan = held.budget.lend(self._lent_bytes, self.give_back, cost=cost, of=held)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from featstore.budget import DEAR, Budget, Loan
+from featstore.budget import DEAR_COST, Budget, Loan
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.config import check_at_least, check_flag, parse_cache_size
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
@@ -136,7 +136,7 @@ class NeighborLists:
         """Lend the cache to the budget, which may take the whole cache back while no batch is being sampled with it."""
         self._end_loan()  # an earlier loan may be of a cache that was given back
         if self.cache is not None and self.cache.reservation is not None:
-            self._loan = self._graph.budget.lend(self._lent_bytes, self._give_back, cost=DEAR, of=self.cache.reservation)
+            self._loan = self._graph.budget.lend(self._lent_bytes, self._give_back, cost=DEAR_COST, of=self.cache.reservation)
 
     def _lent_bytes(self) -> int:
         cache = self.cache

@@ -178,7 +178,8 @@ def _data(n: int) -> npt.NDArray[np.uint8]:
     return np.arange(5 * n, dtype=np.int64).astype(np.uint8).reshape(n, 5)
 
 
-def _gather(cache: FeatureCache, data: npt.NDArray[np.uint8], plan: BatchPlan) -> npt.NDArray[np.uint8]:
+def gathered(cache: FeatureCache, data: npt.NDArray[np.uint8], plan: BatchPlan) -> npt.NDArray[np.uint8]:
+    """Return the rows that ``plan`` asks for: of the cache, and of ``data`` those that it misses."""
     out = np.full((plan.n_rows, data.shape[1]), 0xEE, np.uint8)
     for part in plan.parts:
         source = cache.array if part.tier == Tier.HOST else data
@@ -186,7 +187,8 @@ def _gather(cache: FeatureCache, data: npt.NDArray[np.uint8], plan: BatchPlan) -
     return out
 
 
-def _misses(plan: BatchPlan) -> tuple[Int64s, Int64s | None]:
+def missing(plan: BatchPlan) -> tuple[Int64s, Int64s | None]:
+    """Return the ids of the rows that the cache does not have, and their positions in the batch."""
     for part in plan.parts:
         if part.tier == Tier.BASE:
             return np.asarray(part.addresses, np.int64), part.positions
@@ -277,7 +279,7 @@ class StaticPolicyContract(_PolicyContract):
             cache = FeatureCache(capacity, data.shape[1], context.n, self.make(), context)
             cache.fill(lambda rows, out: np.copyto(out, data[rows]))
             plan = cache.plan(np.arange(context.n))
-            assert np.array_equal(_gather(cache, data, plan), data), "the cache gives other bytes than the store"
+            assert np.array_equal(gathered(cache, data, plan), data), "the cache gives other bytes than the store"
             best = top_rows(np.asarray(self.make().scores(context)), capacity)
             assert np.array_equal(np.flatnonzero(cache.map.slot_of_row >= 0) if capacity and context.n else best[:0], best)
             cache._check()
@@ -406,7 +408,7 @@ class OnlinePolicyContract(_PolicyContract):
             def _plan(self, data: st.DataObject) -> tuple[Int64s, BatchPlan, npt.NDArray[np.uint8]]:
                 ids = data.draw(row_ids(self.n, max_size=40))
                 plan = self.cache.plan(ids)
-                out = _gather(self.cache, self.data, plan)
+                out = gathered(self.cache, self.data, plan)
                 assert np.array_equal(out, self.data[ids]), "wrong data"
                 hits = sum(len(part.addresses) for part in plan.parts if part.tier == Tier.HOST)
                 assert hits == sum(row in self.cached for row in ids.tolist()), "hits are not the requests for cached rows"
@@ -416,7 +418,7 @@ class OnlinePolicyContract(_PolicyContract):
             @rule(data=st.data())
             def batch(self, data: st.DataObject) -> None:
                 ids, plan, out = self._plan(data)
-                changes = self.cache.admit(*_misses(plan))
+                changes = self.cache.admit(*missing(plan))
                 if not self.open:
                     new = list(dict.fromkeys(row for row in ids.tolist() if row not in self.cached))
                     came = [] if changes is None else changes.in_rows.tolist()
@@ -435,7 +437,7 @@ class OnlinePolicyContract(_PolicyContract):
             @rule(data=st.data())
             def admit_only(self, data: st.DataObject) -> None:
                 _, plan, out = self._plan(data)
-                changes = self.cache.admit(*_misses(plan))
+                changes = self.cache.admit(*missing(plan))
                 if changes is not None:
                     self.cached -= set(changes.out_rows.tolist())
                     self.open.append((changes, out))

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import DEAR, Budget
+from featstore.budget import DEAR_COST, Budget
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
 from featstore.storage.stripedrows import StripedRows
@@ -43,7 +43,7 @@ class OffsetPages:
         self._slot_of_page = np.full(n_pages, -1, np.int32)
         self._make(n_slots)
         self._new_lock()
-        self._loan = budget.lend(self._lendable, self._give_back, cost=DEAR, of=self._held)
+        self._loan = budget.lend(self._lendable, self._give_back, cost=DEAR_COST, of=self._held)
 
     @staticmethod
     def _n_slots(n_pages: int, total: int) -> int:

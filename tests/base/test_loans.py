@@ -331,7 +331,7 @@ def history_epoch(g: Any) -> None:
     ],
 )
 def test_buffers_that_nobody_uses_are_lent(wide: str, use: Any) -> None:
-    """Whatever is used, it gets as much as where nothing was gathered before."""
+    """Whatever is used, it gets as much as where nothing was gathered before, to what threads in turn leave over."""
     reports = []
     for is_filled in (False, True):
         with featstore.open(wide, memory="5MiB") as g:
@@ -347,7 +347,7 @@ def test_buffers_that_nobody_uses_are_lent(wide: str, use: Any) -> None:
             g.reader.trim()
             reports.append({name: n for name, n in g.memory_report().items() if "neighbor" in name or "cache" in name})
             del kept
-    assert reports[0] == reports[1]
+    assert reports[1] == pytest.approx(reports[0], rel=0.02)
 
 
 def test_a_buffer_in_use_is_not_lent(wide: str) -> None:

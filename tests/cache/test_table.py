@@ -20,8 +20,7 @@ from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import Changeset, Tier
-from featstore.testing.policies import _gather as gather
-from featstore.testing.policies import _misses as missed
+from featstore.testing.policies import gathered, missing
 from featstore.testing.strategies import row_ids
 from tests.support.sampled import covering
 
@@ -43,8 +42,8 @@ def make(capacity: int, data: np.ndarray, policy: Any, **options: Any) -> Featur
 def batch(cache: FeatureCache, data: np.ndarray, ids: Int64s) -> np.ndarray:
     with cache.pinned():
         plan = cache.plan(ids)
-        out = gather(cache, data, plan)
-    cache.apply(cache.admit(*missed(plan)), out)
+        out = gathered(cache, data, plan)
+    cache.apply(cache.admit(*missing(plan)), out)
     return out
 
 
@@ -89,9 +88,9 @@ def test_any_batches_any_capacity(policy: str, n: int, capacity: int, data: st.D
         assert hits == sum(row in cached for row in ids.tolist())  # each request counts
         covered = [range(len(ids)) if part.positions is None else part.positions.tolist() for part in plan.parts]
         assert sorted(p for positions in covered for p in positions) == list(range(len(ids)))
-        out = gather(cache, values, plan)
+        out = gathered(cache, values, plan)
         assert (out == values[ids]).all()
-        changes = cache.admit(*missed(plan))
+        changes = cache.admit(*missing(plan))
         new = list(dict.fromkeys(row for row in ids.tolist() if row not in cached))
         admitted = [] if changes is None else changes.in_rows.tolist()
         # The first ones, in the batch's order; the excess passes by, and so do those that leave for later ones.
@@ -126,7 +125,7 @@ def test_bytes_that_never_came_are_no_hit() -> None:
     data = store(10, 4)
     cache = make(4, data, "lru")
     ids = np.array([1, 2, 3])
-    lost = cache.admit(*missed(cache.plan(ids)))  # a crash between admit and apply
+    lost = cache.admit(*missing(cache.plan(ids)))  # a crash between admit and apply
     assert [part.tier for part in cache.plan(ids).parts] == [Tier.BASE]
     again = cache.admit(ids)
     assert again.in_slots.tolist() == lost.in_slots.tolist()  # not chosen twice
@@ -141,8 +140,8 @@ def test_rows_that_came_in_meanwhile_are_filtered() -> None:
     data = store(10, 4)
     cache = make(4, data, "lru")
     one, two = cache.plan(np.array([0, 1])), cache.plan(np.array([1, 2]))
-    cache.apply(cache.admit(*missed(one)), data[[0, 1]])
-    changes = cache.admit(*missed(two))
+    cache.apply(cache.admit(*missing(one)), data[[0, 1]])
+    changes = cache.admit(*missing(two))
     assert changes.in_rows.tolist() == [2]
     cache.apply(changes, data[[1, 2]])
     cache._check()
@@ -190,7 +189,7 @@ def test_apply_inside_pinned_is_an_error_not_a_hang() -> None:
     data = store(10, 4)
     cache = make(2, data, "lru")
     with cache.pinned(), cache.pinned():
-        changes = cache.admit(*missed(cache.plan(np.array([1]))))
+        changes = cache.admit(*missing(cache.plan(np.array([1]))))
         with pytest.raises(RuntimeError, match="pinned"):
             cache.apply(changes, data[[1]])
     cache.apply(changes, data[[1]])
@@ -208,7 +207,7 @@ def test_apply_waits_for_readers() -> None:
         # Whatever the other thread has done by now, it has not overwritten the slot that this plan names.
         while cache._gate._n_writers_waiting == 0:
             assert other.is_alive()
-        assert (gather(cache, data, plan) == data[[0]]).all()
+        assert (gathered(cache, data, plan) == data[[0]]).all()
     other.join()
     assert (batch(cache, data, np.array([1])) == data[[1]]).all()
 
@@ -281,8 +280,8 @@ def test_static_rows_are_the_best_of_equals_the_lowest(scores: list[int], capaci
     assert [row for rows in seen for row in rows.tolist()] == sorted(best)  # one ascending pass
     ids = np.arange(len(scores))
     plan = cache.plan(ids)
-    assert (gather(cache, data, plan) == data).all()
-    assert cache.admit(*missed(plan)) is None
+    assert (gathered(cache, data, plan) == data).all()
+    assert cache.admit(*missing(plan)) is None
     cache.apply(None, data)
     cache._check()
     assert cache.stats()["fill_rows"] == cache.stats()["hits"] == len(best)

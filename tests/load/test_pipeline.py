@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.budget import DEAR, Budget
+from featstore.budget import DEAR_COST, Budget
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.counters import Stopwatch
 from featstore.load.pipeline import Pipeline
@@ -446,7 +446,7 @@ class Kept:
 def test_what_is_dear_to_others_is_taken_last(n_bytes: int, cheap: int, dear: int) -> None:
     """Batches that are made ahead wait for those before them; only one that nothing else makes room for takes it."""
     budget = Budget(140)
-    kept = Kept(budget, 40, DEAR - 1), Kept(budget, 40, DEAR)
+    kept = Kept(budget, 40, DEAR_COST - 1), Kept(budget, 40, DEAR_COST)
     n, done = 8, []
     pipeline = Pipeline(
         lambda i: i,
