@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["as_array", "id_array"]
+__all__ = ["as_array", "first_seen", "id_array"]
 
 
 def as_array(what: str, given: Any) -> npt.NDArray[Any]:
@@ -44,3 +44,14 @@ def id_array(what: str, given: Any) -> npt.NDArray[Any]:
     if isinstance(given, torch.Tensor) and given.dtype == torch.uint8:
         raise TypeError(f"{what}: a tensor of torch.uint8 may be a mask or ids; give a mask as .bool(), ids as .long()")
     return as_array(what, given)
+
+
+def first_seen(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Find the positions at which distinct ids are seen first, ascending, and for every id the number of its own."""
+    values, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    if len(values) == len(ids):
+        return (places := np.arange(len(ids))), places
+    order = np.argsort(first)
+    number_of = np.empty_like(order)
+    number_of[order] = np.arange(len(order))
+    return first[order], number_of[number]

@@ -21,11 +21,12 @@ from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
-from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch, check_ranks
+from featstore.load.arguments import check_edge_features, check_features, check_prefetch, check_ranks
 from featstore.load.batchcheck import batch_check
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
+from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
@@ -73,14 +74,18 @@ class Loader:
         foreign sampler is checked. A sampler of another graph is refused, as far as its attributes ``graph`` and ``num_nodes``
         tell; a dataset that was opened twice is one graph.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
-        Distinct nodes of the losses; or an object that divides seeds into batches, such as :class:`~featstore.RandomBatches` or
-        :class:`~featstore.PartitionBatches`, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``.
+        Nodes of the losses; or an object that divides seeds into batches, such as :class:`~featstore.RandomBatches` or
+        :class:`~featstore.PartitionBatches`, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``. A node may
+        occur several times, as in a table of nodes and labels: each batch samples it once, and ``batch.seed_index`` has its
+        place for each row.
     batch_size : int, optional
         Seeds a batch; 1000 by default.
     features : str or sequence of str
         Features to gather; the first is ``batch.x``. May be empty.
-    labels : str, sequence of str, or None
-        Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` if the graph has it, else none.
+    labels : str, sequence of str, None, array or tensor, shape (n_given, …), or mapping of str to such
+        Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` if the graph has it, else none. Or rows
+        beside the seeds, row ``i`` for the ``i``-th of them as they were given (of a mask, the ``i``-th true node): a table
+        whose nodes occur with several labels. An array is ``batch.y``. They are not copied, and not counted as the library's.
     edge_features : str or sequence of str
         Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the
         sampler of a pack.
@@ -161,7 +166,7 @@ class Loader:
         seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = None,
         batch_size: int | None = None,
         features: str | Sequence[str] = ("x",),
-        labels: str | Sequence[str] | None = "auto",
+        labels: str | Sequence[str] | torch.Tensor | npt.NDArray[Any] | Mapping[str, Any] | None = "auto",
         strategy: str | Strategy | type[Strategy] = "auto",
         shuffle: bool = True,
         seed: int = 0,
@@ -178,6 +183,7 @@ class Loader:
         self._g, self._sampler = cast(Any, g), sampler
         sampling, copying, reading = stage_threads(threads, g.options.threads)
         target = numbered(check_device(device))
+        self._labels = SeedLabels(g, labels)
         context = partial(
             Context,
             g,
@@ -185,7 +191,7 @@ class Loader:
             copy_threads=copying,
             nodes=Domain.of_nodes(g, check_features(g, features)),
             edges=Domain.of_edges(g, check_edge_features(g, edge_features, sampler)),
-            labels=check_labels(g, labels),
+            labels=self._labels.names,
             device=target,
             prefetch=check_prefetch(prefetch, sampling),
         )
@@ -209,6 +215,7 @@ class Loader:
             if reading is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
                 g.reader.bound(id(self), reading)
+            self._labels.attach(batches)
             with memory_errors():
                 self._make_runner(context(batches, has_history=history is not None), cache, history)
         except BaseException:
@@ -275,7 +282,7 @@ class Loader:
         if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
-        self._stages = Stages(self._runner.context, self._runner.memory, self._history)
+        self._stages = Stages(self._runner.context, self._runner.memory, self._labels, self._history)
 
     def _reserve_order(self, context: Context) -> None:
         """Reserve the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
@@ -300,7 +307,7 @@ class Loader:
         options = {
             "features": list(context.features),
             **({"edge_features": list(context.edges.stores)} if context.edges.stores else {}),
-            "labels": list(context.labels),
+            "labels": list(self._labels),
             "strategy": self._strategy,
             "device": str(context.device),
         }

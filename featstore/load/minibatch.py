@@ -25,17 +25,23 @@ class MiniBatch:
     Attributes
     ----------
     seeds : int64 tensor, shape (n_seeds,)
-        The nodes of the loss: the first of ``input_ids``.
+        The nodes of the loss, each once: the first of ``input_ids``.
     input_ids : int64 tensor, shape (n,)
         Distinct nodes of the batch.
     blocks : tuple of Block
         One bipartite block a hop, outermost first, which is the order in which layers use them.
     features : dict of str to tensor, shape (n, …)
         Row ``k`` of each belongs to ``input_ids[k]``.
-    labels : dict of str to tensor, shape (n_seeds, …)
-        Row ``k`` of each belongs to ``seeds[k]``.
+    labels : dict of str to tensor, shape (n_given, …)
+        Row ``k`` of each belongs to ``seeds[seed_index[k]]``, which is ``seeds[k]`` where no seed repeats.
     index : int
         The batch's number in the epoch, which does not depend on the order in which batches run.
+    seed_index : int64 tensor, shape (n_given,)
+        The position in ``seeds`` of each seed of the batch as it was given: ``0, 1, …`` where no seed repeats. The loss is that
+        of ``out[batch.seed_index]`` and ``batch.y``.
+    seed_positions : int64 tensor, shape (n_given,), or None
+        Where each of these seeds is among all that the loader was given (of a mask: among its true nodes). None: of a pack, or
+        of batches that do not say.
     edge_features : dict of str to tuple of tensors
         One tensor a block, of shape (n_edges, …): its row ``k`` belongs to the ``k``-th edge of the block.
     history : BatchHistory or None
@@ -49,6 +55,8 @@ class MiniBatch:
     features: dict[str, torch.Tensor]
     labels: dict[str, torch.Tensor]
     index: int
+    seed_index: torch.Tensor
+    seed_positions: torch.Tensor | None = None
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     history: BatchHistory | Any = None  # Any: type checkers ask for no test for None; a loop knows whether it has a history
 
@@ -73,7 +81,8 @@ class MiniBatch:
         of_edges = (rows for blocks in self.edge_features.values() for rows in blocks)
         of_blocks = (each for block in self.blocks for each in block.tensors)
         of_history = () if self.history is None else self.history.rows.tensors
-        return [self.input_ids, *self.features.values(), *self.labels.values(), *of_blocks, *of_edges, *of_history]
+        of_seeds = self.seed_index, *self.labels.values(), *(() if self.seed_positions is None else (self.seed_positions,))
+        return [self.input_ids, *self.features.values(), *of_seeds, *of_blocks, *of_edges, *of_history]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """Copy the batch to ``device``; tensors that are there already are shared.
@@ -118,6 +127,8 @@ class MiniBatch:
             features={name: move(tensor) for name, tensor in self.features.items()},
             labels={name: move(tensor) for name, tensor in self.labels.items()},
             index=self.index,
+            seed_index=move(self.seed_index),
+            seed_positions=None if self.seed_positions is None else move(self.seed_positions),
             edge_features={name: tuple(map(move, blocks)) for name, blocks in self.edge_features.items()},
             history=None if self.history is None else self.history.map(move),
         )

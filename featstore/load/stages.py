@@ -19,6 +19,7 @@ from featstore.gather.plan import Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import MiniBatch
+from featstore.load.seedlabels import SeedLabels
 from featstore.load.transfer import Transfer
 from featstore.sampling.edgenumbers import edge_numbers
 from featstore.storage.rowfile import ReadStats
@@ -37,11 +38,12 @@ class Stages:
     context : Context
     memory : Memory
         The runner's.
+    labels : SeedLabels
     history : History, optional
     """
 
-    def __init__(self, context: Context, memory: Memory, history: History | None = None) -> None:
-        self._history = history
+    def __init__(self, context: Context, memory: Memory, labels: SeedLabels, history: History | None = None) -> None:
+        self._labels, self._history = labels, history
         self.watch, self.memory, self.overlap = context.watch, memory, Overlap()
         self._g, self._context = context.graph, context
         self._stores = context.nodes.stores
@@ -172,8 +174,9 @@ class Stages:
             self.memory.saw(n_rows, sampled.nbytes)
             raise self._too_small(position, error, n_rows) from None
         with self.watch.time("labels"):
-            labels = {name: self._g.node_data[name][sampled.seeds] for name in self._context.labels}
-        made = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index)
+            labels, number, positions = self._labels.of(sampled)
+        seeds = sampled.seeds
+        made = MiniBatch(seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index, number, positions)
         made.edge_features = batch.edge_features
         if self._history is not None and sampled.history is not None:
             made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)

@@ -26,7 +26,7 @@ from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
 from featstore.progress import Progress
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import Batches, as_batches, run_length_of
+from featstore.sampling.batches import Batches, as_batches, refuse_repeats, run_length_of
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.sampling.macrolists import DIVISOR, macro_lists
 from featstore.sampling.sampledbatches import Drawn
@@ -168,6 +168,7 @@ def sample_offline(
     elif seeds is not None and not (batch_size is None and isinstance(seeds, (torch.Tensor, np.ndarray, Sequence))):
         batcher = as_batches(seeds, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         batcher.check(g.num_nodes)
+        refuse_repeats(batcher)
     else:
         raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
     threads = g.options.threads if threads is None else threads

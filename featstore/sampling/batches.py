@@ -13,7 +13,7 @@ import torch
 
 from featstore.config import check_at_least, check_flag
 from featstore.errors import FeatstoreWarning
-from featstore.gather.arrays import id_array
+from featstore.gather.arrays import first_seen, id_array
 
 __all__ = [
     "UNKNOWN_RUN",
@@ -23,6 +23,7 @@ __all__ = [
     "RandomBatches",
     "as_batches",
     "check_seeds",
+    "refuse_repeats",
     "run_length_of",
     "warn_of_none",
 ]
@@ -31,13 +32,18 @@ UNKNOWN_RUN = 2  # consecutive similar batches if unknown: one batch then does n
 
 
 def check_seeds(
-    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None, *, what: str = "seed"
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int],
+    num_nodes: int | None = None,
+    *,
+    what: str = "seed",
+    may_repeat: bool = False,
 ) -> torch.Tensor:
-    """Convert ``seeds`` to a one-dimensional int64 CPU tensor of distinct nodes; a mask gives its true nodes.
+    """Convert ``seeds`` to a one-dimensional int64 CPU tensor of nodes; a mask gives its true nodes.
 
     ``what`` names one seed in errors. Without ``num_nodes`` neither the upper bound nor a mask's length is checked. TypeError:
-    the seeds are not integers. ValueError: they are not one-dimensional, a seed occurs twice, or a mask has another length.
-    IndexError: a seed is no node; the message names the first such seed and its position.
+    the seeds are not integers. ValueError: they are not one-dimensional, a mask has another length, or a seed occurs twice,
+    unless they ``may_repeat``; zeros and ones that repeat are a mask that lacks its dtype. IndexError: a seed is no node; the
+    message names the first such seed and its position.
     """
     given = id_array(f"{what}s", seeds)
     if given.ndim != 1:
@@ -56,15 +62,28 @@ def check_seeds(
     checked = given.astype(np.int64)
     ordered = np.sort(checked)
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if len(twice):
+    if len(twice) and not (may_repeat and ordered[-1] > 1):
         first, again = np.flatnonzero(checked == ordered[twice[0]])[:2]
         hint = "" if ordered[-1] > 1 else "; a mask of 0 and 1 must be given as booleans: .astype(bool)"
         raise ValueError(f"{what}s must be distinct: {ordered[twice[0]]} is at positions {first} and {again}{hint}")
     return torch.from_numpy(checked)
 
 
+def refuse_repeats(batches: Any) -> None:
+    """Raise ValueError if a seed of these batches occurs more than once: a pack does not keep which rows it was given for."""
+    if getattr(batches, "repeats", False):
+        raise ValueError("a pack's seeds must be distinct: give each once (seeds.unique()), or run a strategy without a pack")
+
+
 class EpochSeeds(Protocol):
-    """The batches of one epoch; immutable."""
+    """The batches of one epoch; immutable.
+
+    Notes
+    -----
+    Seeds that repeat, and labels that are given beside the seeds, need two more methods: ``given(index)``, the seeds of a batch
+    as they were given, int64, of which ``seeds`` has each once, in order of first appearance; and ``positions(index)``, where
+    these are among the seeds of all batches as the user gave them, int64.
+    """
 
     def __len__(self) -> int:
         """Batches."""
@@ -83,13 +102,14 @@ class Batches(Protocol):
     batch_size : int
         Maximum seeds of a batch.
     nbytes : int
-        Memory that the batches take, one epoch's order included; the loader counts it.
+        Memory that the batches take, two epochs' orders included; the loader counts it.
 
     Notes
     -----
     The optional attribute ``run_length`` is the number of consecutive batches whose seeds are neighbours, so that they are
     similar. 1: each batch is drawn from all seeds, so the size of one batch stands for all. Otherwise, and without the attribute,
-    the loader measures several batches.
+    the loader measures several batches. The optional attribute ``repeats`` says whether a seed occurs more than once, in a batch
+    or in different ones; without it none does. ``n_seeds``, optional too, is the number of seeds as they were given.
     """
 
     @property
@@ -131,7 +151,7 @@ class RandomBatches:
     Parameters
     ----------
     ids : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
-        Distinct nodes.
+        Nodes; they may repeat, as in a table of nodes and times. A batch samples each of its nodes once.
     batch_size : int
         Seeds a batch; at least 1.
     shuffle : bool
@@ -144,7 +164,7 @@ class RandomBatches:
     Raises
     ------
     TypeError, ValueError, IndexError
-        Seeds that are not integers, or occur twice; ``batch_size`` or ``seed`` out of range.
+        Seeds that are not integers; zeros and ones that repeat, which are a mask; ``batch_size`` or ``seed`` out of range.
     """
 
     run_length = 1
@@ -159,7 +179,8 @@ class RandomBatches:
     ) -> None:
         self.batch_size, self.seed = check_at_least("batch_size", batch_size, 1), check_at_least("seed", seed, 0)
         self.shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
-        self.seeds = check_seeds(ids)
+        self.seeds = check_seeds(ids, may_repeat=True)
+        self.repeats = len(np.unique(self.seeds.numpy())) < len(self.seeds)
         is_mask = getattr(ids, "dtype", None) in (torch.bool, np.dtype(bool))
         self._mask_length = len(ids) if is_mask else None
         warn_of_none(len(self.seeds), self.batch_size, self.drop_last)
@@ -168,21 +189,26 @@ class RandomBatches:
         options = f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
         return f"RandomBatches(<{len(self.seeds)} ids>, batch_size={self.batch_size}, {options})"
 
+    @property
+    def n_seeds(self) -> int:
+        """Seeds as they were given."""
+        return len(self.seeds)
+
     def __len__(self) -> int:
         n = len(self.seeds)
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the seeds, and of one epoch's order."""
-        return 8 * len(self.seeds) * (2 if self.shuffle else 1)
+        """Bytes of the seeds, and of two epochs' orders."""
+        return 8 * len(self.seeds) * (3 if self.shuffle else 1)
 
     def check(self, num_nodes: int) -> None:
         """See :class:`Batches`."""
         if self._mask_length not in (None, num_nodes):
             raise ValueError(f"a mask of seeds must have one entry a node ({num_nodes}), not {self._mask_length}")
         if len(self.seeds) and int(self.seeds.max()) >= num_nodes:
-            check_seeds(self.seeds, num_nodes)
+            check_seeds(self.seeds, num_nodes, may_repeat=True)
 
     def digest(self) -> str:
         """See :class:`Batches`."""
@@ -195,14 +221,26 @@ class RandomBatches:
         if self.shuffle:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
             order = torch.from_numpy(generator.permutation(len(self.seeds)))
-        return CutSeeds(self.seeds, order, self.batch_size, len(self))
+        return CutSeeds(self.seeds, order, self.batch_size, len(self), self.repeats)
 
 
 class CutSeeds:
-    """Seeds cut into batches, in their order or in that of their positions in ``order``; immutable."""
+    """Seeds cut into batches, in their order or in that of their positions in ``order``; immutable.
 
-    def __init__(self, seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> None:
+    ``numbers`` has the position of each of ``seeds`` among those that the user gave; by default they are in that order.
+    """
+
+    def __init__(
+        self,
+        seeds: torch.Tensor,
+        order: torch.Tensor | None,
+        batch_size: int,
+        n_batches: int,
+        repeats: bool = False,
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self._seeds, self._order, self._batch_size, self._n_batches = seeds, order, batch_size, n_batches
+        self._repeats, self._numbers = repeats, numbers
 
     def __repr__(self) -> str:
         return f"<{self._n_batches} batches of up to {self._batch_size} seeds>"
@@ -212,12 +250,23 @@ class CutSeeds:
 
     def seeds(self, index: int) -> torch.Tensor:
         """See :class:`EpochSeeds`."""
+        given = self.given(index)
+        return given[torch.from_numpy(first_seen(given.numpy())[0])] if self._repeats else given
+
+    def given(self, index: int) -> torch.Tensor:
+        """See :class:`EpochSeeds`."""
+        # With NumPy, which raises MemoryError for lack of memory; torch raises RuntimeError. A copy, as samplers may change it.
+        return torch.from_numpy(self._seeds.numpy()[self._places(index)])
+
+    def positions(self, index: int) -> torch.Tensor:
+        """See :class:`EpochSeeds`."""
+        places = self._places(index)
+        return torch.from_numpy(places.copy() if self._numbers is None else self._numbers[places])
+
+    def _places(self, index: int) -> npt.NDArray[np.int64]:
         first = index * self._batch_size
         last = min(first + self._batch_size, len(self._seeds))
-        if self._order is None:
-            return torch.from_numpy(self._seeds.numpy()[first:last].copy())  # a copy, since samplers may change it
-        # With NumPy, which raises MemoryError for lack of memory; torch raises RuntimeError.
-        return torch.from_numpy(self._seeds.numpy()[self._order.numpy()[first:last]])
+        return np.arange(first, last) if self._order is None else self._order.numpy()[first:last]
 
 
 def run_length_of(batches: Any) -> int:

@@ -80,7 +80,7 @@ class PartitionBatches:
     Notes
     -----
     If the parts are kept with their lists (``keep_lists`` of :func:`featstore.partition`), a loader reads the lists of a
-    macro-batch in sequence. Memory: 16 bytes a seed and 40 a part that has seeds; 4 bytes a node while kept parts are read.
+    macro-batch in sequence. Memory: 32 bytes a seed and 40 a part that has seeds; 4 bytes a node while kept parts are read.
 
     References
     ----------
@@ -111,7 +111,7 @@ class PartitionBatches:
             raise ValueError(f"macro must be a number of parts, or 'auto', not {macro!r}")
         wanted = 1 if is_auto else check_at_least("macro", macro, 1)
         self.num_nodes = int(g.num_nodes)
-        seeds = check_seeds(ids, self.num_nodes).numpy()
+        seeds = check_seeds(ids, self.num_nodes, may_repeat=True).numpy()
         if parts is None or isinstance(parts, str):
             parts = g.partitions.find(parts)
         self.kept = (parts.name, parts.generation) if isinstance(parts, KeptParts) else None
@@ -120,8 +120,9 @@ class PartitionBatches:
         self.part_numbers, dense = np.unique(part[seeds], return_inverse=True)
         del part
         n_parts = len(self.part_numbers)
-        self._offsets, order = by_part(dense.astype(np.int32), n_parts)
-        self.seeds = torch.from_numpy(seeds[order])
+        self._offsets, self._numbers = by_part(dense.astype(np.int32), n_parts)
+        self.seeds = torch.from_numpy(seeds[self._numbers])
+        self.repeats = len(np.unique(self.seeds.numpy())) < len(seeds)
         warn_of_none(len(seeds), batch_size, self.drop_last)
         self.macro_reason = "as stated"
         if is_auto:
@@ -134,14 +135,19 @@ class PartitionBatches:
         ids = f"<{len(self.seeds)} ids in {len(self.part_numbers)} parts>"
         return f"PartitionBatches({ids}, batch_size={self.batch_size}, {options})"
 
+    @property
+    def n_seeds(self) -> int:
+        """Seeds as they were given."""
+        return len(self.seeds)
+
     def __len__(self) -> int:
         n = len(self.seeds)
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the seeds, of one epoch's order, and of the parts."""
-        return 16 * len(self.seeds) + 40 * len(self._offsets)
+        """Bytes of the seeds and their positions, of two epochs' orders, and of the parts."""
+        return 32 * len(self.seeds) + 40 * len(self._offsets)
 
     @property
     def run_length(self) -> int:
@@ -171,7 +177,8 @@ class PartitionBatches:
             order = torch.from_numpy(self._order(generator, parts))
         ends = np.cumsum(np.diff(self._offsets)[parts])
         last = np.minimum(np.arange(self.macro, len(parts) + self.macro, self.macro), len(parts)) - 1
-        return PartitionEpoch(self.seeds, order, self.batch_size, len(self), self.part_numbers[parts], self.macro, ends[last])
+        cut = self.seeds, order, self.batch_size, len(self), self.repeats, self._numbers
+        return PartitionEpoch(*cut, self.part_numbers[parts], self.macro, ends[last])
 
     def _order(self, generator: np.random.Generator, parts: Int64s) -> Int64s:
         """Shuffle the positions of an epoch's seeds, macro-batch by macro-batch."""
@@ -211,11 +218,13 @@ class PartitionEpoch(CutSeeds):
         order: torch.Tensor | None,
         batch_size: int,
         n_batches: int,
+        repeats: bool,
+        numbers: Int64s,
         parts: npt.NDArray[np.int32],
         macro: int,
         ends: Int64s,
     ) -> None:
-        super().__init__(seeds, order, batch_size, n_batches)
+        super().__init__(seeds, order, batch_size, n_batches, repeats, numbers)
         self._parts, self._macro, self._ends = parts, macro, ends
 
     def __repr__(self) -> str:

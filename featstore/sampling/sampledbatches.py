@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -255,7 +255,8 @@ class Drawn(SampledBatches):
         self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
         self._hops = sampler if isinstance(sampler, HopSampler) else None
         self._many = sampler if isinstance(sampler, EpochSampler) else None
-        self._coming = None if self._many is None else self._many.coming(lambda epoch: batches.epoch(epoch).seeds)
+        self.order = order = lru_cache(2)(batches.epoch)  # of an epoch and the one that is sampled ahead of it, for all who ask
+        self._coming = None if self._many is None else self._many.coming(lambda epoch: order(epoch).seeds)
 
     def __repr__(self) -> str:
         return f"Drawn({self.sampler!r}, {self.batches!r})"
@@ -294,7 +295,7 @@ class Drawn(SampledBatches):
         return EpochBatches(len(self), sample)
 
     def _many_at_once(self, sampler: EpochSampler, epoch: int) -> EpochBatches:
-        order, n = self.batches.epoch(epoch), len(self)
+        order, n = self.order(epoch), len(self)
 
         def turns(start: int, memory: Reservation | None, stop: int) -> Turns:
             # Without given memory the windows reserve it for this epoch alone, so none can be drawn for the next one.
@@ -305,7 +306,7 @@ class Drawn(SampledBatches):
 
     def seeds_of(self, epoch: int) -> SeedsOf:
         """Make the function that lends each batch's seeds in ``epoch``, and the neighbour lists in memory for the batch."""
-        order, lists = self.batches.epoch(epoch), self.lists
+        order, lists = self.order(epoch), self.lists
         if lists is None or not isinstance(order, PartitionEpoch):
             return lambda position: nullcontext((order.seeds(position), None))
         lists.begin()

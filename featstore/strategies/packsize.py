@@ -27,7 +27,7 @@ from featstore.pack.segments import Stored
 from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, assign_tiers
 from featstore.plan.samples import sample_bytes
 from featstore.plan.trace import Trace
-from featstore.sampling.batches import Batches, as_batches
+from featstore.sampling.batches import Batches, as_batches, refuse_repeats
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.writer import free_bytes
@@ -180,6 +180,7 @@ def estimate_pack(
         raise ValueError(f"{type(sampler).__name__} has seeds of its own: batches cannot be taken from it ahead")
     seed_batches = as_batches(seeds, batch_size, seed=seed)
     seed_batches.check(g.num_nodes)
+    refuse_repeats(seed_batches)
     order = seed_batches.epoch(0)
     drawn = Drawn(checked_sampler(sampler, g.num_nodes), seed_batches)
     checked = drawn.epoch(0)

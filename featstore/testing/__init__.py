@@ -1,4 +1,4 @@
-"""Tests for authors of plug-ins: contract suites for policies, partitioners, row sources and strategies; fault injection.
+"""Tests for authors of plug-ins: contract suites for policies, partitioners, row sources, samplers, strategies; fault injection.
 
 Only the suites need pytest and Hypothesis; both are imported when a suite is requested.
 """
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from featstore.testing.partitioners import PartitionerContract
     from featstore.testing.planned import PlannedPolicyContract, play_planned
     from featstore.testing.policies import OnlinePolicyContract, StaticPolicyContract, golden_context, golden_trace, play
+    from featstore.testing.samplers import SamplerContract
     from featstore.testing.sources import RowSourceContract
     from featstore.testing.strategies import row_ids, traces
 
@@ -21,6 +22,7 @@ __all__ = [
     "PartitionerContract",
     "PlannedPolicyContract",
     "RowSourceContract",
+    "SamplerContract",
     "StaticPolicyContract",
     "StrategyContract",
     "golden_context",
@@ -32,7 +34,12 @@ __all__ = [
 ]
 
 _HOMES = {"row_ids": "strategies", "traces": "strategies", "RowSourceContract": "sources", "StrategyContract": "loading"}
-_HOMES |= {"PartitionerContract": "partitioners", "PlannedPolicyContract": "planned", "play_planned": "planned"}
+_HOMES |= {
+    "PartitionerContract": "partitioners",
+    "SamplerContract": "samplers",
+    "PlannedPolicyContract": "planned",
+    "play_planned": "planned",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from featstore.errors import MissingExtraError, OptionError
 from tests.support.pyg import Data, GATConv, GCNConv, GraphConv, HopSampler, NodeLoader, SAGEConv, data_of, trim_to_layer
 from tests.support.refusing import refuses
 
-from featstore.adapters.pyg import NeighborLoader, stores, to_data  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
+from featstore.adapters.pyg import NeighborLoader, Sampler, stores, to_data  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,31 @@ MODELS = [
 
 def trimmed(model: Net, batch: Any) -> torch.Tensor:
     return model(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)[: batch.batch_size]
+
+
+def test_seeds_that_repeat_are_nodes_of_their_own_as_in_pyg(small, g, whole) -> None:
+    """Against the library's sampler under PyG's own loader, which gives every seed a node."""
+    seeds = torch.from_numpy(small.train_idx)[torch.randint(40, (300,), generator=torch.Generator().manual_seed(1))]
+    rows = torch.arange(300) * 3
+    sampler = featstore.NeighborSampler(g, [-1, -1, -1], redraw=False, edges=True)
+    want = NodeLoader(whole, Sampler(sampler), seeds, batch_size=64)
+    model = Net(SAGEConv)
+    with NeighborLoader(g, [-1, -1, -1], seeds, batch_size=64, edges=True, labels={"y": rows, "z": -rows}) as loader:
+        for number, (mine, its) in enumerate(zip(loader, want, strict=True)):
+            assert mine.validate()
+            at = slice(64 * number, 64 * (number + 1))
+            assert torch.equal(mine.n_id[: mine.batch_size], seeds[at])
+            assert torch.equal(mine.y, rows[at])
+            assert torch.equal(mine.z, -rows[at])
+            for name in ("n_id", "edge_index", "e_id", "x", "input_id", "batch_size", "num_sampled_nodes", "num_sampled_edges"):
+                found, expected = mine[name], its[name]
+                assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected, name
+            out = trimmed(model, mine)
+            once = NeighborLoader(g, [-1, -1, -1], seeds[at].unique(), batch_size=64)
+            (plain,) = once
+            once.close()
+            where = torch.searchsorted(plain.n_id[: plain.batch_size], seeds[at])
+            torch.testing.assert_close(out, trimmed(model, plain)[where])
 
 
 def test_whole_neighbourhoods_are_the_batches_of_pyg(small, g, whole) -> None:

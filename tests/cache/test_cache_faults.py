@@ -11,7 +11,8 @@ import pytest
 from featstore.budget import Budget
 from featstore.cache.base import Int32s, Int64s, OnlinePolicy, PolicyContext
 from featstore.errors import PluginError
-from tests.cache.test_table import batch, gather, make, missed, store
+from featstore.testing.policies import gathered, missing
+from tests.cache.test_table import batch, make, store
 
 
 class Faulty(OnlinePolicy):
@@ -89,10 +90,10 @@ def check_fault(policy: Faulty, message: str) -> None:
         ids = rng.integers(0, 15, 5)
         with cache.pinned():
             plan = cache.plan(ids)
-            out = gather(cache, data, plan)
+            out = gathered(cache, data, plan)
         assert (out == data[ids]).all()
         try:
-            changes = cache.admit(*missed(plan))
+            changes = cache.admit(*missing(plan))
         except PluginError as error:
             errors.append(str(error))
             assert cache.stats()["cached"] == 0

@@ -50,7 +50,8 @@ def test_moving_a_batch():
     there = batch.to("meta")
     assert {t.device.type for t in (there.x, there.y, there.seeds, there.input_ids, there.blocks[0].src)} == {"meta"}
     assert batch.nbytes == sum(
-        t.numel() * t.element_size() for t in (batch.input_ids, batch.x, batch.y, batch.blocks[0].src, batch.blocks[0].dst)
+        t.numel() * t.element_size()
+        for t in (batch.input_ids, batch.x, batch.y, batch.seed_index, batch.seed_positions, *batch.blocks[0].tensors)
     )
 
 
@@ -333,7 +334,7 @@ def run_within(memory: int) -> list[int] | BudgetError:
 def test_a_budget_too_small_names_the_least():
     """What an error names is enough for the batch that raised it; a later, larger batch names more, and soon all is well."""
     failures = 0
-    for memory in range(4_300, 20_000, 500):
+    for memory in range(6_300, 22_000, 500):
         outcome = run_within(memory)
         for _ in range(4):
             if isinstance(outcome, list):
@@ -369,7 +370,7 @@ def test_no_thread_keeps_memory_from_another():
         ({"feature_cache": "some"}, ValueError, "not a size"),
         ({"seeds": [0.5]}, TypeError, "integers"),
         ({"seeds": [[1, 2]]}, ValueError, "one-dimensional"),
-        ({"seeds": [1, 2, 1]}, ValueError, "seeds must be distinct: 1 is at positions 0 and 2"),
+        ({"seeds": [1, 0, 1]}, ValueError, "seeds must be distinct: 1 is at positions 0 and 2; a mask of 0 and 1"),
         ({"seeds": [1, N]}, IndexError, f"seed {N} at position 1"),
         ({"seeds": [-1]}, IndexError, "seed -1 at position 0"),
         ({"seeds": np.array([3, 2**63], np.uint64)}, IndexError, f"seed {2**63} at position 1"),
@@ -420,7 +421,8 @@ def test_labels_by_name(names, device):
             assert {name: (t.device.type, t.shape) for name, t in there.labels.items()} == {
                 name: ("meta", rows.shape) for name, rows in batch.labels.items()
             }
-            parts = (batch.input_ids, batch.x, *batch.labels.values(), *batch.blocks[0].tensors)
+            of_seeds = batch.seed_index, batch.seed_positions, *batch.labels.values()
+            parts = (batch.input_ids, batch.x, *of_seeds, *batch.blocks[0].tensors)
             assert batch.nbytes == sum(t.nbytes for t in parts)
 
 

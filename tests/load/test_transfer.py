@@ -163,7 +163,7 @@ def assembled(pool: BufferPool, n: int = 40_000) -> tuple[MiniBatch, dict[str, A
     part = DeviceRows(np.arange(8, dtype=np.int32), np.arange(8), np.arange(8, n))
     others = made(n - 8, 3, dtype=torch.float32)
     features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}
-    batch = MiniBatch(ids[: n // 2], ids, (block,), features, {"y": made(n // 2)}, 0)
+    batch = MiniBatch(ids[: n // 2], ids, (block,), features, {"y": made(n // 2)}, 0, made(n // 2))
     return batch, {"z": Apart(tier, part, others, tier.memory_for(part))}
 
 
@@ -188,7 +188,7 @@ def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatc
     assert pool._returned.empty()  # all of it is held until the assembled batch dies
     del batch
     gc.collect()
-    assert pool._returned.qsize() == 7
+    assert pool._returned.qsize() == 8
 
 
 def test_the_loops_stream_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_the_loops_stream_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
     assert recorded == []  # nothing was copied in a stream
     transfer._stream = Stream([], pool)
     transfer.receive(batch)
-    tensors = [batch.input_ids, *batch.features.values(), batch.y, batch.blocks[0].src, batch.blocks[0].dst]
+    tensors = [batch.input_ids, *batch.features.values(), batch.seed_index, batch.y, batch.blocks[0].src, batch.blocks[0].dst]
     assert recorded == [(tensor.data_ptr(), "the loop's on cpu") for tensor in tensors]
 
 

@@ -15,6 +15,7 @@ import torch
 import featstore
 from featstore.errors import PluginError
 from featstore.estimate.redundancy import redundancy
+from featstore.sampling.batches import check_seeds
 from featstore.sampling.foreign import as_sampled
 from featstore.storage import rundir
 from tests.support.pyg import NodeSamplerInput
@@ -69,7 +70,7 @@ def test_of_samplers_and_stores(g: Any, make: Callable[[Any], object], message: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": torch.zeros(N)}, r"labels must be given by name, of \['y'\], not as a Tensor"),
+        ({"labels": 3}, r"labels must be given by name, of \['y'\], not as a int"),
         ({"features": None}, r"features must be given by name, of \['x'\], not as a NoneType"),
         ({"features": [torch.zeros(N)]}, "features must be given by name"),
         ({"seeds": 5}, "seeds must be an array of ids, a boolean mask or batches, not a int"),
@@ -141,7 +142,7 @@ def test_uint8_of_numpy_are_ids_and_masked_ones_are_none(g: Any, door: str) -> N
 
 def test_repeated_seeds_are_named_without_advice_that_loses_some() -> None:
     with pytest.raises(ValueError, match=r"^seeds must be distinct: 7 is at positions 1 and 3$"):
-        featstore.RandomBatches([0, 7, 2, 7, 9, 7], 2)
+        check_seeds([0, 7, 2, 7, 9, 7])  # of nodes that are parted or kept, not of losses
     with pytest.raises(
         ValueError, match=r"0 is at positions 1 and 2; a mask of 0 and 1 must be given as booleans: \.astype\(bool\)$"
     ):

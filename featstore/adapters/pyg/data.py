@@ -12,10 +12,11 @@ from torch_geometric.data import Data
 
 from featstore._core.blocks import begins_with
 from featstore.errors import OptionError
+from featstore.gather.arrays import first_seen
 from featstore.load.minibatch import MiniBatch
 from featstore.sampling.batch import Block
 
-__all__ = ["check_names", "default_features", "edges_by_hop", "sampled_nodes", "to_data"]
+__all__ = ["check_names", "default_features", "edges_by_hop", "repeated_seeds", "sampled_nodes", "to_data"]
 
 # Names of a batch's attributes besides its features; no feature may have such a name.
 SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
@@ -39,7 +40,7 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     Parameters
     ----------
     batch : MiniBatch
-    input_id : int64 tensor, shape (n_seeds,), optional
+    input_id : int64 tensor, shape (n_given,), optional
         The seeds' positions among the loader's seeds, in PyG's sense; by default the seeds themselves, as for a mask.
 
     Returns
@@ -60,27 +61,32 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     PyG's ``trim_to_layer`` leaves each layer the nodes and edges that its hop and earlier hops added. So each node has the
     neighbours that it drew in the first hop after it joined. A sampler with ``redraw=False`` draws no others; its edges, in one
     array, are not copied. With other samplers the edges are copied, and neighbours drawn anew in later hops are left out.
-    Features, ``y`` and ``n_id`` are never copied.
+    Features, ``y`` and ``n_id`` are not copied, unless seeds repeat: PyG has a node for each seed as it was given, so each gets a
+    copy of its row and of the edges that it drew.
     """
     if batch.history is not None:
         raise OptionError("history", "PyG's batches have one list of nodes, and pruned layers have not: use the blocks")
     has_weights = any(block.weight is not None for block in batch.blocks)
     check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights=has_weights)
     edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
+    arrays = {_EDGE_NAMES[name]: values for name, values in arrays.items()}
+    arrays |= {name: _rows_by_hop(batch.blocks, rows) for name, rows in batch.edge_features.items()}
+    of_nodes, n_nodes = {**batch.features, "n_id": batch.input_ids}, sampled_nodes(len(batch.input_ids), batch.blocks)
+    n_seeds, number = len(batch.seeds), batch.seed_index
+    if n_seeds < len(number):
+        edge_index, chosen, n_edges = repeated_seeds(edge_index, n_edges, number)
+        arrays = {name: values[chosen] for name, values in arrays.items()}
+        of_nodes = {name: torch.cat([rows[number], rows[n_seeds:]]) for name, rows in of_nodes.items()}
+        n_nodes[0] = len(number)
     data = Data(edge_index=edge_index)
-    for name, rows in batch.features.items():
+    for name, rows in {**of_nodes, **arrays}.items():
         data[name] = rows
-    for name, of_blocks in batch.edge_features.items():
-        data[name] = _rows_by_hop(batch.blocks, of_blocks)
     for i, (name, rows) in enumerate(batch.labels.items()):
         data["y" if i == 0 else name] = rows
-    data.n_id = batch.input_ids
-    for name, values in arrays.items():
-        data[_EDGE_NAMES[name]] = values
-    data.num_nodes = len(batch.input_ids)
-    data.batch_size = len(batch.seeds)
-    data.input_id = batch.seeds if input_id is None else input_id
-    data.num_sampled_nodes = sampled_nodes(len(batch.input_ids), batch.blocks)
+    data.num_nodes = len(data.n_id)
+    data.batch_size = len(number)
+    data.input_id = data.n_id[: len(number)] if input_id is None else input_id
+    data.num_sampled_nodes = n_nodes
     data.num_sampled_edges = n_edges
     data.__dict__["_featstore"] = _Kept(batch)
     return data
@@ -139,6 +145,32 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
     joined([hop.dst for hop in hops], edge_index[1])
     found = {name: torch.empty(n, dtype=arrays[0][name].dtype, device=device) for name in common}
     return edge_index, {name: joined([each[name] for each in arrays], out) for name, out in found.items()}, counts
+
+
+def repeated_seeds(edges: torch.Tensor, n_edges: list[int], number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Copy the edges of :func:`edges_by_hop` for seeds that repeat: each gets those of its first appearance.
+
+    ``number`` has the number of each given seed among the distinct ones. Returns the edges, numbered where each given seed is a
+    node; which edges they were; and the number of edges of each hop.
+    """
+    device, n_seeds = edges.device, len(number)
+    first = torch.from_numpy(first_seen(number.numpy(force=True))[0]).to(device)
+    n_distinct = len(first)
+
+    def renumbered(nodes: torch.Tensor) -> torch.Tensor:
+        seed = first[nodes.clamp(max=n_distinct - 1)]
+        return torch.where(nodes < n_distinct, seed, nodes + (n_seeds - n_distinct))
+
+    n_own = n_edges[0] if n_edges else 0
+    starts = torch.searchsorted(edges[1, :n_own].contiguous(), torch.arange(n_distinct + 1, device=device))
+    degree = starts.diff()[number]
+    ends = degree.cumsum(0)
+    owner = torch.repeat_interleave(torch.arange(n_seeds, device=device), degree)
+    # Of each edge, among the distinct seeds' own.
+    at = torch.arange(len(owner), device=device) - (ends - degree)[owner] + starts[number][owner]
+    chosen = torch.cat([at, torch.arange(n_own, edges.shape[1], device=device)])
+    found = torch.stack([renumbered(edges[0][chosen]), torch.cat([owner, renumbered(edges[1, n_own:])])])
+    return found, chosen, [len(owner), *n_edges[1:]] if n_edges else []
 
 
 def _firsts(hops: tuple[Block, ...]) -> list[int]:

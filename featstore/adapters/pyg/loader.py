@@ -15,11 +15,10 @@ from featstore.adapters.pyg.data import check_names, default_features, to_data
 from featstore.adapters.pyg.sampler import fanouts_of
 from featstore.config import check_flag
 from featstore.errors import OptionError
-from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.load.arguments import check_labels
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
+from featstore.load.seedlabels import SeedLabels
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -75,7 +74,7 @@ class NeighborLoader:
         Neighbours to draw in each hop, the seeds' own first; -1 takes all. Every node draws once, as in PyG. Without it, and
         without ``neighbor_sampler``, the strategy brings its batches, as :class:`~featstore.Packed` does.
     input_nodes : integer array or tensor, boolean mask of shape (num_nodes,), or Batches, optional
-        Seeds, distinct; all nodes by default.
+        Seeds; all nodes by default. One that a batch has twice is two nodes of it, as in PyG.
     batch_size : int, optional
         Seeds a batch; 1 by default, as in PyG.
     shuffle, drop_last, replace : bool
@@ -92,8 +91,9 @@ class NeighborLoader:
     edges : bool, optional
         With ``num_neighbors``: number the edges, for ``batch.e_id``; by default only if edge features are gathered. If edges were
         not given in the order of the stored lists, the numbers take further reads.
-    labels : str, sequence of str, or None
-        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where there is one.
+    labels : str, sequence of str, None, array or tensor, shape (n_given, …), or mapping of str to such
+        Node data of the seeds: the first is ``batch.y``, others have their own names. ``"auto"``: ``y`` where there is one. Or
+        rows beside the seeds, see :class:`~featstore.Loader`.
     strategy : str, Strategy or class
         How rows come off the disk. The batches are the same, bit for bit.
     seed : int
@@ -145,7 +145,7 @@ class NeighborLoader:
         features: str | Sequence[str] | None = None,
         edge_features: str | Sequence[str] | None = None,
         edges: bool | None = None,
-        labels: str | Sequence[str] | None = "auto",
+        labels: str | Sequence[str] | torch.Tensor | npt.NDArray[Any] | Mapping[str, Any] | None = "auto",
         strategy: str | Strategy | type[Strategy] = "auto",
         seed: int = 0,
         num_workers: int = 0,
@@ -176,12 +176,11 @@ class NeighborLoader:
         if sampler is not None and is_ids and batch_size is None:
             batch_size = 1
         names = default_features(g.features, "features") if features is None else _names(features)
-        labels = check_labels(g, labels)
         if edge_features is None:
             edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
         of_edges = _names(edge_features)
-        check_names((*names, *of_edges), labels)
-        self._positions = _positions_in(input_nodes) if is_ids and not _is_mask(input_nodes) else None
+        check_names((*names, *of_edges), tuple(SeedLabels(g, labels)))
+        self._gives_positions = is_ids and not _is_mask(input_nodes)
         self.loader = Loader(
             g,
             sampler,
@@ -198,7 +197,7 @@ class NeighborLoader:
         )
 
     def _batch(self, batch: MiniBatch) -> Any:
-        data = to_data(batch, None if self._positions is None else self._positions(batch.seeds))
+        data = to_data(batch, batch.seed_positions if self._gives_positions else None)
         return data if self.transform is None else self.transform(data)
 
     def __len__(self) -> int:
@@ -237,18 +236,6 @@ class NeighborLoader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.loader.__exit__(kind, error, trace)
-
-
-def _positions_in(ids: Ids) -> Callable[[torch.Tensor], torch.Tensor]:
-    given = id_array("input_nodes", ids).astype(np.int64)
-    order = np.argsort(given, kind="stable")
-    ascending = given[order]
-
-    def positions(seeds: torch.Tensor) -> torch.Tensor:
-        places = np.searchsorted(ascending, seeds.cpu().numpy())
-        return torch.from_numpy(order[places]).to(seeds.device)
-
-    return positions
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -6,14 +6,15 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
-from featstore.adapters.pyg.data import edges_by_hop, sampled_nodes
+from featstore.adapters.pyg.data import edges_by_hop, repeated_seeds, sampled_nodes
 from featstore.errors import OptionError
-from featstore.gather.arrays import id_array
+from featstore.gather.arrays import first_seen, id_array
 from featstore.sampling.batch import Sampler as OwnSampler
 from featstore.sampling.foreign import checked_sampler
 
@@ -86,18 +87,20 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         return edge_sample(_without_types(index), self._sample, self.num_nodes, disjoint=False, neg_sampling=neg_sampling)
 
     def _sample(self, seeds: torch.Tensor, times: torch.Tensor | None = None) -> SamplerOutput:
-        distinct, first_of, place_of = _distinct(seeds)
+        given = id_array("seeds", seeds).astype(np.int64)
+        first, number = map(torch.from_numpy, first_seen(given))
         key = int(torch.randint(2**63 - 1, (), device="cpu"))
-        batch = self.sampler.sample(distinct, epoch=0, index=key)
+        batch = self.sampler.sample(torch.from_numpy(given)[first], epoch=0, index=key)
         edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
         if "weight" in arrays:
             raise NotImplementedError(f"{self.sampler!r} weighs edges, and a SamplerOutput has no weights: use MiniBatch.to_pyg")
         edge = arrays.get("edge_pos")
         nodes, n_nodes = batch.input_ids, sampled_nodes(len(batch.input_ids), batch.blocks)
-        if len(distinct) < len(seeds):
-            edge_index, edge, n_edges = _repeated(edge_index, edge, n_edges, len(distinct), first_of, place_of)
-            nodes = torch.cat([seeds, nodes[len(distinct) :]])
-            n_nodes[0] = len(seeds)
+        if len(first) < len(number):
+            edge_index, chosen, n_edges = repeated_seeds(edge_index, n_edges, number)
+            edge = None if edge is None else edge[chosen]
+            nodes = torch.cat([nodes[number], nodes[len(first) :]])
+            n_nodes[0] = len(number)
         return SamplerOutput(
             node=nodes,
             row=edge_index[0],
@@ -115,40 +118,3 @@ def _without_types(index: Any) -> Any:
     if index.time is not None:
         raise NotImplementedError("sampling by time is not there")
     return index
-
-
-def _distinct(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the distinct seeds in order of first appearance, the position of each, and the distinct number of every seed."""
-    seeds = torch.from_numpy(id_array("seeds", seeds)).long()
-    values, number = torch.unique(seeds, return_inverse=True)
-    places = torch.arange(len(seeds), device="cpu")
-    if len(values) == len(seeds):
-        return seeds, places, places
-    first = torch.full((len(values),), len(seeds), device="cpu").scatter_reduce_(0, number, places, "amin")
-    first, order = torch.sort(first)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device="cpu")
-    return seeds[first], first, place[number]
-
-
-def _repeated(
-    edges: torch.Tensor, edge: torch.Tensor | None, n_edges: list[int], n_distinct: int, first: torch.Tensor, number: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
-    """Copy edges for seeds that are given more than once: each gets the edges of its first appearance."""
-    n_seeds = len(number)
-
-    def renumbered(nodes: torch.Tensor) -> torch.Tensor:
-        seed = first[nodes.clamp(max=n_distinct - 1)]
-        return torch.where(nodes < n_distinct, seed, nodes + (n_seeds - n_distinct))
-
-    n_own = n_edges[0] if n_edges else 0
-    starts = torch.searchsorted(edges[1, :n_own].contiguous(), torch.arange(n_distinct + 1, device="cpu"))
-    degree = starts.diff()[number]
-    ends = degree.cumsum(0)
-    owner = torch.repeat_interleave(torch.arange(n_seeds, device="cpu"), degree)
-    # Of each edge, among the distinct seeds' own.
-    at = torch.arange(len(owner), device="cpu") - (ends - degree)[owner] + starts[number][owner]
-    rest = torch.arange(n_own, edges.shape[1], device="cpu")
-    chosen = torch.cat([at, rest])
-    found = torch.stack([renumbered(edges[0][chosen]), torch.cat([owner, renumbered(edges[1, n_own:])])])
-    return found, None if edge is None else edge[chosen], [len(owner), *n_edges[1:]] if n_edges else []
