@@ -18,7 +18,8 @@ def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]
     """Check names: distinct, and all of them in ``there``; else TypeError or ValueError. Return them as a tuple."""
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}")
+        hint = "; rows beside the seeds are an array, np.array(labels)" if what == "labels" else ""
+        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}{hint}")
     for name in names:
         if name not in there:
             hint = "; pass labels=None for batches without" if what == "labels" else ""
@@ -54,7 +55,7 @@ def check_edge_features(g: Graph, names: str | Sequence[str], sampler: Any) -> t
 
 def check_labels(g: Graph, names: str | Sequence[str] | None) -> tuple[str, ...]:
     """Check names of node data; ``"auto"``: ``y`` if the graph has it, else none."""
-    if names == "auto":
+    if isinstance(names, str) and names == "auto":
         return ("y",) if "y" in g.node_data else ()
     return () if names is None else _check_names("labels", names, g.node_data)
 

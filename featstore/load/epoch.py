@@ -81,7 +81,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             may_grow=stages.may_grow,
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
-        stages.begin(run)
+        stages.begin(run, position.epoch)
         try:
             self._pipeline.begin()
         except BaseException:

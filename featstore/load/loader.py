@@ -76,8 +76,8 @@ class Loader:
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
         Nodes of the losses; or an object that divides seeds into batches, such as :class:`~featstore.RandomBatches` or
         :class:`~featstore.PartitionBatches`, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``. A node may
-        occur several times, as in a table of nodes and labels: each batch samples it once, and ``batch.seed_index`` has its
-        place for each row.
+        occur several times, as in a table of nodes and labels: each batch samples it once, and ``batch.seed_index`` says for
+        each row of the labels which of ``batch.seeds`` it belongs to.
     batch_size : int, optional
         Seeds a batch; 1000 by default.
     features : str or sequence of str
@@ -85,7 +85,8 @@ class Loader:
     labels : str, sequence of str, None, array or tensor, shape (n_given, …), or mapping of str to such
         Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` if the graph has it, else none. Or rows
         beside the seeds, row ``i`` for the ``i``-th of them as they were given (of a mask, the ``i``-th true node): a table
-        whose nodes occur with several labels. An array is ``batch.y``. They are not copied, and not counted as the library's.
+        whose nodes occur with several labels. An array is ``batch.y``. They stay where they are, such as in a memory map, unless
+        they are on a device. The memory budget counts neither them nor a batch's labels.
     edge_features : str or sequence of str
         Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the
         sampler of a pack.

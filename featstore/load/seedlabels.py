@@ -10,15 +10,17 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import PluginError
-from featstore.gather.arrays import as_array, first_seen
+from featstore.gather.arrays import as_array
 from featstore.load.arguments import check_labels
 from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.batches import EpochSeeds
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
 
 __all__ = ["SeedLabels"]
 
 Int64s = npt.NDArray[np.int64]
+Rows = torch.Tensor | npt.NDArray[Any]
 
 
 class SeedLabels:
@@ -38,21 +40,15 @@ class SeedLabels:
 
     def __init__(self, g: Graph, labels: Any) -> None:
         self._g = g
-        self._given: dict[str, torch.Tensor] = {}
-        if isinstance(labels, (torch.Tensor, np.ndarray)):
+        self._given: dict[str, Rows] = {}
+        if hasattr(labels, "__array__"):
             labels = {"y": labels}
         if isinstance(labels, Mapping):
             self.names: tuple[str, ...] = ()
             for name, rows in labels.items():
                 if not isinstance(name, str) or isinstance(rows, (str, bytes)):
                     raise TypeError(f"labels: a mapping of names to rows, one a given seed, not {name!r}: {rows!r}")
-                found = as_array(f"labels: {name!r}", rows)
-                if found.ndim == 0:
-                    raise TypeError(f"labels: {name!r} has no rows, one a given seed: {rows!r}")
-                try:
-                    self._given[name] = torch.from_numpy(found if found.flags.writeable else found.copy())
-                except TypeError as error:
-                    raise TypeError(f"labels: {name!r}: {error}") from None
+                self._given[name] = _checked(name, rows)
         else:
             self.names = check_labels(g, labels)
         self._drawn: Drawn | None = None
@@ -69,51 +65,100 @@ class SeedLabels:
         ValueError
             Rows beside seeds of which nothing says where they were given, or of another number.
         """
-        drawn = batches if isinstance(batches, Drawn) else None
-        if drawn is not None and hasattr(drawn.order(0), "positions"):
-            self._drawn = drawn
-        elif self._given:
-            why = "a pack has its own" if drawn is None else f"{type(drawn.batches).__name__} does not say which are where"
-            raise ValueError(f"labels: rows beside the seeds do not fit, as {why}; give names of node data instead")
-        n = getattr(getattr(drawn, "batches", None), "n_seeds", None)
+        self._drawn = batches if isinstance(batches, Drawn) else None
+        n = None if self._drawn is None else getattr(self._drawn.batches, "n_seeds", None)
         for name, rows in self._given.items():
-            if n is not None and len(rows) != n:
-                raise ValueError(f"labels: {name!r} has {len(rows)} rows for {n} seeds")
+            if n is None:
+                who = "a pack" if self._drawn is None else type(self._drawn.batches).__name__
+                raise ValueError(
+                    f"labels: {name!r} has rows beside the seeds, and {who} does not say where its seeds were given (n_seeds, "
+                    "and given and positions of an epoch, see featstore.Batches); give names of node data instead"
+                )
+            if len(rows) != n:
+                hint = "; for a mask of seeds give labels[mask]" if len(rows) == self._g.num_nodes else ""
+                raise ValueError(f"labels: {name!r} has {len(rows)} rows for {n} seeds{hint}")
 
-    def of(self, sampled: SampledBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]:
+    def order(self, epoch: int) -> EpochSeeds | None:
+        """Get the seeds of an epoch as they were given, for as long as the epoch runs; None if nothing says it."""
+        order = None if self._drawn is None else self._drawn.order(epoch)
+        says = all(callable(getattr(order, name, None)) for name in ("given", "positions"))
+        if self._given and not says:
+            raise PluginError(f"{type(order).__name__} has no given and positions, by which labels beside the seeds are found")
+        return order if says else None
+
+    def of(
+        self, sampled: SampledBatch, order: EpochSeeds | None
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]:
         """Find a batch's labels; and for each the number of its seed in the batch, and its position among all that were given.
 
         Raises
         ------
         PluginError
-            A sampler returned other seeds than it was given, and only those have labels.
+            A sampler returned seeds that it was not given, and labels lie beside those; a user's batches contradict themselves.
         """
         seeds, data = sampled.seeds, self._g.node_data
-        found = None if self._drawn is None else _given(seeds.numpy(), self._drawn.order(sampled.epoch), sampled.index)
+        found = None if order is None else _given(seeds.numpy(), order, sampled.index)
         if found is None:
             if self._given:
                 raise PluginError(
-                    f"batch {sampled.index}: the sampler returned other seeds than it was given, which have the labels"
+                    f"batch {sampled.index}: the sampler returned seeds that it was not given, which have no labels"
                 )
             return {name: data[name][seeds] for name in self.names}, torch.arange(len(seeds), device="cpu"), None
         number, positions = map(torch.from_numpy, found)
         labels = {name: data[name][seeds[number]] for name in self.names}
-        labels |= {name: rows[positions] for name, rows in self._given.items()}
+        labels |= {name: _taken(name, rows, positions) for name, rows in self._given.items()}
         return labels, number, positions
 
 
-def _given(seeds: Int64s, order: Any, index: int) -> tuple[Int64s, Int64s] | None:
-    """Find the number in ``seeds`` of each seed as it was given, and its position; None if these are no batch's ``seeds``.
+def _checked(name: str, rows: Any) -> Rows:
+    """Check labels that are no node data: dense, in host memory, with rows, of a dtype that torch has."""
+    if isinstance(rows, torch.Tensor):
+        if rows.layout != torch.strided or rows.is_meta:
+            raise TypeError(f"labels: {name!r} is no dense tensor with values: {rows.layout} on {rows.device}")
+        found: Rows = rows.detach().cpu()
+    else:
+        found = as_array(f"labels: {name!r}", rows)
+        try:
+            torch.from_numpy(np.empty(0, found.dtype.newbyteorder("=")))
+        except TypeError as error:
+            raise TypeError(f"labels: {name!r}: {error}") from None
+    if not found.ndim:
+        raise TypeError(f"labels: {name!r} has no rows, one a given seed: {rows!r}")
+    return found
 
-    Where no seed repeats, they are in the order of ``seeds``, in which another library's sampler may have put them.
+
+def _taken(name: str, rows: Rows, positions: torch.Tensor) -> torch.Tensor:
+    """Copy the rows of these positions."""
+    try:
+        if isinstance(rows, torch.Tensor):
+            return rows[positions]
+        taken = rows[positions.numpy()]
+        return torch.from_numpy(np.ascontiguousarray(taken, taken.dtype.newbyteorder("=")))
+    except IndexError as error:
+        raise PluginError(f"labels: {name!r} has no rows for the positions that the batches say: {error}") from None
+
+
+def _given(seeds: Int64s, order: Any, index: int) -> tuple[Int64s, Int64s] | None:
+    """Find the number in ``seeds`` of each seed as it was given, and its position; None if one of ``seeds`` was not given.
+
+    Where no seed repeats, they are in the order of ``seeds``, in which a user's sampler may have put them, and without those that
+    it left out.
     """
-    given, positions = order.given(index).numpy(), order.positions(index).numpy()
-    first, number = first_seen(given)
-    if not np.array_equal(given[first], seeds):
-        ascending = np.argsort(seeds)
-        number = ascending[np.searchsorted(seeds, given, sorter=ascending).clip(max=len(seeds) - 1)] if len(seeds) else number[:0]
-        if len(first) != len(seeds) or not np.array_equal(seeds[number], given):
-            return None
-        if len(given) == len(seeds):
-            positions, number = positions[np.argsort(number)], np.arange(len(seeds))
+    given, positions = (np.asarray(each(index)).astype(np.int64) for each in (order.given, order.positions))
+    if given.ndim != 1 or given.shape != positions.shape or (positions < 0).any():
+        shapes = f"seeds of shape {given.shape}, and positions of {positions.shape}"
+        raise PluginError(f"batch {index}: {type(order).__name__} gave {shapes}: as many, and none below 0, were expected")
+    if np.array_equal(given, seeds):
+        return np.arange(len(seeds)), positions
+    if not len(seeds):
+        return seeds, positions[:0]
+    ascending = np.argsort(seeds)
+    number = ascending[np.searchsorted(seeds, given, sorter=ascending).clip(max=len(seeds) - 1)]
+    there = seeds[number] == given
+    number, positions = number[there], positions[there]
+    n_of_each = np.bincount(number, minlength=len(seeds))
+    if not n_of_each.all():
+        return None
+    if n_of_each.max() == 1:
+        positions, number = positions[np.argsort(number)], np.arange(len(seeds))
     return number, positions

@@ -21,6 +21,7 @@ from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import MiniBatch
 from featstore.load.seedlabels import SeedLabels
 from featstore.load.transfer import Transfer
+from featstore.sampling.batches import EpochSeeds
 from featstore.sampling.edgenumbers import edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
@@ -57,6 +58,7 @@ class Stages:
         self._lock = threading.Lock()
         self._trimmed_for = -1
         self._short: set[EpochRun] = set()  # epochs that make do with one queue of reads
+        self._orders: dict[EpochRun, EpochSeeds | None] = {}  # the seeds of running epochs, as they were given
         self._g.budget.require(memory)
 
     def receive(self, batch: MiniBatch) -> None:
@@ -67,8 +69,9 @@ class Stages:
         if self._history is not None and batch.history is not None:
             self._history.deliver(batch.history)
 
-    def begin(self, run: EpochRun) -> None:
-        """Note that an epoch begins."""
+    def begin(self, run: EpochRun, epoch: int) -> None:
+        """Note that ``run`` begins, which is of this epoch."""
+        self._orders[run] = self._labels.order(epoch)
         self.memory.begin()
         if self._history is not None:
             self._history.begin(run)
@@ -142,6 +145,7 @@ class Stages:
     def over(self, run: EpochRun) -> None:
         """Note that an epoch is over; if it made do with one queue of reads, further queues may be made again."""
         self.memory.end()
+        self._orders.pop(run, None)
         if self._history is not None:
             self._history.end(run)
         with self._lock:
@@ -174,7 +178,7 @@ class Stages:
             self.memory.saw(n_rows, sampled.nbytes)
             raise self._too_small(position, error, n_rows) from None
         with self.watch.time("labels"):
-            labels, number, positions = self._labels.of(sampled)
+            labels, number, positions = self._labels.of(sampled, self._orders.get(run))
         seeds = sampled.seeds
         made = MiniBatch(seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index, number, positions)
         made.edge_features = batch.edge_features

@@ -65,7 +65,8 @@ def check_seeds(
     if len(twice) and not (may_repeat and ordered[-1] > 1):
         first, again = np.flatnonzero(checked == ordered[twice[0]])[:2]
         hint = "" if ordered[-1] > 1 else "; a mask of 0 and 1 must be given as booleans: .astype(bool)"
-        raise ValueError(f"{what}s must be distinct: {ordered[twice[0]]} is at positions {first} and {again}{hint}")
+        problem = f"{what}s of 0 and 1 alone look like a mask" if may_repeat else f"{what}s must be distinct"
+        raise ValueError(f"{problem}: {ordered[twice[0]]} is at positions {first} and {again}{hint}")
     return torch.from_numpy(checked)
 
 

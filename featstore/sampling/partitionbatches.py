@@ -35,14 +35,14 @@ class PartitionBatches:
 
     An epoch takes the parts in a random order, ``macro`` at a time, and shuffles the seeds of each such macro-batch. Batches are
     cut from that order, so left-over seeds go into the first batch of the next macro-batch. Every epoch has the same number of
-    batches, and each seed occurs once.
+    batches, and each given seed occurs once.
 
     Parameters
     ----------
     g : OutOfCoreGraph
         Not kept.
     ids : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
-        Distinct nodes.
+        Nodes; they may repeat. A batch samples each of its nodes once.
     batch_size : int
         Seeds a batch; at least 1.
     parts : integer array or tensor, shape (num_nodes,), str or KeptParts, optional
@@ -70,8 +70,8 @@ class PartitionBatches:
     Raises
     ------
     TypeError, ValueError, IndexError
-        Seeds that are not distinct nodes; a number out of range; parts of a wrong length, dtype or range; the dataset keeps no
-        parts, or none of that name.
+        Seeds that are not nodes, or zeros and ones that repeat; a number out of range; parts of a wrong length, dtype or range;
+        the dataset keeps no parts, or none of that name.
     StaleError
         The parts were made for another adjacency than the dataset has now.
     BudgetError, CorruptionError, OSError

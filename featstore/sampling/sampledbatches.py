@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
-from functools import lru_cache, partial
+from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 
 from featstore.budget import Reservation
 from featstore.sampling.batch import CheckedSampler, SampledBatch
-from featstore.sampling.batches import UNKNOWN_RUN, Batches, run_length_of
+from featstore.sampling.batches import UNKNOWN_RUN, Batches, EpochSeeds, run_length_of
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpushed
 from featstore.sampling.hops import HopSampler
@@ -133,7 +134,7 @@ class SampledBatches(ABC):
     run_length : int
         Consecutive similar batches; see :class:`~featstore.Batches`.
     nbytes : int
-        Memory of the seeds, and of one epoch's order.
+        Memory of the seeds, and of two epochs' orders.
     lists : MacroLists or None
         The dynamic neighbour cache of the sampler. It is empty until :meth:`MacroLists.use`.
     """
@@ -234,6 +235,22 @@ class _Reordered(SampledBatches):
         self._batches.trim()
 
 
+class _Orders:
+    """The seeds of epochs' batches: one object an epoch, for all who ask while one of them holds it."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._held: WeakValueDictionary[int, EpochSeeds] = WeakValueDictionary()
+
+    def __call__(self, epoch: int) -> EpochSeeds:
+        found = self._held.get(epoch)
+        if found is None:
+            found = self._batches.epoch(epoch)
+            with suppress(TypeError):  # an object of a user's may refuse
+                self._held[epoch] = found
+        return found
+
+
 class Drawn(SampledBatches):
     """Batches that a sampler draws on request.
 
@@ -255,7 +272,7 @@ class Drawn(SampledBatches):
         self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
         self._hops = sampler if isinstance(sampler, HopSampler) else None
         self._many = sampler if isinstance(sampler, EpochSampler) else None
-        self.order = order = lru_cache(2)(batches.epoch)  # of an epoch and the one that is sampled ahead of it, for all who ask
+        self.order = order = _Orders(batches)
         self._coming = None if self._many is None else self._many.coming(lambda epoch: order(epoch).seeds)
 
     def __repr__(self) -> str:

@@ -85,6 +85,28 @@ def test_seeds_that_repeat_are_nodes_of_their_own_as_in_pyg(small, g, whole) -> 
             torch.testing.assert_close(out, trimmed(model, plain)[where])
 
 
+def test_a_sampler_that_sorts_seeds_that_repeat_has_their_edges(small, g, whole) -> None:
+    inner = featstore.NeighborSampler(g, [-1, -1], redraw=False)
+    seeds = torch.tensor([9, 3, 9, 5, 3])
+    with NeighborLoader(
+        g, neighbor_sampler=lambda each: inner.sample(each.sort().values), input_nodes=seeds, batch_size=5
+    ) as loader:
+        (batch,) = loader
+    there = set(map(tuple, whole.edge_index.T.tolist()))
+    assert {tuple(pair) for pair in batch.n_id[batch.edge_index].T.tolist()} <= there
+    assert torch.equal(seeds[batch.input_id], batch.n_id[:5])
+    degrees = np.diff(small.indptr)[batch.n_id[:5]]
+    assert torch.bincount(batch.edge_index[1], minlength=5)[:5].tolist() == degrees.tolist()
+
+
+def test_a_sampler_of_other_seeds_has_no_input_id(g) -> None:
+    inner = featstore.NeighborSampler(g, [2])
+    with NeighborLoader(
+        g, neighbor_sampler=lambda each: inner.sample(each + 5), input_nodes=torch.arange(5), batch_size=5
+    ) as loader:
+        refuses(featstore.PluginError, "seeds that are not in input_nodes", lambda: next(iter(loader)))
+
+
 def test_whole_neighbourhoods_are_the_batches_of_pyg(small, g, whole) -> None:
     seeds = torch.from_numpy(small.train_idx)
     want = NodeLoader(whole, HopSampler(small.indptr, small.indices, [-1, -1, -1]), seeds, batch_size=64)
@@ -258,7 +280,7 @@ def test_keywords_that_change_nothing_are_taken(small, g) -> None:
         ({"input_nodes": "paper"}, "input_nodes: the graph has one type of nodes"),
         ({"input_nodes": ("paper", torch.arange(3))}, "input_nodes: the graph has one type of nodes"),
         ({"input_nodes": torch.ones(7, dtype=torch.bool)}, "a mask of seeds must have one entry a node"),
-        ({"input_nodes": torch.tensor([1, 1])}, "seeds must be distinct: 1 is at positions 0 and 1"),
+        ({"input_nodes": torch.tensor([1, 1])}, "seeds of 0 and 1 alone look like a mask"),
         ({"disjoint": True}, "disjoint: a node that several seeds reach"),
         ({"subgraph_type": "induced"}, "subgraph_type: a batch has the edges that were sampled"),
         ({"time_attr": "time"}, "time_attr: sampling by time"),

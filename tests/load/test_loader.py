@@ -370,7 +370,7 @@ def test_no_thread_keeps_memory_from_another():
         ({"feature_cache": "some"}, ValueError, "not a size"),
         ({"seeds": [0.5]}, TypeError, "integers"),
         ({"seeds": [[1, 2]]}, ValueError, "one-dimensional"),
-        ({"seeds": [1, 0, 1]}, ValueError, "seeds must be distinct: 1 is at positions 0 and 2; a mask of 0 and 1"),
+        ({"seeds": [1, 0, 1]}, ValueError, "seeds of 0 and 1 alone look like a mask: 1 is at positions 0 and 2"),
         ({"seeds": [1, N]}, IndexError, f"seed {N} at position 1"),
         ({"seeds": [-1]}, IndexError, "seed -1 at position 0"),
         ({"seeds": np.array([3, 2**63], np.uint64)}, IndexError, f"seed {2**63} at position 1"),

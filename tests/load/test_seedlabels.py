@@ -179,8 +179,31 @@ def test_batches_that_do_not_say_where_their_seeds_were(g: featstore.OutOfCoreGr
             assert batch.seed_positions is None
             assert batch.seed_index.tolist() == [0, 1, 2]
             assert batch.y.tolist() == [(10 * batch.index + k) % 7 for k in (1, 2, 3)]
-    wanted = "Fixed does not say which are where; give names of node data"
+    wanted = "Fixed does not say where its seeds were given"
     refuses(ValueError, wanted, lambda: featstore.Loader(g, sampler_of(g, "neighbor"), Fixed(), labels=VALUES))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.arange(ROWS).bfloat16(),
+        torch.arange(ROWS, dtype=torch.float32).requires_grad_(),
+        torch.arange(2 * ROWS)[::2],
+        np.arange(ROWS, dtype=">i4"),
+        np.arange(ROWS)[::-1],
+        np.broadcast_to(np.int16(3), (ROWS,)),
+        np.where(np.arange(ROWS) % 3, 0.5, np.nan),
+    ],
+    ids=["bfloat16", "needs a gradient", "strided", "big-endian", "backwards", "read-only", "NaN"],
+)
+def test_labels_of_any_kind(g: featstore.OutOfCoreGraph, rows: Any) -> None:
+    expected = rows.detach() if isinstance(rows, torch.Tensor) else torch.from_numpy(rows.astype(rows.dtype.newbyteorder("=")))
+    with featstore.Loader(g, sampler_of(g, "neighbor"), NODES, SIZE, labels=rows, strategy="ondemand") as loader:
+        for batch in loader:
+            wanted = expected[batch.seed_positions]
+            assert batch.y.dtype == wanted.dtype
+            torch.testing.assert_close(batch.y, wanted, rtol=0, atol=0, equal_nan=True)
+            assert not batch.y.requires_grad
 
 
 @pytest.mark.parametrize("nodes", [NODES, np.random.default_rng(0).permutation(N)[:200]])
@@ -195,18 +218,105 @@ def test_a_sampler_that_sorts_its_seeds_keeps_their_labels(g: featstore.OutOfCor
             assert nodes is NODES or torch.equal(batch.seed_index, torch.arange(len(batch.seeds)))
 
 
+@pytest.mark.parametrize("nodes", [NODES, np.random.default_rng(0).permutation(N)[:200]])
+def test_a_sampler_that_leaves_seeds_out_leaves_their_labels_out(g: featstore.OutOfCoreGraph, nodes: Any) -> None:
+    neighbor, values = featstore.NeighborSampler(g, [3, 2]), VALUES[: len(nodes)]
+    with featstore.Loader(g, lambda seeds: neighbor.sample(seeds[2:]), nodes, SIZE, labels=values, shuffle=False) as loader:
+        for batch in loader:
+            given = nodes[batch.index * SIZE :][:SIZE]
+            left_out = list(dict.fromkeys(given.tolist()))[:2]
+            assert np.array_equal(batch.seeds[batch.seed_index].numpy(), given[~np.isin(given, left_out)])
+            assert np.array_equal(nodes[batch.seed_positions], batch.seeds[batch.seed_index].numpy())
+            assert np.array_equal(batch.y.numpy(), values[batch.seed_positions])
+
+
 def test_a_sampler_of_seeds_of_its_own_has_their_node_data_alone(g: featstore.OutOfCoreGraph) -> None:
     neighbor = featstore.NeighborSampler(g, [3, 2])
 
     def other(seeds: torch.Tensor) -> Any:
-        return neighbor.sample(seeds[1:])
+        return neighbor.sample(seeds + N // 2)
 
     with featstore.Loader(g, other, NODES, SIZE, strategy="ondemand") as loader:
         for batch in loader:
             assert torch.equal(batch.y, batch.seeds % 7)
             assert batch.seed_positions is None
     with featstore.Loader(g, other, NODES, SIZE, labels=VALUES, strategy="ondemand") as loader:
-        refuses(PluginError, "batch 0: the sampler returned other seeds", lambda: next(iter(loader)))
+        refuses(PluginError, "batch 0: the sampler returned seeds that it was not given", lambda: next(iter(loader)))
+
+
+class Said(Fixed):
+    """Batches of a user's that say where their seeds were given, rightly or not."""
+
+    n_seeds = 6
+
+    def __init__(self, given: Any = (3, 3, 1), positions: Any = (0, 5, 2)) -> None:
+        self._given, self._positions = np.array(given), np.array(positions, np.int32)
+
+    def given(self, index: int) -> Any:
+        return self._given
+
+    def positions(self, index: int) -> Any:
+        return self._positions
+
+    def seeds(self, index: int) -> torch.Tensor:
+        return torch.tensor([3, 1])
+
+
+def test_batches_that_say_where_their_seeds_were(g: featstore.OutOfCoreGraph) -> None:
+    with featstore.Loader(g, sampler_of(g, "neighbor"), Said(), labels=np.arange(6) * 10, strategy="ondemand") as loader:
+        for batch in loader:
+            assert (batch.seeds.tolist(), batch.seed_index.tolist()) == ([3, 1], [0, 0, 1])
+            assert (batch.seed_positions.tolist(), batch.y.tolist()) == ([0, 5, 2], [0, 50, 20])
+            assert batch.seed_positions.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("given", "positions", "text"),
+    [
+        ([3, 3, 1], [0, 1], r"batch 0: Said gave seeds of shape \(3,\), and positions of \(2,\)"),
+        ([3, 1], [0, -1], "none below 0"),
+        ([3, 1], [0, 6], "labels: 'y' has no rows for the positions"),
+        ([3, 5], [0, 1], "seeds that it was not given"),
+    ],
+)
+def test_batches_that_contradict_themselves(g: featstore.OutOfCoreGraph, given: Any, positions: Any, text: str) -> None:
+    with featstore.Loader(
+        g, sampler_of(g, "neighbor"), Said(given, positions), labels=np.arange(6), strategy="ondemand"
+    ) as loader:
+        refuses(PluginError, text, lambda: next(iter(loader)))
+
+
+def test_an_attribute_of_that_name_says_nothing(g: featstore.OutOfCoreGraph) -> None:
+    batches: Any = Fixed()
+    batches.positions = torch.arange(3)
+    with featstore.Loader(g, sampler_of(g, "neighbor"), batches, strategy="ondemand") as loader:
+        assert next(iter(loader)).seed_positions is None
+    batches.n_seeds = 3
+    with featstore.Loader(g, sampler_of(g, "neighbor"), batches, labels=np.arange(3), strategy="ondemand") as loader:
+        refuses(PluginError, "Fixed has no given and positions", lambda: next(iter(loader)))
+
+
+def test_labels_in_a_memory_map_stay_there(g: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", VALUES)
+    mapped = np.load(tmp_path / "y.npy", mmap_mode="r")
+    with featstore.Loader(g, sampler_of(g, "neighbor"), NODES, SIZE, labels=mapped, strategy="ondemand") as loader:
+        assert np.shares_memory(loader._labels._given["y"], mapped)
+        for batch in loader:
+            assert np.array_equal(batch.y.numpy(), VALUES[batch.seed_positions])
+
+
+def test_an_order_is_made_once_an_epoch(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs beside it; and none stays when all epochs are over."""
+    made: list[int] = []
+    really = featstore.RandomBatches.epoch
+    monkeypatch.setattr(featstore.RandomBatches, "epoch", lambda self, epoch: made.append(epoch) or really(self, epoch))
+    with featstore.Loader(g, sampler_of(g, "neighbor"), NODES, SIZE, strategy="ondemand") as loader:
+        made.clear()
+        running = [iter(loader) for _ in range(4)]
+        for _ in zip(*running, strict=True):
+            pass
+        assert sorted(made) == [0, 1, 2, 3]
+        assert not loader._stages._orders
 
 
 @pytest.mark.parametrize(
@@ -218,7 +328,10 @@ def test_a_sampler_of_seeds_of_its_own_has_their_node_data_alone(g: featstore.Ou
         ({"t": 3}, TypeError, "labels: 't' has no rows"),
         ({"t": "y"}, TypeError, "a mapping of names to rows"),
         ({3: VALUES}, TypeError, "a mapping of names to rows"),
-        ([1, 2], TypeError, "labels must be given by name"),
+        ([1, 2], TypeError, r"labels must be given by name.*np.array\(labels\)"),
+        (torch.empty(ROWS, device="meta"), TypeError, "labels: 'y' is no dense tensor with values: torch.strided on meta"),
+        (torch.eye(ROWS).to_sparse(), TypeError, "labels: 'y' is no dense tensor"),
+        ({"w": torch.zeros(N)}, ValueError, r"labels: 'w' has 400 rows for 900 seeds; for a mask of seeds give labels\[mask\]"),
         (np.array(["a"] * ROWS), TypeError, "labels: 'y'"),
     ],
 )
@@ -233,7 +346,9 @@ def test_a_pack_has_each_seed_once(g: featstore.OutOfCoreGraph, tmp_path: Path) 
     refuses(ValueError, "a pack's seeds must be distinct", lambda: featstore.sample_offline(g, sampler, NODES, SIZE, path=path))
     assert not path.exists()
     with featstore.sample_offline(g, sampler, np.unique(NODES), SIZE, path=path, progress=False) as pack:
-        refuses(ValueError, "a pack has its own", lambda: featstore.Loader(g, labels=VALUES, strategy=featstore.Packed(pack)))
+        refuses(
+            ValueError, "a pack does not say where", lambda: featstore.Loader(g, labels=VALUES, strategy=featstore.Packed(pack))
+        )
         with featstore.Loader(g, strategy=featstore.Packed(pack)) as loader:
             batch = next(iter(loader))
             assert batch.seed_positions is None
@@ -242,7 +357,11 @@ def test_a_pack_has_each_seed_once(g: featstore.OutOfCoreGraph, tmp_path: Path) 
 
 def test_zeros_and_ones_that_repeat_are_a_mask(g: featstore.OutOfCoreGraph) -> None:
     for ids in ([0, 1, 1, 0], np.ones(5, np.uint8), [0, 0]):
-        refuses(ValueError, "a mask of 0 and 1 must be given as booleans", lambda ids=ids: featstore.RandomBatches(ids, 2))
+        refuses(
+            ValueError,
+            "look like a mask: . is at positions . and .; a mask of 0 and 1 must be given as booleans",
+            lambda ids=ids: featstore.RandomBatches(ids, 2),
+        )
     assert featstore.RandomBatches([1, 0], 2).n_seeds == 2
 
 

@@ -154,8 +154,10 @@ def repeated_seeds(edges: torch.Tensor, n_edges: list[int], number: torch.Tensor
     node; which edges they were; and the number of edges of each hop.
     """
     device, n_seeds = edges.device, len(number)
-    first = torch.from_numpy(first_seen(number.numpy(force=True))[0]).to(device)
-    n_distinct = len(first)
+    places = torch.from_numpy(first_seen(number.numpy(force=True))[0]).to(device)
+    n_distinct = len(places)
+    first = torch.empty_like(places)
+    first[number[places]] = places  # a sampler may have put the seeds in another order than they were given in
 
     def renumbered(nodes: torch.Tensor) -> torch.Tensor:
         seed = first[nodes.clamp(max=n_distinct - 1)]

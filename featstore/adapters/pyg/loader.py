@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from featstore.adapters.pyg.data import check_names, default_features, to_data
 from featstore.adapters.pyg.sampler import fanouts_of
 from featstore.config import check_flag
-from featstore.errors import OptionError
+from featstore.errors import OptionError, PluginError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
@@ -197,6 +197,8 @@ class NeighborLoader:
         )
 
     def _batch(self, batch: MiniBatch) -> Any:
+        if self._gives_positions and batch.seed_positions is None:
+            raise PluginError(f"batch {batch.index}: the sampler returned seeds that are not in input_nodes")
         data = to_data(batch, batch.seed_positions if self._gives_positions else None)
         return data if self.transform is None else self.transform(data)
 
