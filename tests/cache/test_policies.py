@@ -30,6 +30,7 @@ from featstore.errors import PluginError
 from featstore.testing import OnlinePolicyContract, StaticPolicyContract, play, traces
 from tests.support.reference_policies import ReferenceClock, ReferenceLRU, ReferenceS3FIFO, ReferenceSieve
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 PAIRS = [(LRU, ReferenceLRU), (Clock, ReferenceClock), (Sieve, ReferenceSieve), (S3FIFO, ReferenceS3FIFO)]
 
@@ -126,10 +127,10 @@ def wide() -> list[Int64s]:
     return batches
 
 
-@pytest.mark.parametrize(("policy", "reference"), PAIRS)
-@pytest.mark.parametrize("capacity", [50, 100, 200, 350])
-def test_batches_wider_than_the_cache_load_no_more_than_one_row_at_a_time(policy, reference, capacity, wide) -> None:
+@pytest.mark.parametrize(("pair", "capacity"), covering(PAIRS, [50, 100, 200, 350]))
+def test_batches_wider_than_the_cache_load_no_more_than_one_row_at_a_time(pair, capacity, wide) -> None:
     """What a policy decides within a batch is worth as much as what it decides between rows; a batch's hits are known at once."""
+    policy, reference = pair
     rows = [ids[i : i + 1] for ids in wide for i in range(len(ids))]
     expected = one_at_a_time(reference(), capacity, wide)
     assert loads(policy(), capacity, rows) == expected

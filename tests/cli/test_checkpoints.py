@@ -147,7 +147,7 @@ def _killed_anywhere(path: str, folder: str, step: int) -> None:
     assert seen == {0, 1, 2} if step == 1 else len(seen) > 1
 
 
-@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [53, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_kill_leaves_a_checkpoint(data: Path, tmp_path: Path, step: int) -> None:
     run_in_child(_killed_anywhere, str(data), str(tmp_path), step, faults=True, timeout_s=3000)
 

@@ -428,7 +428,7 @@ def kill_and_fail(folder: str, step: int) -> None:
 
 
 def test_makers_killed_and_failed_at_a_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_and_fail, str(tmp_path), 19, faults=True)
+    run_in_child(kill_and_fail, str(tmp_path), 31, faults=True)
 
 
 @pytest.mark.stress

@@ -26,6 +26,7 @@ from featstore.sampling.batch import Block
 from featstore.testing.faults import forked, run_in_child, sweep
 from tests.support.pyg import GATConv, GCNConv, SAGEConv
 from tests.support.pyg import GraphSAGE as PygSAGE
+from tests.support.sampled import one_in
 from tests.support.whole_graph import skewed_graph, whole_block
 
 N, WIDTH = 700, 24
@@ -334,7 +335,7 @@ def kill_some(folder: str, step: int, name: str | None) -> None:
     assert seen == {False, True}
 
 
-@pytest.mark.parametrize("name", [None, "model"])
+@pytest.mark.parametrize("name", one_in(2, ["model", None]))
 def test_runs_killed_at_a_system_call(tmp_path: Path, name: str | None) -> None:
     run_in_child(kill_some, str(tmp_path), 31, name, faults=True)
 

@@ -114,7 +114,7 @@ INTERRUPTED = [
 ]
 
 
-@pytest.mark.parametrize("options", INTERRUPTED[::2], ids=str)
+@pytest.mark.parametrize("options", INTERRUPTED[2::2], ids=str)
 def test_ctrl_c_at_any_moment(small, options):
     run_in_child(interrupt, os.fspath(small.path), 25, options)
 

@@ -13,12 +13,13 @@ import featstore
 from featstore._core.buffers import mapped_bytes
 from tests.memory.sizes import DIM, N
 from tests.support.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
+from tests.support.sampled import covering
 
 pytestmark = pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
 
 MEMORY = 16_000_000  # one and a half times the features
 SAMPLERS = ("neighbor", "window")  # which draws an epoch's 60 batches in twenty windows
-CASES = [(strategy, sampler, "") for strategy in STRATEGIES for sampler in SAMPLERS if strategy != "packed"]
+CASES = covering([strategy for strategy in STRATEGIES if strategy != "packed"], SAMPLERS, [""])
 CASES += [("packed", "neighbor", "")]
 CASES += [(strategy, "neighbor", "degree") for strategy in ("superbatch", "ginex", "streamed")]
 

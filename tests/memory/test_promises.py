@@ -134,8 +134,7 @@ def counted(loader: featstore.Loader, delivered: list[int]) -> Iterator[featstor
         yield batch
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "sampler"), covering(STRATEGIES, SAMPLERS))
 def test_an_epoch_ends_or_raises_at_twelve_memories(promised: Promised, strategy: str, sampler: str) -> None:
     sweep(promised, strategy, sampler, MEMORIES[8::17])
 
@@ -192,7 +191,7 @@ def check_rounds(promised: Promised, strategy: str, sampler: str, given: str, me
                 assert len(tried) - 1 <= most, f"named one after the other: {tried}"
 
 
-@pytest.mark.parametrize("case", one_in(2, NAMING), ids=", ".join)
+@pytest.mark.parametrize("case", one_in(4, NAMING), ids=", ".join)
 def test_what_an_error_names_suffices(promised: Promised, case: tuple[str, str, str]) -> None:
     check_rounds(promised, *case, OPENED[:1])
 

@@ -24,7 +24,7 @@ from tests.strategies.test_packed import copied, die_at_each, dying_fsync, kille
 from tests.strategies.test_superbatch import N, dataset, ondemand, same
 from tests.support.loaders import make_loader
 from tests.support.refusing import refuses
-from tests.support.sampled import covering
+from tests.support.sampled import covering, one_in
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 
@@ -415,7 +415,7 @@ def _killed_often(pack: str, folder: str, steps: list[int], dataset: str, policy
     die_at_each(make, pack, folder, steps)
 
 
-@pytest.mark.parametrize(("policy", "disk"), [("belady", None), ("frequency", "900KB")])
+@pytest.mark.parametrize(("policy", "disk"), one_in(2, [("belady", None), ("frequency", "900KB")], names=2))
 def test_killed_between_checkpoints_with_memory_as_usual(dataset, pack, tmp_path, ondemand, policy, disk) -> None:
     resumed = 0
     for mine in killed(_killed_often, pack, tmp_path, range(8, 60, 6), str(dataset), policy, disk):

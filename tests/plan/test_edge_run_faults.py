@@ -101,7 +101,7 @@ def run_files_fail(folder: str, step: int) -> None:
 
 
 def test_run_files_that_fail(tmp_path: Path) -> None:
-    run_in_child(run_files_fail, str(tmp_path), 41, faults=True)
+    run_in_child(run_files_fail, str(tmp_path), 83, faults=True)
 
 
 @pytest.mark.stress

@@ -17,6 +17,7 @@ from featstore.testing.limits import memory_group
 from tests.sampling.test_epochwide import EpochGraph, batches_of, window_of
 from tests.sampling.test_neighbor import same
 from tests.support.array_graphs import random_graph
+from tests.support.sampled import one_in
 
 N, DEGREE, BATCH = 60_000, 15, 150
 FANOUTS = [10, 10, 5]
@@ -51,7 +52,7 @@ def sample_within(path: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make control groups")
-@pytest.mark.parametrize("topology", ["csc", "chunked"])
+@pytest.mark.parametrize("topology", one_in(2, ["csc", "chunked"]))
 def test_an_epoch_of_ten_times_its_memory(tmp_path: Path, topology: str) -> None:
     rng = np.random.default_rng(0)
     indices = rng.integers(0, N, N * DEGREE).astype(np.int32)

@@ -27,6 +27,7 @@ from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, l
 from featstore.storage.rundir import DiskQuota
 from tests.sampling.test_neighbor import FANOUTS, WORDS, same
 from tests.support.array_graphs import ArrayGraph, graphs, random_graph
+from tests.support.sampled import covering
 
 Int64s = npt.NDArray[np.int64]
 PLENTY = 64 << 20
@@ -168,9 +169,10 @@ def test_small_graphs_equal_batches_sampled_alone(
     check_window(sampler, small.graph, small.batches, small.path, epoch=epoch, n_bytes=n_bytes, access=access)
 
 
-@pytest.mark.parametrize("kind", [EpochGraph, ChunkedEpochGraph])
-@pytest.mark.parametrize("id_bytes", [4, 8])
-@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000], [5000]])
+@pytest.mark.parametrize(
+    ("fanouts", "kind", "id_bytes"),
+    covering([[10, 5, 3], [70, 3], [2, -1], [1000], [5000]], [EpochGraph, ChunkedEpochGraph], [4, 8]),
+)
 def test_what_does_not_fit_the_memory_is_spilled(
     tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
 ) -> None:

@@ -17,6 +17,7 @@ from featstore.sampling.rng import absorb, batch_key
 from tests.sampling.test_draws import chi_square_limit
 from tests.sampling.test_neighbor import WORDS, same
 from tests.support.array_graphs import ArrayGraph, graph_of, graphs, random_graph
+from tests.support.sampled import covering
 
 Blocks = list[tuple[list[int], list[int], list[float], int, int]]
 
@@ -164,10 +165,9 @@ SEEDS = torch.tensor([0, 1, 2, 3, 4, 5])
 N_DRAWS = 10_000
 
 
-@pytest.mark.parametrize("op", ["sum", "mean"])
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize(
+    ("op", "replace", "skip", "size"), covering(["sum", "mean"], [False, True], [False, True], [1, 4], together=2)
+)
 def test_weighted_sums_have_no_bias(op: str, replace: bool, skip: bool, size: int) -> None:
     """The mean of 10⁴ draws lies within 4 standard errors of the exact sum over all neighbours, for each destination."""
     g = graph_of(LISTS)

@@ -344,28 +344,19 @@ def fail_some(folder: str, cases: list[list[Any]]) -> None:
 
 SAMPLE = [
     ("save", "rename", "ENOSPC", 1),
-    ("save", "fsync", "EIO", 1),
     ("save again", "open", "EMFILE", 30),
     ("replace", "rename", "EIO", 14),
     ("replace", "flock", "EIO", 4),
-    ("create", "close", "EIO", 26),
     ("create", "open", "EMFILE", 11),
-    ("create", "read", "EIO", 11),
     ("create", "fsync", "EIO", 5),
-    ("create", "rename", "EIO", 5),
     ("create", "write", "EFBIG", 7),
-    ("edges replace", "write", "EDQUOT", 7),
     ("edges replace", "write", "short", 7),
-    ("edges replace", "write", "EINTR", 7),
     ("create chunks", "write", "ENOSPC", 18),
     ("convert", "fsync", "EIO", 8),
-    ("convert", "unlink", "EIO", 5),
     ("convert back", "rename", "ENOSPC", 3),
     ("create stripes", "fsync", "EIO", 10),
     ("replace stripes", "unlink", "EIO", 10),
     ("convert to stripes", "mkdir", "ENOSPC", 1),
-    ("convert to stripes", "open", "EMFILE", 18),
-    ("convert stripes back", "unlink", "EIO", 3),
     ("keep", "fsync", "EIO", 1),
     ("pack again", "fsync", "EIO", 4),
     ("layout", "rename", "EIO", 3),
@@ -421,7 +412,7 @@ def test_what_follows_the_catalogs_rename_removes_nothing_that_it_names(tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", one_in(2, ["save", "save again", "keep", "create", "replace", "pack again", "layout", *reversed(STRIPED)])
+    "name", one_in(3, ["save", "save again", "keep", "create", "replace", "pack again", "layout", *reversed(STRIPED)])
 )
 def test_ctrl_c_after_any_step_leaves_the_old_or_the_new(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rename, fsync and removal in turn is done, and then Ctrl-C comes."""

@@ -241,11 +241,11 @@ def test_updates_killed_at_every_system_call(tmp_path: Path) -> None:
 def kill_some(folder: str) -> None:
     """A sample of all the kills above, and their control; in one child, as starting one takes longer than the kills."""
     for name, campaign in (
-        ("fresh", lambda path: kill_create(path, 17, False)),
-        ("over", lambda path: kill_create(path, 17, True)),
-        ("over stripes", lambda path: kill_create(path, 13, True, True)),
-        ("update", lambda path: kill_update(path, 5)),
-        ("convert", lambda path: kill_convert(path, 9)),
+        ("fresh", lambda path: kill_create(path, 29, False)),
+        ("over", lambda path: kill_create(path, 29, True)),
+        ("over stripes", lambda path: kill_create(path, 23, True, True)),
+        ("update", lambda path: kill_update(path, 9)),
+        ("convert", lambda path: kill_convert(path, 17)),
         ("careless", kill_careless),
     ):
         os.mkdir(f"{folder}/{name}")

@@ -28,6 +28,7 @@ from tests.strategies.test_superbatch import N, dataset, ondemand, same
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
 from tests.support.refusing import refuses
+from tests.support.sampled import one_in
 
 __all__ = ["dataset", "ondemand"]  # fixtures
 
@@ -255,7 +256,7 @@ def _failing(folder: str, dataset: str, policy: str, disk: str | None, writes_ap
 
 SHARING = pytest.mark.parametrize(
     ("policy", "disk"),
-    [("belady", None), ("frequency", "900KB"), pytest.param("frequency", None, marks=pytest.mark.stress)],
+    one_in(3, [("frequency", "900KB"), ("belady", None), ("frequency", None)], names=2),
 )
 
 

@@ -29,9 +29,12 @@ def covering(*axes: Iterable[Any], together: int = 1) -> list[Any]:
     return [_case([axis[k] for axis, k in zip(values, case, strict=True)], case in chosen) for case in cases]
 
 
-def one_in(n: int, cases: Sequence[Any]) -> list[Any]:
-    """Return the values of one parameter, for :func:`pytest.mark.parametrize`: the ordinary run has the first of every ``n``."""
-    return [_case([case], number % n == 0) for number, case in enumerate(cases)]
+def one_in(n: int, cases: Sequence[Any], names: int = 1) -> list[Any]:
+    """Return the values of one parameter, or of several ``names`` that are given as tuples, for :func:`pytest.mark.parametrize`.
+
+    The ordinary run has the first of every ``n``.
+    """
+    return [_case([case] if names == 1 else case, number % n == 0) for number, case in enumerate(cases)]
 
 
 def _case(values: Sequence[Any], is_chosen: bool) -> Any:

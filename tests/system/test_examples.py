@@ -87,7 +87,7 @@ def test_history(tmp_path):
     assert min(float(accuracy), float(accuracy_without)) > 0.7  # guessing: 0.2
 
 
-@pytest.mark.parametrize("options", [["--strategy", "superbatch"], ["--loader", "stores"], ["--loader", "memory"]], ids=str)
+@pytest.mark.parametrize("options", [["--strategy", "superbatch"], ["--loader", "stores"]], ids=str)
 def test_pyg(tmp_path, options):
     common = [tmp_path / "g", "--nodes", 3000, "--batch-size", 100, "--memory", "64MiB", "--num-workers", 0]
     printed = run("pyg.py", *common, *options, cwd=tmp_path)

@@ -151,7 +151,7 @@ def opening_fails_at(path: str, operation: str, action: str, step: int) -> None:
     use()
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.stress)])
 def test_open_and_use_fail_cleanly(tmp_path: Path, step: int) -> None:
     create(tmp_path / "g", 0)
     run_in_child(opening_fails, str(tmp_path / "g"), step, faults=True)

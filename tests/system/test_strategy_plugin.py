@@ -19,6 +19,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return install(EXAMPLE, tmp_path_factory.mktemp("strategy"))
 
 
+@pytest.mark.stress  # the suite runs on the library's own strategies, and on the guide's
 def test_the_example_keeps_the_contract(installed: tuple[Path, Path]) -> None:
     """Every sampler, cache and budget, by way of :class:`featstore.testing.StrategyContract`, and what it is for."""
     target, source = installed
