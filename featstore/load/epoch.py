@@ -81,8 +81,8 @@ class RunningEpoch(Iterator[MiniBatch]):
             may_grow=stages.may_grow,
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
-        stages.begin(run, position.epoch)
         try:
+            stages.begin(run, position.epoch)
             self._pipeline.begin()
         except BaseException:
             self.close()

@@ -71,8 +71,8 @@ class Stages:
 
     def begin(self, run: EpochRun, epoch: int) -> None:
         """Note that ``run`` begins, which is of this epoch."""
-        self._orders[run] = self._labels.order(epoch)
         self.memory.begin()
+        self._orders[run] = self._labels.order(epoch)
         if self._history is not None:
             self._history.begin(run)
 

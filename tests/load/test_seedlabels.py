@@ -293,7 +293,10 @@ def test_an_attribute_of_that_name_says_nothing(g: featstore.OutOfCoreGraph) -> 
         assert next(iter(loader)).seed_positions is None
     batches.n_seeds = 3
     with featstore.Loader(g, sampler_of(g, "neighbor"), batches, labels=np.arange(3), strategy="ondemand") as loader:
-        refuses(PluginError, "Fixed has no given and positions", lambda: next(iter(loader)))
+        used = g.budget.used
+        for _ in range(2):  # an epoch that could not begin is the next one still
+            refuses(PluginError, "Fixed has no given and positions", lambda: next(iter(loader)))
+            assert (g.budget.used, loader._runner.memory._n_running, loader._stages._orders) == (used, 0, {})
 
 
 def test_labels_in_a_memory_map_stay_there(g: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
