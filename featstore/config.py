@@ -103,8 +103,8 @@ def parse_memory(size: int | str) -> int:
     share = Fraction(match[1]) / 100
     if not 0 < share <= 1:
         raise ValueError(f"memory as a share of the machine's memory must lie above 0% and at most at 100%, not {size!r}")
-    limits = [limit for limit, _ in _cgroup_limits()]
-    return int(share * min([int(psutil.virtual_memory().total), *limits]))
+    total, limit = int(psutil.virtual_memory().total), memory_limit()
+    return int(share * (total if limit is None else min(total, limit)))
 
 
 def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | float:
@@ -191,6 +191,11 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
                 yield int(limit), int(limit) - usage + reclaimable
             if level == base:
                 break
+
+
+def memory_limit() -> int | None:
+    """Find the limit of this process's memory cgroups in bytes, the least of them; None without one."""
+    return min((limit for limit, _ in _cgroup_limits()), default=None)
 
 
 def available_memory() -> int:

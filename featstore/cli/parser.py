@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "train a GraphSAGE on a dataset within a memory budget",
     "aggregate": "make a feature of each node's in-neighbours' rows: their mean, sum or normalised sum",
     "infer": "compute the class scores of every node by a trained model",
+    "doctor": "say what on this machine is in the way of reading fast, and what to change",
     "bench": "measure the drive under a dataset, and gathers from it",
 }
 

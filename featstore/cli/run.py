@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from featstore.cli import aggregate, bench, convert, create, infer, info, pack, partition, plan, train, verify
+from featstore.cli import aggregate, bench, convert, create, doctor, infer, info, pack, partition, plan, train, verify
 from featstore.cli.arguments import add_path
 from featstore.cli.output import advice_on_damage, one_line
 from featstore.cli.parser import COMMANDS, USER_ERROR, Parser, make_parser, with_values
@@ -15,7 +15,7 @@ from featstore.errors import CorruptionError, FeatstoreError
 
 __all__ = ["command_parser", "run"]
 
-_MODULES: tuple[Any, ...] = (create, info, verify, convert, partition, plan, pack, train, aggregate, infer, bench)
+_MODULES: tuple[Any, ...] = (create, info, verify, convert, partition, plan, pack, train, aggregate, infer, doctor, bench)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -51,7 +51,8 @@ def command_parser(arguments: Sequence[str] = ()) -> Parser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for (name, text), module in zip(COMMANDS.items(), _MODULES, strict=True):
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        add_path(made, "path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"))
+        optional = {"nargs": "?", "default": "."} if module is doctor else {}
+        add_path(made, "path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"), **optional)
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         if module is train:
             train.add_arguments(made, train.named_strategy(arguments))

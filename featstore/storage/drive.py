@@ -33,6 +33,7 @@ __all__ = [
     "DriveSpeed",
     "drive_speed",
     "kept_speed",
+    "measure_drive",
     "settled",
     "share_end",
     "time_reads",
@@ -141,7 +142,7 @@ def drive_speed(
     kept = current_catalog(dataset).extra.get(KEY)
     found = None if again else _saved(kept, where)
     if found is None:
-        found = _measure(reader, sources, runs_directory(dataset, run_dir), disk)
+        found = measure_drive(reader, runs_directory(dataset, run_dir), sources, disk)
         keep(dataset, KEY, {"where": where, "when": time.time(), **asdict(found)})
     reader.drive = found
     return found
@@ -229,7 +230,8 @@ def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | 
     return None if rates is None else DriveSpeed(**rates)
 
 
-def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk: int | None) -> DriveSpeed:
+def measure_drive(reader: DriveReader, run_dir: str, sources: Iterable[object] = (), disk: int | None = None) -> DriveSpeed:
+    """Measure a drive, as :func:`drive_speed` says, and keep nothing; the scratch file lies in ``run_dir``."""
     n_bytes = max(LEAST_SCRATCH_BYTES, min(SCRATCH_BYTES, SCRATCH_BYTES if disk is None else disk) // CHUNK_BYTES * CHUNK_BYTES)
     runs = RunDirectory(run_dir)
     scratch = None

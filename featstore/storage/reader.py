@@ -86,11 +86,13 @@ class Reader:
         try:
             return make(backend)
         except OSError as error:
-            if backend == "pread" or self.options.backend == "io_uring":
+            if backend == "pread":
                 raise
+            if self.options.backend == "io_uring":
+                raise OSError(error.errno, f"io_uring was refused: {error.strerror}; featstore doctor says why") from error
             made = make("pread")
             with self._lock:
-                self.backend, self.reason = "pread", f"io_uring was refused: {error.strerror}"
+                self.backend, self.reason = "pread", f"io_uring was refused: {error.strerror}; featstore doctor says why"
             return made
 
     def _make(self, backend: str, n_rows: int = 0) -> Engine:

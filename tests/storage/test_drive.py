@@ -63,7 +63,7 @@ def test_the_drive_is_measured_once_and_kept(data: Path, monkeypatch: pytest.Mon
         assert g.budget.report().keys() <= {"reader buffers", "checksum tables", "node data"}
     assert not (data.parent / "g.runs").exists()
     generation = read_catalog(data).generation
-    monkeypatch.setattr(drive_module, "_measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(drive_module, "measure_drive", lambda *_: pytest.fail("measured again"))
     with featstore.open(data, memory="64MiB") as g:
         assert speed_of(g) == found
         g.verify(progress=False)
@@ -82,10 +82,10 @@ def test_sequential_reads_are_timed_on_a_long_stream(data: Path, monkeypatch: py
 
     monkeypatch.setattr(rowfile, "PageStream", Spy)
     with featstore.open(data, memory="64MiB") as g:
-        drive_module._measure(g.reader, sources_of(g), f"{g.path}.runs", None)
+        drive_module.measure_drive(g.reader, f"{g.path}.runs", sources_of(g))
         held = g.budget.used
         monkeypatch.setattr(drive_module, "STREAM_BYTES", 64 << 10)
-        drive_module._measure(g.reader, sources_of(g), f"{g.path}.runs", None)
+        drive_module.measure_drive(g.reader, f"{g.path}.runs", sources_of(g))
         assert g.budget.used == held
         size = g.features["x"].source.n_bytes
     long = [n_pages for n_pages, n_bytes in seen if n_bytes == size]
@@ -174,7 +174,7 @@ def test_measuring_is_bounded_by_time(data: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(drive_module, "settled", counted)
     with featstore.open(data, memory="64MiB") as g:
-        found = drive_module._measure(g.reader, sources_of(g), f"{g.path}.runs", None)
+        found = drive_module.measure_drive(g.reader, f"{g.path}.runs", sources_of(g))
     assert slices == [1, 2, 2, 2, 2]  # the scratch file is one slice; random reads, gathers, fills, overlap
     assert min(found.iops, found.bandwidth, found.write_bandwidth, found.gather_bandwidth, found.fill_bandwidth) > 0
 
@@ -254,7 +254,7 @@ def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pyt
     """A drive that was busy when it was measured is not thought slow for ever."""
     clock, speeds = [1e9], iter(DriveSpeed(float(k), 2.0, 3.0, 7.0, 1.5, 0.5) for k in range(1, 9))
     monkeypatch.setattr(keptrates.time, "time", lambda: clock[0])
-    monkeypatch.setattr(drive_module, "_measure", lambda *_: next(speeds))
+    monkeypatch.setattr(drive_module, "measure_drive", lambda *_: next(speeds))
 
     def iops(**options: Any) -> float:
         with featstore.open(data) as g:
@@ -305,13 +305,13 @@ def test_gathers_are_timed_beside_their_operations(
 @pytest.mark.parametrize("what", ["another machine", "through the page cache"])
 def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     fixed = DriveSpeed(1.0, 2.0, 3.0, 7.0, 1.5, 0.5)
-    monkeypatch.setattr(drive_module, "_measure", lambda *_: fixed)
+    monkeypatch.setattr(drive_module, "measure_drive", lambda *_: fixed)
     with featstore.open(data) as g:
         assert speed_of(g) == fixed
     if what == "another machine":
         monkeypatch.setattr(drive_module.platform, "node", lambda: "elsewhere")
     other = DriveSpeed(4.0, 5.0, 6.0, 7.0, 4.5, 0.0)
-    monkeypatch.setattr(drive_module, "_measure", lambda *_: other)
+    monkeypatch.setattr(drive_module, "measure_drive", lambda *_: other)
     with featstore.open(data, backend="buffered" if what == "through the page cache" else "auto") as g:
         assert speed_of(g) == other
 

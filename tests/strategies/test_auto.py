@@ -37,7 +37,7 @@ def test_explain_measures_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     data = skewed_dataset(tmp_path / "g", 3000, 40)  # of which no rates are kept yet
     arguments = ["plan", str(data), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%", "--json"]
     speeds = iter(DriveSpeed(1000.0 * k, 1e9, 1e9, 7.0, 7.0) for k in range(1, 9))
-    monkeypatch.setattr(drive_module, "_measure", lambda *_: next(speeds))
+    monkeypatch.setattr(drive_module, "measure_drive", lambda *_: next(speeds))
     for more, expected in (([], 1000), ([], 1000), (["--measure"], 2000), ([], 2000)):
         assert main([*arguments, *more]) == 0
         assert json.loads(capsys.readouterr().out)["choices"][0]["drive"]["iops"] == expected
