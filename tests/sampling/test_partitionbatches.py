@@ -203,7 +203,7 @@ def test_where_the_parts_come_from(data: Any) -> None:
         ({"parts": np.full(N, -1)}, ValueError, "node 0 is in part -1"),
         ({"parts": np.full(N, 2**31)}, ValueError, "node 0 is in part 2147483648"),
         ({"parts": "other"}, ValueError, "keeps no parts 'other'; there is 'few', 'planted'"),
-        ({"ids": [1, 1]}, ValueError, "must be distinct"),
+        ({"ids": [1, 1]}, ValueError, "look like a mask"),
         ({"ids": [N]}, IndexError, "not a node"),
         ({"ids": np.ones(3, bool)}, ValueError, "one entry a node"),
     ],
