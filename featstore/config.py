@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import re
@@ -22,16 +23,20 @@ __all__ = [
     "check_integer",
     "format_size",
     "local_ranks",
+    "memory_limit",
     "parse_cache_size",
     "parse_disk",
     "parse_memory",
     "parse_size",
+    "processor_quota",
     "user_path",
 ]
 
 Backend = Literal["auto", "buffered", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
 
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _NUMBER = re.compile(r"\s*\d+(?:\.\d+)?\s*")
@@ -148,14 +153,16 @@ def parse_disk(size: int | str, features_bytes: int, name: str = "") -> int:
     return int(Fraction(match[1]) * features_bytes)
 
 
-def format_size(n_bytes: int) -> str:
-    """Write ``n_bytes`` as text with a binary unit, such as ``'1.50 GiB'``."""
-    size = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+def format_size(n_bytes: int, *, down: bool = False) -> str:
+    """Write ``n_bytes`` as text with a binary unit, such as ``'1.50 GiB'``; rounded down if ``down``, else to the nearest."""
+    size, unit = float(n_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024:
-            return f"{int(size)} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
+            break
+        size, unit = size / 1024, larger
+    if unit == "B":
+        return f"{int(size)} B"
+    return f"{math.floor(100 * size) / 100 if down else size:.2f} {unit}"
 
 
 def user_path(path: str | os.PathLike[str]) -> str:
@@ -163,34 +170,44 @@ def user_path(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(os.fsdecode(path))
 
 
-def _cgroup_limits() -> Iterator[tuple[int, int]]:
-    """Yield the limits of this process's memory cgroups (v1 or v2), and the bytes that each still allows."""
+def _cgroups(controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the directories of this process's cgroups with a controller, its own first, and whether they are of version 2.
+
+    The process's own group may lack a directory: a container may see another group as the root.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            base, limit_name, usage_name = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base, limit_name, usage_name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+            base = _GROUPS
+        elif controller in controllers.split(","):
+            base = _GROUPS / controller
         else:
             continue
-        node = base / group.lstrip("/")
-        for level in (node, *node.parents):
-            try:
-                limit = (level / limit_name).read_text().strip()
-                # Page cache is charged to the group, too, but the kernel reclaims it under pressure.
-                stat = dict(row.split() for row in (level / "memory.stat").read_text().splitlines())
-                usage = int((level / usage_name).read_text())
-            except (OSError, ValueError):
-                continue
-            if limit.isdigit() and int(limit) < 2**60:
-                reclaimable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-                yield int(limit), int(limit) - usage + reclaimable
-            if level == base:
+        own = base / group.lstrip("/")
+        for directory in (own, *own.parents):
+            yield directory, controllers == ""
+            if directory == base:
                 break
+
+
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
+    """Yield the limits of this process's memory cgroups (v1 or v2), and the bytes that each still allows."""
+    for directory, is_v2 in _cgroups("memory"):
+        names = ("memory.max", "memory.current") if is_v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        try:
+            limit, used = ((directory / name).read_text().strip() for name in names)
+            # Page cache is charged to the group, too, but the kernel reclaims it under pressure.
+            stat = dict(row.split() for row in (directory / "memory.stat").read_text().splitlines())
+            usage = int(used)
+        except (OSError, ValueError):
+            continue
+        if limit.isdigit() and int(limit) < 2**60:
+            reclaimable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            yield int(limit), int(limit) - usage + reclaimable
 
 
 def memory_limit() -> int | None:
@@ -202,6 +219,20 @@ def available_memory() -> int:
     """Count the bytes of memory available now on the machine, or less under a memory cgroup."""
     machine = int(psutil.virtual_memory().available)
     return max(0, min([machine, *(left for _, left in _cgroup_limits())]))
+
+
+def processor_quota() -> float | None:
+    """Find the processors that this process's cgroups grant, the least of them; None without a limit."""
+    found = []
+    for directory, is_v2 in _cgroups("cpu"):
+        names = ("cpu.max",) if is_v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        try:
+            words = [word for name in names for word in (directory / name).read_text().split()]
+        except OSError:
+            continue
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():  # not "max", not -1
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
 
 
 def local_ranks() -> int:

@@ -12,6 +12,7 @@ MAX_SORTED_ROWS: int
 MAX_ROWS: int
 
 def direct_mode(fd: int) -> str: ...
+def direct_alignment(fd: int) -> int | None: ...
 
 @type_check_only
 class SumsLoader(Protocol):

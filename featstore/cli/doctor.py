@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import platform
+import re
 import resource
 import shutil
 import tempfile
@@ -19,21 +20,23 @@ from typing import Any
 import psutil
 import torch
 
-from featstore._core.io import Engine, direct_mode
+from featstore._core.io import Engine, direct_alignment, direct_mode
 from featstore.budget import Budget
 from featstore.cli.arguments import memory_size
 from featstore.cli.output import one_line, print_result
-from featstore.config import Options, available_memory, format_size, memory_limit
+from featstore.config import Options, available_memory, format_size, memory_limit, processor_quota
 from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.drive import measure_drive
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagedsums import MIN_ARENA_BYTES
 from featstore.storage.reader import Reader
 from featstore.storage.rundir import runs_directory
+from featstore.storage.writer import is_drive_full
 
-__all__ = ["PATH", "add_arguments", "examine", "run"]
+__all__ = ["DEFAULT_PATH", "PATH", "add_arguments", "examine", "run"]
 
 PATH = "a dataset, or a directory where one is to be (default: here)"
+DEFAULT_PATH = "."
 
 SPARE_BYTES = 64 << 20  # by which a process may exceed its budget
 BESIDE_BYTES = SPARE_BYTES + (448 << 20)  # that, and an interpreter with torch
@@ -198,13 +201,16 @@ def _some_file(path: str) -> Iterator[int]:
 def _direct(path: str) -> Finding:
     """Read a page of a file there past the page cache."""
     kind, point = _file_system(path)
-    values, where = {"file_system": kind, "mount_point": point}, f"{kind or 'unknown'} at {point or '?'}"
+    values: dict[str, Any] = {"file_system": kind, "mount_point": point}
+    where = f"{kind or 'unknown'} at {point or '?'}"
     try:
         with _some_file(path) as fd:
-            mode = direct_mode(fd)
+            mode, alignment = direct_mode(fd), direct_alignment(fd)
     except OSError as error:
-        return Finding("direct I/O", "warning", f"{where}: not tried: {one_line(error)}", values=values)
-    values["mode"] = mode
+        return Finding("direct I/O", "warning", f"{where}: not tried: {one_line(error)}", _to_try(error), values)
+    values |= {"mode": mode, "alignment": alignment}
+    if alignment:
+        mode += f", aligned to {alignment} bytes"
     if kind in IN_MEMORY:
         remedy = "keep datasets on a drive: their bytes here are memory that no budget counts"
         return Finding("direct I/O", "warning", f"{where} lies in memory ({mode})", remedy, values)
@@ -219,6 +225,15 @@ def _direct(path: str) -> Finding:
     else:
         remedy = "ext4, xfs and btrfs on an SSD have it; reads here pass through the page cache, and cost a copy and its memory"
     return Finding("direct I/O", "warning", f"{where}: {mode}", remedy, values)
+
+
+def _to_try(error: OSError) -> str:
+    """Say what lets the doctor read a page there."""
+    if is_drive_full(error):
+        return "free some space on the drive"
+    if error.errno == errno.EIO:
+        return "dmesg has what the drive reported"
+    return "give a directory that may be written, or one with files that may be read"
 
 
 def _space(path: str) -> Finding:
@@ -271,7 +286,7 @@ def _memory(asked: int | str | None) -> Finding:
     if budget > room:
         whose = "the control group's limit" if limit is not None and limit - BESIDE_BYTES <= room else "what is available"
         values["suggested"] = room
-        remedy = f"memory={format_size(room)!r} keeps within {whose}, beside an interpreter with torch"
+        remedy = f"memory={format_size(room, down=True)!r} keeps within {whose}, beside an interpreter with torch"
         return Finding("memory", "warning", text, remedy, values)
     return Finding("memory", "ok", text, values=values)
 
@@ -279,23 +294,13 @@ def _memory(asked: int | str | None) -> Finding:
 def _processors() -> Finding:
     """Compare the processors that the process may use with a control group's share of them."""
     n = len(os.sched_getaffinity(0))
-    quota = _quota()
+    quota = processor_quota()
     values = {"processors": n, "quota": quota}
     if quota is not None and quota < n:
         text = f"{n} processors, of which a control group grants {quota:g}"
         threads = max(1, int(quota))
         return Finding("processors", "note", text, f"FEATSTORE_THREADS={threads} and OMP_NUM_THREADS={threads}", values)
     return Finding("processors", "ok", f"{n} processors", values=values)
-
-
-def _quota() -> float | None:
-    """Find the processors that a control group grants; None without a limit."""
-    words = _text("/sys/fs/cgroup/cpu.max").split()
-    if not words:
-        words = [_text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), _text("/sys/fs/cgroup/cpu/cpu.cfs_period_us")]
-    if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
-        return None
-    return int(words[0]) / int(words[1])
 
 
 def _descriptors() -> Finding:
@@ -314,11 +319,26 @@ def _packages() -> Iterator[Finding]:
         except PackageNotFoundError:
             continue
     yield Finding("packages", "ok", ", ".join(f"{name} {number}" for name, number in found.items()), values=found)
+    yield _devices()
+
+
+def _devices() -> Finding:
+    """List the devices that torch finds, and the driver that the kernel has."""
+    driver = _driver()
+    values: dict[str, Any] = {"driver": driver}
+    of = "" if driver is None else f"; the kernel has driver {driver}"
     if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
-        yield Finding("devices", "ok", f"CUDA {torch.version.cuda}: {', '.join(names)}", values={"devices": names})
-    elif torch.version.cuda is not None:
-        text = f"torch was built for CUDA {torch.version.cuda}, and finds no device"
-        yield Finding("devices", "note", text, "nvidia-smi shows whether a driver is there; docker run --gpus all")
-    else:
-        yield Finding("devices", "ok", "torch is built for processors alone")
+        values["devices"] = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+        return Finding("devices", "ok", f"CUDA {torch.version.cuda}: {', '.join(values['devices'])}{of}", values=values)
+    if torch.version.cuda is None:
+        return Finding("devices", "ok", f"torch is built for processors alone{of}", values=values)
+    text = f"torch was built for CUDA {torch.version.cuda}, and finds no device{of}"
+    remedy = "nvidia-smi shows whether a driver is there; docker run --gpus all"
+    return Finding("devices", "note", text, remedy, values)
+
+
+def _driver() -> str | None:
+    """Find the version of NVIDIA's driver; None without one."""
+    first, _, _ = _text("/proc/driver/nvidia/version").partition("\n")
+    found = re.search(r"\d+(?:\.\d+)+", first)
+    return None if found is None else found[0]

@@ -51,7 +51,8 @@ def command_parser(arguments: Sequence[str] = ()) -> Parser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for (name, text), module in zip(COMMANDS.items(), _MODULES, strict=True):
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        optional = {"nargs": "?", "default": "."} if module is doctor else {}
+        default = getattr(module, "DEFAULT_PATH", None)
+        optional = {} if default is None else {"nargs": "?", "default": default}
         add_path(made, "path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"), **optional)
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         if module is train:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import mmap
 import os
+import re
 import resource
 import shutil
 from collections import namedtuple
@@ -19,9 +21,12 @@ import pytest
 import torch
 
 import featstore
+from featstore import config
+from featstore._core.io import direct_alignment, direct_mode
 from featstore.cli import doctor
 from featstore.cli.doctor import Finding, examine
 from featstore.cli.main import main
+from featstore.config import parse_memory
 from featstore.storage.drive import DriveSpeed
 from featstore.testing.faults import Fault, deny_syscalls, forked, run_in_child
 from featstore.testing.limits import memory_group
@@ -30,7 +35,9 @@ NAMES = ["io_uring", "direct I/O", "memory", "processors", "open files", "disk",
 
 
 def look(path: Path | str, **options: Any) -> dict[str, Finding]:
-    return {each.name: each for each in examine(os.fspath(path), **{"rates": False, **options})}
+    found = {each.name: each for each in examine(os.fspath(path), **{"rates": False, **options})}
+    assert not [each for each in found.values() if each.status == "warning" and not each.remedy]
+    return found
 
 
 def says(texts: dict[str, str]) -> Callable[[str], str]:
@@ -186,10 +193,51 @@ def test_other_file_systems(dataset: Path, kind: str, status: str, words: str, m
 def test_a_place_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is there is read; without one that is said."""
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    assert "none may be made" in look(tmp_path)["direct I/O"].text
+    found = look(tmp_path)["direct I/O"]
+    assert "none may be made" in found.text
+    assert found.remedy == "give a directory that may be written, or one with files that may be read"
     (tmp_path / "some").write_bytes(bytes(10_000))
     assert look(tmp_path)["direct I/O"].status == "ok"
     assert os.listdir(tmp_path) == ["some"]
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [(errno.ENOSPC, "free some space"), (errno.EIO, "dmesg"), (errno.EROFS, "a directory that may be written")],
+)
+def test_a_page_that_cannot_be_read(tmp_path: Path, error: int, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: int) -> str:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(doctor, "direct_mode", fails)
+    found = look(tmp_path)["direct I/O"]
+    assert (found.status, "not tried: " in found.text) == ("warning", True)
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(("alignment", "text"), [(512, "direct, aligned to 512 bytes"), (None, "direct: not reported")])
+def test_the_alignment_of_direct_reads(tmp_path: Path, alignment: int | None, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "direct_mode", lambda _: "direct" if alignment else "direct: not reported")
+    monkeypatch.setattr(doctor, "direct_alignment", lambda _: alignment)
+    found = look(tmp_path)["direct I/O"]
+    assert found.text.endswith(text)
+    assert found.values["alignment"] == alignment
+
+
+def test_the_alignment_is_the_kernels(tmp_path: Path) -> None:
+    """As its mode says, and direct reads begin at any multiple of it."""
+    path = tmp_path / "some"
+    path.write_bytes(bytes(8192))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        mode, alignment = direct_mode(fd), direct_alignment(fd)
+        if mode == "direct":
+            assert alignment in (512, 1024, 2048, 4096)
+            assert os.preadv(fd, [mmap.mmap(-1, 4096)], alignment) == 4096
+        else:
+            assert alignment == 0 if "has no direct I/O" in mode else not alignment or alignment > 4096
+    finally:
+        os.close(fd)
 
 
 Usage = namedtuple("Usage", "total used free")
@@ -219,14 +267,21 @@ def test_a_slow_drive_and_one_that_cannot_be_measured(tmp_path: Path, monkeypatc
 # -- the process ---------------------------------------------------------------------------------------------------------------
 
 
+def suggestion(found: Finding) -> str:
+    """The budget that the remedy has, as a user would copy it."""
+    words = re.match(r"memory='([^']*)' keeps within", found.remedy)
+    assert words is not None
+    return words[1]
+
+
 def within_a_group(path: str) -> None:
     """In a control group of 1 GiB: what it allows is named, and the budget that keeps within it does; in the child."""
     found = look(path, memory="900MiB")["memory"]
     assert (found.status, found.values["limit_bytes"]) == ("warning", 1 << 30)
     assert "a control group allows 1.00 GiB" in found.text
     assert "keeps within the control group's limit" in found.remedy
-    again = look(path, memory=found.values["suggested"])["memory"]
-    assert again.status == "ok"
+    for suggested in (found.values["suggested"], suggestion(found)):
+        assert look(path, memory=suggested)["memory"].status == "ok"
     assert look(path)["memory"].status == "ok"
 
 
@@ -242,22 +297,78 @@ def test_more_memory_than_there_is(tmp_path: Path) -> None:
     assert "keeps within what is available" in found.remedy
 
 
+@pytest.mark.parametrize("room", [5000, (1 << 20) + 5242, 3 * 10**8, (1 << 30) - 1, 64_424_509_439, (1 << 40) - 1, 3 << 40])
+def test_the_budget_that_is_suggested_does_not_warn(tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_memory", lambda: room + doctor.SPARE_BYTES)
+    monkeypatch.setattr(doctor, "memory_limit", lambda: None)
+    suggested = suggestion(look(tmp_path, memory=room + 1)["memory"])
+    assert 0.99 * room < parse_memory(suggested) <= room
+    assert look(tmp_path, memory=suggested)["memory"].status == "ok"
+
+
+def test_a_share_of_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for quota, status, remedy in ((None, "ok", ""), (0.5, "note", "FEATSTORE_THREADS=1 and OMP_NUM_THREADS=1")):
+        monkeypatch.setattr(doctor, "processor_quota", lambda quota=quota: quota)
+        found = look(tmp_path)["processors"]
+        assert (found.values["quota"], found.status, found.remedy) == (quota, status, remedy)
+
+
+V1 = "5:cpuset:/a\n4:memory:/a/b\n1:cpu,cpuacct:/a/b\n"
+V2 = "0::/a/b\n"
+
+
 @pytest.mark.parametrize(
-    ("texts", "quota"),
+    ("groups", "texts", "quota"),
     [
-        ({"/sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
-        ({"/sys/fs/cgroup/cpu.max": "max 100000"}, None),
-        ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.5),
-        ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
-        ({}, None),
+        (V2, {"cpu.max": "50000 100000"}, 0.5),
+        (V2, {"a/b/cpu.max": "150000 100000\n", "a/cpu.max": "max 100000"}, 1.5),
+        (V2, {"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000", "cpu.max": "90000 100000"}, 0.5),
+        (V2, {"a/c/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, None),
+        (V2, {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, None),
+        (V1, {"cpu/a/b/cpu.cfs_quota_us": "50000\n", "cpu/a/b/cpu.cfs_period_us": "100000\n"}, 0.5),
+        (V1, {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+        (V1, {"cpu/a/b/cpu.cfs_quota_us": "-1", "cpu/a/b/cpu.cfs_period_us": "100000"}, None),
+        (V1, {"cpu.max": "50000 100000"}, None),
+        (V1 + "0::/\n", {"cpu/a/cpu.cfs_quota_us": "200000", "cpu/a/cpu.cfs_period_us": "100000"}, 2),
+        ("", {"cpu.max": "50000 100000"}, None),
     ],
 )
-def test_a_share_of_the_processors(tmp_path: Path, texts: dict[str, str], quota: float | None, monkeypatch: Any) -> None:
-    monkeypatch.setattr(doctor, "_text", lambda path: texts.get(path, ""))
-    found = look(tmp_path)["processors"]
-    assert found.values["quota"] == quota
-    assert found.status == ("ok" if quota is None else "note")
-    assert ("FEATSTORE_THREADS=1" in found.remedy) == (quota is not None)
+def test_quotas_of_control_groups(
+    tmp_path: Path, groups: str, texts: dict[str, str], quota: float | None, monkeypatch: Any
+) -> None:
+    """Of the process's own group and of all above it, of version 1 and 2, in a tree as the kernel has it."""
+    control_groups(tmp_path, groups, texts, monkeypatch)
+    assert config.processor_quota() == quota
+
+
+def test_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same walk finds those of memory, and what each leaves."""
+    own = {"memory.max": "3000\n", "memory.current": "1000\n", "memory.stat": "anon 5\ninactive_file 400\n"}
+    above = {"memory.max": "2000", "memory.current": "1900", "memory.stat": "anon 5"}
+    root = {"memory.max": "max", "memory.current": "1900", "memory.stat": "anon 5"}
+    texts = {folder + name: text for folder, all_ in (("a/b/", own), ("a/", above), ("", root)) for name, text in all_.items()}
+    control_groups(tmp_path / "v2", V2, texts, monkeypatch)
+    assert list(config._cgroup_limits()) == [(3000, 2400), (2000, 100)]
+    assert (config.memory_limit(), config.available_memory()) == (2000, 100)
+    names = {"memory.max": "memory.limit_in_bytes", "memory.current": "memory.usage_in_bytes", "memory.stat": "memory.stat"}
+    texts = {f"memory/a/b/{names[name]}": text for name, text in own.items()}
+    texts |= {"memory/memory.limit_in_bytes": str(2**63 - 4096), "memory/memory.usage_in_bytes": "1", "memory/memory.stat": ""}
+    control_groups(tmp_path / "v1", V1, texts, monkeypatch)
+    assert list(config._cgroup_limits()) == [(3000, 2400)]
+    assert config.memory_limit() == 3000
+
+
+def control_groups(folder: Path, groups: str, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a process's list of its control groups, and their tree, and let the library read these."""
+    (folder / "tree").mkdir(parents=True)
+    if groups:
+        (folder / "cgroup").write_text(groups)
+    for name, text in texts.items():
+        path = folder / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(config, "_OWN_GROUPS", folder / "cgroup")
+    monkeypatch.setattr(config, "_GROUPS", folder / "tree")
 
 
 def test_few_descriptors(tmp_path: Path) -> None:
@@ -271,11 +382,20 @@ def test_few_descriptors(tmp_path: Path) -> None:
     assert found.remedy.startswith("ulimit -n ")
 
 
+DRIVER = "NVRM version: NVIDIA UNIX {}  580.65.06  Release Build  (root@x)\nGCC version:  gcc version 12.3.0 (Debian)\n"
+
+
 @pytest.mark.parametrize(("version", "devices", "status"), [(None, [], "ok"), ("13.0", [], "note"), ("13.0", ["H100"], "ok")])
-def test_devices(tmp_path: Path, version: str | None, devices: list[str], status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("driver", ["", "Open Kernel Module for x86_64", "x86_64 Kernel Module"])
+def test_devices(
+    tmp_path: Path, version: str | None, devices: list[str], status: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cuda = SimpleNamespace(is_available=lambda: bool(devices), device_count=lambda: len(devices))
     cuda.get_device_name = devices.__getitem__
     monkeypatch.setattr(doctor, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda=version)))
+    monkeypatch.setattr(doctor, "_text", says({"/proc/driver/nvidia/version": driver and DRIVER.format(driver)}))
     found = look(tmp_path)["devices"]
     assert found.status == status
     assert all(each in found.text for each in devices)
+    assert found.text.endswith("; the kernel has driver 580.65.06") == bool(driver)
+    assert found.values["driver"] == ("580.65.06" if driver else None)

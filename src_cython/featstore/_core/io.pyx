@@ -111,6 +111,12 @@ def direct_mode(int fd):
     return "direct" if align > 0 else "direct: the kernel does not report its alignment"
 
 
+def direct_alignment(int fd):
+    """Find the bytes to which direct I/O of ``fd`` must be aligned: 0 where there is none, None where the kernel does not say."""
+    cdef long align = fs_dio_align(fd)
+    return None if align < 0 else align
+
+
 cdef class File:
     """An open row file: descriptor, geometry and, where pages are verified, their sums. Thread-safe but for ``close``."""
 
