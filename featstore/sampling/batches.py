@@ -18,10 +18,12 @@ from featstore.gather.arrays import first_seen, id_array
 __all__ = [
     "UNKNOWN_RUN",
     "Batches",
+    "CutBatches",
     "CutSeeds",
     "EpochSeeds",
     "RandomBatches",
     "as_batches",
+    "check_given",
     "check_seeds",
     "refuse_repeats",
     "run_length_of",
@@ -36,22 +38,34 @@ def check_seeds(
     num_nodes: int | None = None,
     *,
     what: str = "seed",
-    may_repeat: bool = False,
 ) -> torch.Tensor:
-    """Convert ``seeds`` to a one-dimensional int64 CPU tensor of nodes; a mask gives its true nodes.
+    """Convert ``seeds`` to a one-dimensional int64 CPU tensor of distinct nodes; a mask gives its true nodes.
 
     ``what`` names one seed in errors. Without ``num_nodes`` neither the upper bound nor a mask's length is checked. TypeError:
-    the seeds are not integers. ValueError: they are not one-dimensional, a mask has another length, or a seed occurs twice,
-    unless they ``may_repeat``; zeros and ones that repeat are a mask that lacks its dtype. IndexError: a seed is no node; the
-    message names the first such seed and its position.
+    the seeds are not integers. ValueError: they are not one-dimensional, a mask has another length, or a seed occurs twice.
+    IndexError: a seed is no node; the message names the first such seed and its position.
     """
+    return _checked(seeds, num_nodes, what, may_repeat=False)[0]
+
+
+def check_given(
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None
+) -> tuple[torch.Tensor, bool]:
+    """Convert seeds as :func:`check_seeds`, but they may repeat; return also whether one does.
+
+    ValueError as there, and for zeros and ones that repeat: they are a mask that lacks its dtype.
+    """
+    return _checked(seeds, num_nodes, "seed", may_repeat=True)
+
+
+def _checked(seeds: Any, num_nodes: int | None, what: str, *, may_repeat: bool) -> tuple[torch.Tensor, bool]:
     given = id_array(f"{what}s", seeds)
     if given.ndim != 1:
         raise ValueError(f"{what}s must be one-dimensional, not of shape {given.shape}")
     if given.dtype.kind == "b":
         if num_nodes is not None and len(given) != num_nodes:
             raise ValueError(f"a mask of {what}s must have one entry a node ({num_nodes}), not {len(given)}")
-        return torch.from_numpy(np.flatnonzero(given))
+        return torch.from_numpy(np.flatnonzero(given)), False
     if given.dtype.kind not in "iu" and len(given):
         raise TypeError(f"{what}s must be integers, not {given.dtype}")
     most = np.iinfo(np.int64).max if num_nodes is None else num_nodes - 1
@@ -67,7 +81,7 @@ def check_seeds(
         hint = "" if ordered[-1] > 1 else "; a mask of 0 and 1 must be given as booleans: .astype(bool)"
         problem = f"{what}s of 0 and 1 alone look like a mask" if may_repeat else f"{what}s must be distinct"
         raise ValueError(f"{problem}: {ordered[twice[0]]} is at positions {first} and {again}{hint}")
-    return torch.from_numpy(checked)
+    return torch.from_numpy(checked), len(twice) > 0
 
 
 def refuse_repeats(batches: Any) -> None:
@@ -146,7 +160,43 @@ def warn_of_none(n_seeds: int, batch_size: int, drop_last: bool) -> None:
         )
 
 
-class RandomBatches:
+class CutBatches:
+    """Base of batches of seeds that the user gives, cut in an order that each epoch draws.
+
+    Attributes
+    ----------
+    batch_size : int
+    shuffle : bool
+    seed : int
+    drop_last : bool
+    seeds : int64 tensor, shape (n_seeds,)
+        As given, or in another order; set by the class that cuts them, as is ``repeats``.
+    repeats : bool
+        Whether one of the seeds occurs more than once.
+    """
+
+    seeds: torch.Tensor
+    repeats: bool
+
+    def __init__(self, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> None:
+        self.batch_size, self.seed = check_at_least("batch_size", batch_size, 1), check_at_least("seed", seed, 0)
+        self.shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
+
+    @property
+    def n_seeds(self) -> int:
+        """Seeds as they were given."""
+        return len(self.seeds)
+
+    def __len__(self) -> int:
+        n = len(self.seeds)
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def _generator(self, epoch: int) -> np.random.Generator:
+        """Make the generator that is keyed with the seed and an epoch."""
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
+
+
+class RandomBatches(CutBatches):
     """Seeds cut into batches, shuffled anew each epoch.
 
     Parameters
@@ -178,10 +228,8 @@ class RandomBatches:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        self.batch_size, self.seed = check_at_least("batch_size", batch_size, 1), check_at_least("seed", seed, 0)
-        self.shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
-        self.seeds = check_seeds(ids, may_repeat=True)
-        self.repeats = len(np.unique(self.seeds.numpy())) < len(self.seeds)
+        super().__init__(batch_size, shuffle, seed, drop_last)
+        self.seeds, self.repeats = check_given(ids)
         is_mask = getattr(ids, "dtype", None) in (torch.bool, np.dtype(bool))
         self._mask_length = len(ids) if is_mask else None
         warn_of_none(len(self.seeds), self.batch_size, self.drop_last)
@@ -189,15 +237,6 @@ class RandomBatches:
     def __repr__(self) -> str:
         options = f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
         return f"RandomBatches(<{len(self.seeds)} ids>, batch_size={self.batch_size}, {options})"
-
-    @property
-    def n_seeds(self) -> int:
-        """Seeds as they were given."""
-        return len(self.seeds)
-
-    def __len__(self) -> int:
-        n = len(self.seeds)
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     @property
     def nbytes(self) -> int:
@@ -209,7 +248,7 @@ class RandomBatches:
         if self._mask_length not in (None, num_nodes):
             raise ValueError(f"a mask of seeds must have one entry a node ({num_nodes}), not {self._mask_length}")
         if len(self.seeds) and int(self.seeds.max()) >= num_nodes:
-            check_seeds(self.seeds, num_nodes, may_repeat=True)
+            check_given(self.seeds, num_nodes)
 
     def digest(self) -> str:
         """See :class:`Batches`."""
@@ -220,8 +259,7 @@ class RandomBatches:
         """See :class:`Batches`."""
         order = None
         if self.shuffle:
-            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
-            order = torch.from_numpy(generator.permutation(len(self.seeds)))
+            order = torch.from_numpy(self._generator(epoch).permutation(len(self.seeds)))
         return CutSeeds(self.seeds, order, self.batch_size, len(self), self.repeats)
 
 

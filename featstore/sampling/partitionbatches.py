@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import check_at_least, check_flag
+from featstore.config import check_at_least
 from featstore.graph.savedparts import KeptParts
-from featstore.sampling.batches import CutSeeds, check_seeds, warn_of_none
+from featstore.sampling.batches import CutBatches, CutSeeds, check_given, warn_of_none
 from featstore.topology.partarrays import by_part, check_parts
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ LEAST_PARTS = 36  # a tenth of the parts made may have no seed
 MACRO_DIVISOR, MACRO_BATCHES = 2, 2
 
 
-class PartitionBatches:
+class PartitionBatches(CutBatches):
     """Seeds cut into batches, each from a few random parts.
 
     An epoch takes the parts in a random order, ``macro`` at a time, and shuffles the seeds of each such macro-batch. Batches are
@@ -103,15 +103,14 @@ class PartitionBatches:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        self.batch_size = batch_size = check_at_least("batch_size", batch_size, 1)
-        self.seed = check_at_least("seed", seed, 0)
-        self.shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
+        super().__init__(batch_size, shuffle, seed, drop_last)
         is_auto = macro is None or (isinstance(macro, str) and macro == "auto")
         if isinstance(macro, str) and not is_auto:
             raise ValueError(f"macro must be a number of parts, or 'auto', not {macro!r}")
         wanted = 1 if is_auto else check_at_least("macro", macro, 1)
         self.num_nodes = int(g.num_nodes)
-        seeds = check_seeds(ids, self.num_nodes, may_repeat=True).numpy()
+        given, self.repeats = check_given(ids, self.num_nodes)
+        seeds = given.numpy()
         if parts is None or isinstance(parts, str):
             parts = g.partitions.find(parts)
         self.kept = (parts.name, parts.generation) if isinstance(parts, KeptParts) else None
@@ -122,11 +121,10 @@ class PartitionBatches:
         n_parts = len(self.part_numbers)
         self._offsets, self._numbers = by_part(dense.astype(np.int32), n_parts)
         self.seeds = torch.from_numpy(seeds[self._numbers])
-        self.repeats = len(np.unique(self.seeds.numpy())) < len(seeds)
-        warn_of_none(len(seeds), batch_size, self.drop_last)
+        warn_of_none(len(seeds), self.batch_size, self.drop_last)
         self.macro_reason = "as stated"
         if is_auto:
-            wanted, self.macro_reason = _choose(n_parts, len(seeds), batch_size)
+            wanted, self.macro_reason = _choose(n_parts, len(seeds), self.batch_size)
         self._is_auto, self.macro = is_auto, max(1, min(wanted, n_parts))
 
     def __repr__(self) -> str:
@@ -134,15 +132,6 @@ class PartitionBatches:
         options = f"macro={macro}, shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
         ids = f"<{len(self.seeds)} ids in {len(self.part_numbers)} parts>"
         return f"PartitionBatches({ids}, batch_size={self.batch_size}, {options})"
-
-    @property
-    def n_seeds(self) -> int:
-        """Seeds as they were given."""
-        return len(self.seeds)
-
-    def __len__(self) -> int:
-        n = len(self.seeds)
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     @property
     def nbytes(self) -> int:
@@ -172,7 +161,7 @@ class PartitionBatches:
         """See :class:`~featstore.Batches`."""
         parts, order = np.arange(len(self.part_numbers)), None
         if self.shuffle:
-            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
+            generator = self._generator(epoch)
             parts = generator.permutation(len(parts))
             order = torch.from_numpy(self._order(generator, parts))
         ends = np.cumsum(np.diff(self._offsets)[parts])
