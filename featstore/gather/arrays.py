@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["as_array", "first_seen", "id_array"]
+__all__ = ["as_array", "find_ids", "first_seen", "id_array"]
 
 
 def as_array(what: str, given: Any) -> npt.NDArray[Any]:
@@ -55,3 +55,12 @@ def first_seen(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.N
     number_of = np.empty_like(order)
     number_of[order] = np.arange(len(order))
     return first[order], number_of[number]
+
+
+def find_ids(distinct: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Find the number of each id among the ``distinct`` ones, in any order, and whether it is one of them."""
+    if not len(distinct):
+        return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
+    ascending = np.argsort(distinct)
+    number = ascending[np.searchsorted(distinct, ids, sorter=ascending).clip(max=len(distinct) - 1)]
+    return number, distinct[number] == ids

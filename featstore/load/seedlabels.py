@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import PluginError
-from featstore.gather.arrays import as_array
+from featstore.gather.arrays import as_array, find_ids
 from featstore.load.arguments import check_labels
 from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import EpochSeeds
+from featstore.sampling.batches import CutSeeds, EpochSeeds
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
 
 __all__ = ["SeedLabels"]
@@ -144,21 +144,18 @@ def _given(seeds: Int64s, order: Any, index: int) -> tuple[Int64s, Int64s] | Non
     Where no seed repeats, they are in the order of ``seeds``, in which a user's sampler may have put them, and without those that
     it left out.
     """
-    given, positions = (np.asarray(each(index)).astype(np.int64) for each in (order.given, order.positions))
+    given, positions = (np.asarray(each(index)).astype(np.int64, copy=False) for each in (order.given, order.positions))
     if given.ndim != 1 or given.shape != positions.shape or (positions < 0).any():
         shapes = f"seeds of shape {given.shape}, and positions of {positions.shape}"
         raise PluginError(f"batch {index}: {type(order).__name__} gave {shapes}: as many, and none below 0, were expected")
     if np.array_equal(given, seeds):
-        return np.arange(len(seeds)), positions
-    if not len(seeds):
-        return seeds, positions[:0]
-    ascending = np.argsort(seeds)
-    number = ascending[np.searchsorted(seeds, given, sorter=ascending).clip(max=len(seeds) - 1)]
-    there = seeds[number] == given
+        # The user's own memory may be what their batches return; the library's return a copy.
+        return np.arange(len(seeds)), positions if isinstance(order, CutSeeds) else positions.copy()
+    number, there = find_ids(seeds, given)
     number, positions = number[there], positions[there]
     n_of_each = np.bincount(number, minlength=len(seeds))
     if not n_of_each.all():
         return None
-    if n_of_each.max() == 1:
+    if n_of_each.max(initial=0) <= 1:
         positions, number = positions[np.argsort(number)], np.arange(len(seeds))
     return number, positions

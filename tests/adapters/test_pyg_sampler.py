@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from dataclasses import replace
 from types import SimpleNamespace
@@ -106,6 +107,30 @@ def test_seeds_given_more_than_once_have_their_neighbours_each_time(small, g, re
         assert neighbours(out, place) == small.indices[small.indptr[node] : small.indptr[node + 1]].tolist()
 
 
+@pytest.mark.parametrize("seeds", [[900, 7, 3, 12], [7, 900, 7, 3, 900, 900, 12]])
+@pytest.mark.parametrize("redraw", [False, True])
+def test_seeds_that_a_sampler_sorts_stand_where_they_were_given(small, g, seeds, redraw) -> None:
+    own = featstore.NeighborSampler(g, [-1, -1], redraw=redraw)
+    out = ask(Sampler(lambda seeds: own.sample(seeds.sort().values), 1000), seeds)
+    n = len(seeds)
+    assert out.node[:n].tolist() == seeds
+    assert len(set(out.node[n:].tolist()) - set(seeds)) == len(out.node) - n
+    assert out.num_sampled_nodes[0] == n
+    assert sum(out.num_sampled_edges) == len(out.row)
+    for place in range(sum(out.num_sampled_nodes[:2])):
+        node = int(out.node[place])
+        assert neighbours(out, place) == small.indices[small.indptr[node] : small.indptr[node + 1]].tolist()
+
+
+def test_other_seeds_than_were_asked_for_are_refused(g) -> None:
+    own = featstore.NeighborSampler(g, [2])
+    for other in (lambda seeds: seeds[1:], lambda seeds: seeds + 1, lambda seeds: torch.cat([seeds, seeds + 10])):
+        sampler = Sampler(lambda seeds, other=other: own.sample(other(seeds)), 1000)
+        refuses(
+            featstore.PluginError, "other seeds than the 2 that it was given", lambda sampler=sampler: ask(sampler, [5, 8, 5])
+        )
+
+
 class WithPositions:
     """Gives every edge its position in the graph."""
 
@@ -124,9 +149,13 @@ class WithPositions:
 
 def test_positions_of_edges(small, g, whole) -> None:
     whole.edge_attr = torch.arange(whole.num_edges)
-    for seeds in (small.train_idx[:50], np.array([5, 900, 900, 5, 30])):
-        loader = NodeLoader(whole, Sampler(WithPositions(g)), torch.from_numpy(seeds), batch_size=len(seeds))
+    sampler = WithPositions(g)
+    for seeds, own in itertools.product(
+        (small.train_idx[:50], np.array([5, 900, 900, 5, 30])), (sampler, lambda seeds: sampler.sample(seeds.sort().values))
+    ):
+        loader = NodeLoader(whole, Sampler(own, 1000), torch.from_numpy(seeds), batch_size=len(seeds))
         (batch,) = loader
+        assert torch.equal(batch.n_id[: len(seeds)], torch.from_numpy(seeds))
         assert torch.equal(batch.e_id, batch.edge_attr)
         assert torch.equal(batch.n_id[batch.edge_index], whole.edge_index[:, batch.e_id])
     del whole.edge_attr

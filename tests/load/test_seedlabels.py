@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.errors import PluginError
-from featstore.gather.arrays import first_seen
+from featstore.gather.arrays import find_ids, first_seen
 from tests.support.graphs import make_graph
 from tests.support.refusing import refuses
 from tests.support.sampled import covering
@@ -270,6 +270,19 @@ def test_batches_that_say_where_their_seeds_were(g: featstore.OutOfCoreGraph) ->
             assert batch.seed_positions.dtype == torch.int64
 
 
+def test_a_loop_may_change_the_positions_that_it_gets(g: featstore.OutOfCoreGraph) -> None:
+    """They are not the memory of the batches, the library's or a user's."""
+    own = Said([3, 1], [5, 2])
+    own._positions = own._positions.astype(np.int64)
+    for batches in (own, featstore.RandomBatches(np.arange(50), 10), featstore.RandomBatches(np.arange(50), 10, shuffle=False)):
+        with featstore.Loader(g, sampler_of(g, "neighbor"), batches, strategy="ondemand") as loader:
+            seen = []
+            for batch in loader:
+                seen.append(batch.seed_positions.clone())
+                batch.seed_positions.zero_()
+        assert torch.cat(seen).unique().tolist() == ([2, 5] if batches is own else list(range(50)))
+
+
 @pytest.mark.parametrize(
     ("given", "positions", "text"),
     [
@@ -366,6 +379,26 @@ def test_zeros_and_ones_that_repeat_are_a_mask(g: featstore.OutOfCoreGraph) -> N
             lambda ids=ids: featstore.RandomBatches(ids, 2),
         )
     assert featstore.RandomBatches([1, 0], 2).n_seeds == 2
+
+
+@pytest.mark.parametrize("kind", ["random", "parts"])
+def test_batches_know_whether_seeds_repeat(g: featstore.OutOfCoreGraph, kind: str) -> None:
+    def batches(ids: Any, size: int = 2, **options: Any) -> Any:
+        if kind == "random":
+            return featstore.RandomBatches(ids, size, **options)
+        return featstore.PartitionBatches(g, ids, size, np.arange(N) % 9, **options)
+
+    for ids, repeats in (([7, 3, 7], True), ([7, 3, 5], False), (np.arange(N) < 3, False), ([], False), ([1, 0], False)):
+        found = batches(ids)
+        assert (found.repeats, found.n_seeds) == (repeats, 3 if len(ids) > 2 else len(ids))
+        assert (len(found), len(batches(ids, drop_last=True))) == (-(-found.n_seeds // 2), found.n_seeds // 2)
+
+
+@given(st.lists(st.integers(0, 9), unique=True, max_size=10), st.lists(st.integers(0, 9), max_size=20))
+def test_ids_are_found_where_they_are(distinct: list[int], ids: list[int]) -> None:
+    number, there = find_ids(np.array(distinct, np.int64), np.array(ids, np.int64))
+    assert there.tolist() == [each in distinct for each in ids]
+    assert number[there].tolist() == [distinct.index(each) for each in ids if each in distinct]
 
 
 @given(st.lists(st.integers(0, 9), max_size=40))

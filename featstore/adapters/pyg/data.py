@@ -150,8 +150,8 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
 def repeated_seeds(edges: torch.Tensor, n_edges: list[int], number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     """Copy the edges of :func:`edges_by_hop` for seeds that repeat: each gets those of its first appearance.
 
-    ``number`` has the number of each given seed among the distinct ones. Returns the edges, numbered where each given seed is a
-    node; which edges they were; and the number of edges of each hop.
+    ``number`` has the number of each given seed among the distinct ones, which the batch may have in another order. Returns the
+    edges, numbered where each given seed is a node; which edges they were; and the number of edges of each hop.
     """
     device, n_seeds = edges.device, len(number)
     places = torch.from_numpy(first_seen(number.numpy(force=True))[0]).to(device)

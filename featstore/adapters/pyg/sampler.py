@@ -13,8 +13,8 @@ from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from featstore.adapters.pyg.data import edges_by_hop, repeated_seeds, sampled_nodes
-from featstore.errors import OptionError
-from featstore.gather.arrays import first_seen, id_array
+from featstore.errors import OptionError, PluginError
+from featstore.gather.arrays import find_ids, first_seen, id_array
 from featstore.sampling.batch import Sampler as OwnSampler
 from featstore.sampling.foreign import checked_sampler
 
@@ -48,8 +48,9 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
     Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from
     torch's random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. The
     number stands for the batch's index, so ``batch_dependency`` has no effect here. Nodes, edges and counts of hops are those of
-    :func:`to_data`. A seed may be given more than once: its edges are copied. Sampling by time, and disjoint samples, raise
-    NotImplementedError.
+    :func:`to_data`. A seed may be given more than once: its edges are copied, as are those of all seeds if the sampler puts them
+    in another order. Sampling by time, and disjoint samples, raise NotImplementedError; a sampler that returns other seeds than
+    it was given raises PluginError.
 
     Examples
     --------
@@ -88,18 +89,23 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
 
     def _sample(self, seeds: torch.Tensor, times: torch.Tensor | None = None) -> SamplerOutput:
         given = id_array("seeds", seeds).astype(np.int64)
-        first, number = map(torch.from_numpy, first_seen(given))
+        first, places = first_seen(given)
         key = int(torch.randint(2**63 - 1, (), device="cpu"))
-        batch = self.sampler.sample(torch.from_numpy(given)[first], epoch=0, index=key)
+        distinct = given[first]
+        batch = self.sampler.sample(torch.from_numpy(distinct), epoch=0, index=key)
+        of_batch, there = find_ids(batch.seeds.numpy(), distinct)  # a user's sampler may have put them in another order
+        if len(batch.seeds) != len(distinct) or not there.all():
+            raise PluginError(f"a sampler returned other seeds than the {len(distinct)} that it was given")
+        number = torch.from_numpy(of_batch[places])
         edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
         if "weight" in arrays:
             raise NotImplementedError(f"{self.sampler!r} weighs edges, and a SamplerOutput has no weights: use MiniBatch.to_pyg")
         edge = arrays.get("edge_pos")
         nodes, n_nodes = batch.input_ids, sampled_nodes(len(batch.input_ids), batch.blocks)
-        if len(first) < len(number):
+        if not torch.equal(number, torch.arange(len(distinct), device="cpu")):
             edge_index, chosen, n_edges = repeated_seeds(edge_index, n_edges, number)
             edge = None if edge is None else edge[chosen]
-            nodes = torch.cat([nodes[number], nodes[len(first) :]])
+            nodes = torch.cat([nodes[number], nodes[len(distinct) :]])
             n_nodes[0] = len(number)
         return SamplerOutput(
             node=nodes,
