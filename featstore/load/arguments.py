@@ -14,16 +14,19 @@ from featstore.pack.packgraph import Graph, PackedGraph
 __all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "check_ranks"]
 
 
-def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
-    """Check names: distinct, and all of them in ``there``; else TypeError or ValueError. Return them as a tuple."""
+def _check_names(
+    what: str, names: str | Sequence[str], there: Mapping[str, Any], *, if_no_names: str = "", if_missing: str = ""
+) -> tuple[str, ...]:
+    """Check names: distinct, and all of them in ``there``; else TypeError or ValueError. Return them as a tuple.
+
+    ``if_no_names`` and ``if_missing`` are hints at the end of messages: for what is no names, and for a name that is missing.
+    """
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        hint = "; rows beside the seeds are an array, np.array(labels)" if what == "labels" else ""
-        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}{hint}")
+        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}{if_no_names}")
     for name in names:
         if name not in there:
-            hint = "; pass labels=None for batches without" if what == "labels" else ""
-            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{hint}")
+            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{if_missing}")
     if len(set(names)) < len(names):
         raise ValueError(f"{what}: a name occurs twice in {list(names)}")
     return tuple(names)
@@ -57,7 +60,13 @@ def check_labels(g: Graph, names: str | Sequence[str] | None) -> tuple[str, ...]
     """Check names of node data; ``"auto"``: ``y`` if the graph has it, else none."""
     if isinstance(names, str) and names == "auto":
         return ("y",) if "y" in g.node_data else ()
-    return () if names is None else _check_names("labels", names, g.node_data)
+    if names is None:
+        return ()
+    hints = {
+        "if_no_names": "; rows beside the seeds are an array, np.array(labels)",
+        "if_missing": "; pass labels=None for batches without",
+    }
+    return _check_names("labels", names, g.node_data, **hints)
 
 
 def check_ranks() -> None:

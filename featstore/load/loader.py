@@ -184,7 +184,7 @@ class Loader:
         self._g, self._sampler = cast(Any, g), sampler
         sampling, copying, reading = stage_threads(threads, g.options.threads)
         target = numbered(check_device(device))
-        self._labels = SeedLabels(g, labels)
+        self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels)
         context = partial(
             Context,
             g,

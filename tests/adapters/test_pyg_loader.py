@@ -17,6 +17,7 @@ import torch
 
 import featstore
 from featstore.errors import MissingExtraError, OptionError
+from featstore.load import seedlabels
 from tests.support.pyg import Data, GATConv, GCNConv, GraphConv, HopSampler, NodeLoader, SAGEConv, data_of, trim_to_layer
 from tests.support.refusing import refuses
 
@@ -329,6 +330,15 @@ def test_several_labels(tmp_path) -> None:
             (batch,) = loader
         refuses(OptionError, "labels: a batch of PyG has an attribute 'y'", lambda: batch.to_pyg())
         refuses(ValueError, "labels: the graph has no 'w'", lambda: NeighborLoader(g, [2], labels=["y", "w"]))
+
+
+def test_labels_are_converted_once(g, monkeypatch) -> None:
+    made: list[str] = []
+    really = seedlabels._checked
+    monkeypatch.setattr(seedlabels, "_checked", lambda name, rows: made.append(name) or really(name, rows))
+    with NeighborLoader(g, [2], torch.tensor([2, 0]), batch_size=2, labels={"y": [5, 6]}) as loader:
+        (data,) = loader
+    assert (made, data.y.tolist()) == (["y"], [5, 6])
 
 
 def test_a_feature_named_like_a_part_of_the_batch(tmp_path) -> None:

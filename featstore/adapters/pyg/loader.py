@@ -179,7 +179,8 @@ class NeighborLoader:
         if edge_features is None:
             edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
         of_edges = _names(edge_features)
-        check_names((*names, *of_edges), tuple(SeedLabels(g, labels)))
+        of_seeds: Any = SeedLabels(g, labels)  # which the loader takes as they are
+        check_names((*names, *of_edges), tuple(of_seeds))
         self._gives_positions = is_ids and not _is_mask(input_nodes)
         self.loader = Loader(
             g,
@@ -188,7 +189,7 @@ class NeighborLoader:
             batch_size,
             features=names,
             edge_features=of_edges,
-            labels=labels,
+            labels=of_seeds,
             strategy=strategy,
             shuffle=shuffle,
             seed=seed,
