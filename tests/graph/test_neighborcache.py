@@ -239,7 +239,7 @@ def test_a_policy_that_fails_on_a_piece_is_named() -> None:
     assert (g.budget.used, scratch.used) == (held, 0)
 
 
-@pytest.mark.parametrize("n", [3000, 300_000])
+@pytest.mark.parametrize("n", [3000, 100_000, 300_000])
 def test_what_choosing_nodes_holds_is_counted(n: int) -> None:
     """Beside the cache's arrays, which are mapped memory, as tracemalloc sees it; in one budget, or in one of its own."""
     g = random_graph(n, 30, seed=4)

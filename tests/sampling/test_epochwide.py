@@ -208,7 +208,7 @@ def test_a_list_longer_than_memory_is_drawn_from_in_pieces(
     assert least * 3 // 4 < 5 * LEAST_BLOCK_BYTES or max(fanouts) > 64
     check_window(sampler, g, batches, tmp_path, n_bytes=least)
     if kind is EpochGraph:
-        assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
+        assert max(len(stream) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
 
 
 @pytest.mark.parametrize("edges", [False, True])
@@ -247,7 +247,7 @@ def test_a_hop_reads_each_needed_page_once_and_no_other(tmp_path: Path) -> None:
         sampler = NeighborSampler(g, [3], seed=1)
         with window_of(sampler, g, batches, tmp_path, n_workers=1) as window:
             window.draw()
-        read = np.concatenate([stream.pages for stream in g.file.streams])
+        read = np.concatenate([stream.pages() for stream in g.file.streams])
         cache, needed = g.neighbor_cache, set[int]()
         for node in np.concatenate(batches).tolist():
             first, end = int(g.indptr[node]), int(g.indptr[node + 1])

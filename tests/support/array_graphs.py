@@ -59,7 +59,7 @@ class ArrayFile:
     def stream(self, runs: Int64s, window_bytes: int, arena: Any = None) -> ArrayStream:
         stream = ArrayStream(self, runs, window_bytes)
         self.streams.append(stream)
-        self.n_read += len(stream.pages) * PAGE_BYTES // self.row_bytes
+        self.n_read += len(stream) * PAGE_BYTES // self.row_bytes
         return stream
 
 
@@ -69,8 +69,9 @@ class ArrayStream:
     def __init__(self, file: ArrayFile, runs: Int64s, window_bytes: int) -> None:
         self._window = np.empty(window_bytes, np.uint8)  # counts as a stream's buffers do
         self._data = file.rows.reshape(-1)
-        self.pages = np.concatenate([np.arange(first, first + n) for first, n in runs.tolist()]) - 1
-        assert (np.diff(self.pages) > 0).all(), "a page is read twice, or out of order"
+        self._firsts, lengths = runs[runs[:, 1] > 0].T  # not the pages' numbers, which would be memory that no stream holds
+        self._ends = np.cumsum(lengths)
+        assert (self._firsts[1:] >= (self._firsts + lengths)[:-1]).all(), "a page is read twice, or out of order"
         self._taken = self._fed = 0
         self.core = self
 
@@ -80,6 +81,16 @@ class ArrayStream:
     def __exit__(self, *_: object) -> None:
         self._fed = -1
 
+    def __len__(self) -> int:
+        """Pages."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def pages(self, first: int = 0, stop: int | None = None) -> Int64s:
+        """Compute the numbers of pages ``first … stop - 1`` of the stream, from 0 for the page after the header."""
+        places = np.arange(first, len(self) if stop is None else min(stop, len(self)))
+        run = np.searchsorted(self._ends, places, side="right")
+        return self._firsts[run] - 1 + places - np.concatenate([[0], self._ends])[run]
+
     def pieces_before(self, n_pages: int) -> int:
         return n_pages
 
@@ -88,7 +99,7 @@ class ArrayStream:
 
     def scatter(self, n: int, positions: None, out: npt.NDArray[np.uint8]) -> None:
         assert self._taken + n <= self._fed
-        for page, row in zip(self.pages[self._taken : self._taken + n].tolist(), out, strict=False):
+        for page, row in zip(self.pages(self._taken, self._taken + n).tolist(), out, strict=False):
             data = self._data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
             row[: len(data)], row[len(data) :] = data, 0
         self._taken += n

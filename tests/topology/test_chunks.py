@@ -109,7 +109,7 @@ def test_scattered_lists_come_many_at_once() -> None:
     nodes = np.arange(0, 4000, 40)
     assert len(list(graph.topology.lists(nodes, 1 << 20))) <= 1 + 2 * len(nodes) * 4096 * 2 // (1 << 19)
     assert len(graph.file.streams) == 1
-    assert len(graph.file.streams[0].pages) <= 2 * len(nodes)
+    assert len(graph.file.streams[0]) <= 2 * len(nodes)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 14, 1 << 17])
