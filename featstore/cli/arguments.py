@@ -140,7 +140,8 @@ def add_making(parser: argparse.ArgumentParser, feature: str | None, help_text: 
 
 
 def check_feature(graph: OutOfCoreGraph, name: str) -> None:
-    """Raise ValueError if the dataset has no feature of the name given by ``--feature``."""
+    """Raise ValueError if the dataset has no feature of the name given by ``--feature``; NotImplementedError if it has types."""
+    graph.refuse_types("this command")
     if name not in graph.features:
         raise ValueError(f"--feature: the dataset has no {name!r}; it has {sorted(graph.features)}")
 

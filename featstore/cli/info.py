@@ -15,6 +15,7 @@ from featstore.estimate import copies, tablespeed
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.pack.offline import Pack
 from featstore.storage.drive import kept_speed
+from featstore.topology.types import edge_name
 
 __all__ = ["PATH", "add_arguments", "describe", "description", "run"]
 
@@ -50,6 +51,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "path": graph.path,
         "num_nodes": graph.num_nodes,
         "num_edges": graph.num_edges,
+        **_types(graph),
         **form,
         "features": features,
         "node_data": data,
@@ -62,12 +64,25 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
     }
 
 
+def _types(graph: OutOfCoreGraph) -> dict[str, Any]:
+    """Count the nodes and edges of each type; empty without named types."""
+    types = graph.types
+    if types.is_one:
+        return {}
+    return {
+        "node_types": {name: each.n for name, each in types.nodes.items()},
+        "edge_types": {edge_name(key): each.n_edges for key, each in types.edges.items()},
+    }
+
+
 def description(result: dict[str, Any]) -> str:
     """Format :func:`describe`'s result as text."""
     lines = [
         result["path"],
         f"  {result['num_nodes']:,} nodes, {result['num_edges']:,} edges, {format_size(result['disk_bytes'])} on disk",
     ]
+    lines += [f"  node type  {name}: {n:,} nodes" for name, n in result.get("node_types", {}).items()]
+    lines += [f"  edge type  {name}: {n:,} edges" for name, n in result.get("edge_types", {}).items()]
     lines.append(f"  topology   {form_text(result)}")
     lines += [f"  stripe     {stripe}: {format_size(n_bytes)}" for stripe, n_bytes in result.get("stripes", {}).items()]
     for what in ("features", "node_data", "edge_features"):

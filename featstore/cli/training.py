@@ -102,12 +102,14 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edg
 
 
 def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str, edge_features: Sequence[str] = ()) -> None:
-    """Raise ValueError, with the existing names, unless a graph has these features and labels."""
+    """Raise ValueError, with the existing names, unless a graph has these features and labels; it must have one type of nodes."""
     is_pack = isinstance(g, PackedGraph)
     if edge_features and isinstance(g, PackedGraph):
         text = f"edge features: {g.path} is a pack, and rows of edges stay in its dataset"
         raise ValueError(f"{text}: featstore train DATASET --strategy packed --pack {g.path}")
     if not isinstance(g, PackedGraph):
+        if hasattr(g, "refuse_types"):  # else an object that stands for a graph
+            g.refuse_types("featstore train")
         for name in edge_features:
             if name not in g.edge_features:
                 raise ValueError(f"edge features: the dataset has no {name!r}; it has {sorted(g.edge_features)}")

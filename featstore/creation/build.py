@@ -6,6 +6,7 @@ import os
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -23,13 +24,14 @@ from featstore.creation.topologyfiles import Form, WrittenField, open_topology_f
 from featstore.errors import BudgetError
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.catalog import EDGE, Catalog, FieldPart, FieldRecord, write_catalog
+from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord, write_catalog
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.stripes import make_stripe
 from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.topology.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
+from featstore.topology.types import Types
 
-__all__ = ["create", "file_stem", "from_edge_index"]
+__all__ = ["Builder", "build_memory", "create", "file_stem", "from_edge_index", "write_pairs"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -37,15 +39,21 @@ _LEAST_MEMORY = 8 << 20
 _NONE = np.empty(0, dtype=np.int64)
 
 
-def file_stem(name: str) -> str:
-    """Make a file name's part that is unique to the field ``name``, and plain whatever the field's name."""
-    stem = urllib.parse.quote(name, safe=" ,;@()+")
+def file_stem(name: str, dot: str = ".") -> str:
+    """Make a file name's part that is unique to the field ``name``, and plain whatever the field's name; ``dot`` is for dots."""
+    stem = urllib.parse.quote(name, safe=" ,;@()+").replace(".", dot)
     if len(stem) > 100:  # file names have at most 255 bytes, and a letter can take 12
         stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
     return stem
 
 
-class _Builder:
+def _prefix(key: str) -> str:
+    """Make the beginning of the file names of a type's fields, before a dot; no other type has it."""
+    kind, _, of = key.partition("/")
+    return kind if key in (NODE, EDGE) else f"{kind}@{file_stem(of, '%2E')}"
+
+
+class Builder:
     """The files and fields of a dataset under construction."""
 
     def __init__(self, directory: str, memory: int, progress: Progress) -> None:
@@ -69,21 +77,47 @@ class _Builder:
         self.fields[key] = FieldRecord(key, role, file.dtype, shape, file.generation, (FieldPart(file.name, 0, file.n_rows),))
 
     def add(self, key: str, role: str, name: str, source: Source) -> None:
-        """Stream one field of the nodes, or of the edges: ``key`` is ``NODE`` or ``EDGE``."""
-        prefix = key.partition("/")[0]
-        with self.writer(prefix, name, choose_layout(source.row_bytes), role, source.dtype) as writer:
-            for block in source.blocks(self.block_bytes):
-                writer.write(block)
-                self.progress.add(block.nbytes)
+        """Stream one field of a type of nodes or edges, whose key is ``key``: ``NODE`` or ``EDGE`` without named types."""
+        with self.writer(_prefix(key), name, choose_layout(source.row_bytes), role, source.dtype) as writer:
+            self._stream(source, writer)
             self.register(f"{key}/{name}", role, writer.commit(), source.shape)
 
-    def finish(self, num_nodes: int, num_edges: int, form: Form) -> None:
+    def add_feature(
+        self, name: str, sources: Mapping[str, Source], saying: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        """Stream a feature of some types of nodes, given by their names, into one file, type after type.
+
+        So a cache, a plan and a pass serve all of them. ``saying`` names the type in errors.
+        """
+        first = next(iter(sources.values()))
+        with self.writer(
+            _prefix("node/" + ",".join(sources)), name, choose_layout(first.row_bytes), "feature", first.dtype
+        ) as writer:
+            for kind, source in sources.items():
+                with saying(kind):
+                    self._stream(source, writer)
+            file = writer.commit()
+        self.files[file.name] = file
+        at = 0
+        for kind, source in sources.items():
+            part = FieldPart(file.name, 0, source.n_rows, None if len(sources) == 1 else at)
+            key = f"node/{kind}/{name}"
+            self.fields[key] = FieldRecord(key, "feature", file.dtype, source.shape, file.generation, (part,))
+            at += source.n_rows
+
+    def _stream(self, source: Source, writer: RowFileWriter) -> None:
+        for block in source.blocks(self.block_bytes):
+            writer.write(block)
+            self.progress.add(block.nbytes)
+
+    def finish(self, types: Types, form: Form) -> None:
         """Write the catalog, after which the build directory is a dataset."""
         dataset: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "generation": 1,
-            "num_nodes": num_nodes,
-            "num_edges": num_edges,
+            "num_nodes": types.num_nodes,
+            "num_edges": types.num_edges,
+            **types.entry(),
             **form.entry(),
             "created_by": f"featstore {_release()}",
         }
@@ -100,7 +134,7 @@ def _release() -> str:
 class _TopologyWriter:
     """Write the adjacency and ``out_degree`` from sorted neighbour lists that come in order; a context manager."""
 
-    def __init__(self, builder: _Builder, num_nodes: int, num_edges: int, form: Form) -> None:
+    def __init__(self, builder: Builder, num_nodes: int, num_edges: int, form: Form, num_lists: int | None = None) -> None:
         self._builder = builder
         self._n = num_nodes
         self._step = max(1024, builder.memory // 64)
@@ -114,7 +148,8 @@ class _TopologyWriter:
             return make_stripe(builder.directory, directory)
 
         id_bytes = 4 if num_nodes < 1 << 31 else 8
-        self._files = open_topology_files(form, num_nodes, num_edges, id_bytes, open_writer, stripe_in)
+        num_lists = num_nodes if num_lists is None else num_lists
+        self._files = open_topology_files(form, num_lists, num_edges, id_bytes, open_writer, stripe_in)
 
         def open_edge_ids(width: int, dtype: str) -> RowFileWriter:
             return builder.writer("edge", EDGE_IDS, choose_layout(width), EDGE_IDS, dtype)
@@ -191,7 +226,7 @@ def _count(ids: Int64s, low: int, counts: Int64s) -> None:
 # --- create ---------------------------------------------------------------------------------------------------------------------
 
 
-def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> None:
+def _write_csc(topology: _TopologyWriter, builder: Builder, csc: CscInput) -> None:
     """Sort each neighbour list of the input, and write the lists."""
     cap, ids = builder.step, csc.ids(builder.block_bytes)
     for bounds in csc.offsets(builder.step, builder.block_bytes):
@@ -227,7 +262,7 @@ def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | 
 
 
 def _write_long_list(
-    topology: _TopologyWriter, builder: _Builder, ids: Callable[[int], Int64s], start: int, degree: int, n: int
+    topology: _TopologyWriter, builder: Builder, ids: Callable[[int], Int64s], start: int, degree: int, n: int
 ) -> None:
     """Sort and write one list that is too long to sort in memory."""
     with PairSorter(n, builder.memory, builder.directory, id_bytes_of(start + degree)) as sorter:
@@ -242,7 +277,7 @@ def _write_long_list(
             begins = _NONE
 
 
-def _build_memory(memory: int | str | None, form: Form) -> int:
+def build_memory(memory: int | str | None, form: Form) -> int:
     """Choose the bytes of memory to work in, without the chunk that is being filled."""
     least = _LEAST_MEMORY + form.chunk_bytes
     n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
@@ -273,7 +308,7 @@ def create(
     """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
     form = Form.of(topology, chunk_bytes, stripes, path)
     cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
-    n_bytes = _build_memory(memory, form)
+    n_bytes = build_memory(memory, form)
     csc = CscInput(indptr, indices)
     num_nodes, num_edges = csc.num_nodes, csc.num_edges
     fields = open_fields(features, node_data, edge_features, num_nodes, f"nodes (indptr has {num_nodes + 1} entries)")
@@ -281,48 +316,50 @@ def create(
     csc.check_offsets()
     with BuildDirectory(path, overwrite=overwrite) as build:
         with Progress("create", total_bytes(fields) + cleaning.work_bytes(num_edges, 8), progress) as bar:
-            builder = _Builder(build.path, n_bytes, bar)
+            builder = Builder(build.path, n_bytes, bar)
             if cleaning.is_none:
                 with _TopologyWriter(builder, num_nodes, num_edges, form) as writer:
                     _write_csc(writer, builder, csc)
                     writer.finish()
             else:
-                num_edges = _write_pairs(
+                num_edges = write_pairs(
                     builder, lambda n: csc.pairs(n, builder.block_bytes), num_nodes, num_edges, form, cleaning
                 )
             for field in fields:
                 builder.add(*field)
-        builder.finish(num_nodes, num_edges, form)
+        builder.finish(Types.one(num_nodes, num_edges), form)
         build.commit()
 
 
 # --- from_edge_index ------------------------------------------------------------------------------------------------------------
 
 
-def _write_pairs(
-    builder: _Builder,
+def write_pairs(
+    builder: Builder,
     pairs: Callable[[int], Iterator[tuple[Int64s, Int64s]]],
     num_nodes: int,
     n_known: int | None,
     form: Form,
     cleaning: Cleaning,
     check: Callable[[int], None] = lambda n_edges: None,
+    num_lists: int | None = None,
 ) -> int:
     """Clean, sort and write edges; return their number.
 
     ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check(n_edges)`` is called before anything
-    is written.
+    is written. With ``num_lists``, the destinations are numbers of lists; by default there is a list for each node.
     """
     # If duplicates are removed, edges are numbered as they are stored, and carry no numbers.
     edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)
-    with PairSorter(num_nodes, builder.memory, builder.directory, edge_bytes) as sorter:
+    most = num_nodes if num_lists is None else max(num_nodes, num_lists)
+    with PairSorter(most, builder.memory, builder.directory, edge_bytes) as sorter:
         n_edges = 0
         for src, dst in cleaning.apply(pairs(sorter.block_pairs)):
             sorter.add(dst, src, n_edges)
             n_edges += len(src)
             builder.progress.add(16 * len(src))
         check(n_edges)
-        with _TopologyWriter(builder, num_nodes, n_edges, form) as writer:
+        with _TopologyWriter(builder, num_nodes, n_edges, form, num_lists) as writer:
             for dst, src, edges in cleaning.distinct(sorter.sorted()):
                 writer.add_pairs(dst, src, edges)
             return writer.finish()
@@ -350,7 +387,7 @@ def from_edge_index(
     form = Form.of(topology, chunk_bytes, stripes, path)
     cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
     num_nodes = check_at_least("num_nodes", num_nodes, 0)
-    n_bytes = _build_memory(memory, form)
+    n_bytes = build_memory(memory, form)
     fields = open_fields(features, node_data, edge_features, num_nodes)
     pairs = PairInput(edge_index, num_nodes)
     n_known = pairs.num_edges
@@ -358,11 +395,11 @@ def from_edge_index(
         check_edge_rows(fields, n_known)
     with BuildDirectory(path, overwrite=overwrite) as build:
         with Progress("create", total_bytes(fields) + cleaning.work_bytes(n_known or 0, 24), progress) as bar:
-            builder = _Builder(build.path, n_bytes, bar)
-            num_edges = _write_pairs(
+            builder = Builder(build.path, n_bytes, bar)
+            num_edges = write_pairs(
                 builder, pairs.blocks, num_nodes, n_known, form, cleaning, lambda n: check_edge_rows(fields, n)
             )
             for field in fields:
                 builder.add(*field)
-        builder.finish(num_nodes, num_edges, form)
+        builder.finish(Types.one(num_nodes, num_edges), form)
         build.commit()

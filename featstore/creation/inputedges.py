@@ -65,14 +65,16 @@ class _Cursor:
 class CscInput:
     """Neighbour lists as compressed columns: the list of node ``v`` is ``indices[indptr[v]:indptr[v + 1]]``.
 
-    TypeError or ValueError if one of the two holds no integers or has several dimensions, or ``indptr`` is empty.
+    ``n_sources``: ids are below it, by default below the number of lists. TypeError or ValueError if one of the two holds no
+    integers or has several dimensions, or ``indptr`` is empty.
     """
 
-    def __init__(self, indptr: ArrayLike, indices: ArrayLike) -> None:
+    def __init__(self, indptr: ArrayLike, indices: ArrayLike, n_sources: int | None = None) -> None:
         self._indptr, self._indices = _integers("indptr", indptr), _integers("indices", indices)
         if not self._indptr.n_rows:
             raise ValueError("indptr is empty; it has one entry more than there are nodes")
         self.num_nodes, self.num_edges = self._indptr.n_rows - 1, self._indices.n_rows
+        self._n_sources = self.num_nodes if n_sources is None else n_sources
 
     def check_offsets(self) -> None:
         """Read the offsets, and raise the errors of :meth:`offsets`; skipped if they can be read only once."""
@@ -122,10 +124,10 @@ class CscInput:
         def read(n: int) -> Int64s:
             nonlocal done
             ids = cursor.read(n)
-            bad = (ids < 0) | (ids >= self.num_nodes)
+            bad = (ids < 0) | (ids >= self._n_sources)
             if bad.any():
                 at = int(bad.argmax())
-                raise _not_a_node(f"indices[{done + at}]", cursor.given(ids[at]), self.num_nodes)
+                raise _not_a_node(f"indices[{done + at}]", cursor.given(ids[at]), self._n_sources)
             done += n
             return ids
 
@@ -156,8 +158,8 @@ class PairInput:
     input.
     """
 
-    def __init__(self, edge_index: Any, num_nodes: int) -> None:
-        self._n = num_nodes
+    def __init__(self, edge_index: Any, num_nodes: int, n_destinations: int | None = None) -> None:
+        self._bounds = np.array([[num_nodes], [num_nodes if n_destinations is None else n_destinations]])
         self.num_edges: int | None = None
         if isinstance(edge_index, (str, os.PathLike)):
             edge_index = open_source("edge_index", edge_index, wider=True)
@@ -179,10 +181,10 @@ class PairInput:
         done = 0
         for block in self._blocks(n_pairs):
             ids = block.astype(np.int64)  # a uint64 beyond int64 turns negative, which no id may be
-            bad = (ids < 0) | (ids >= self._n)
+            bad = (ids < 0) | (ids >= self._bounds)
             if bad.any():
                 row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
-                raise _not_a_node(f"edge_index[{row}, {done + column}]", int(block[row, column]), self._n)
+                raise _not_a_node(f"edge_index[{row}, {done + column}]", int(block[row, column]), int(self._bounds[row, 0]))
             done += ids.shape[1]
             yield ids[0], ids[1]
 

@@ -67,13 +67,13 @@ class Source(ABC):
 
     is_read_once = False
 
-    def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], *, may_be_empty: bool = False) -> None:
         if not shape:
             raise ValueError(f"{name} must have at least one dimension; wrap a scalar in a list")
         self.name = name
         self.dtype = dtype
         self.shape = shape
-        if self.row_bytes == 0:
+        if self.row_bytes == 0 and not may_be_empty:
             raise ValueError(f"{name} has rows without bytes: shape {shape}")
 
     @property
@@ -184,7 +184,8 @@ class NpySource(Source):
         finally:
             close_quietly(fd)
         self._native = dtype
-        super().__init__(name, dtype_name(dtype, wider=wider, of=name), shape)
+        # An array of edges, [2, E], may have none.
+        super().__init__(name, dtype_name(dtype, wider=wider, of=name), shape, may_be_empty=wider)
         # One-dimensional Fortran order is C order.
         self._fortran = self._fortran and len(shape) > 1
 

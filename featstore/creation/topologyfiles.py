@@ -102,10 +102,10 @@ class TopologyFiles(ABC):
 
     kind: str
 
-    def __init__(self, num_nodes: int, id_bytes: int, open_writer: OpenWriter) -> None:
-        self.num_nodes, self.id_bytes = num_nodes, id_bytes
+    def __init__(self, num_lists: int, id_bytes: int, open_writer: OpenWriter) -> None:
+        self.num_lists, self.id_bytes = num_lists, id_bytes
         self.id_type = f"int{8 * id_bytes}"
-        self.n_begun = 0  # nodes whose lists have begun
+        self.n_begun = 0  # lists that have begun
         self.n_edges = 0
         self._open_writer = open_writer
         self._writers: list[RowFileWriter] = []
@@ -121,7 +121,7 @@ class TopologyFiles(ABC):
         Parameters
         ----------
         begins : int64 array, shape (k,)
-            Ascending: the first edge of each further node's list, among the edges appended now, or the edge after them.
+            Ascending: the first edge of each further list, among the edges appended now, or the edge after them.
         ids : integer array, shape (n,)
             The neighbour ids of the next edges, in range.
         """
@@ -135,9 +135,9 @@ class TopologyFiles(ABC):
         """Yield all ids of finished files that lie in ``directory``, about ``step`` at a time, in order."""
 
     def _rest(self) -> Iterator[Int64s]:
-        """Yield the begins, piece by piece, of the nodes whose lists have not begun."""
-        while self.n_begun < self.num_nodes:
-            yield np.full(min(self.num_nodes - self.n_begun, 1 << 16), self.n_edges, np.int64)
+        """Yield the begins, piece by piece, of the lists that have not begun."""
+        while self.n_begun < self.num_lists:
+            yield np.full(min(self.num_lists - self.n_begun, 1 << 16), self.n_edges, np.int64)
 
     def close(self) -> None:
         for writer in self._writers:
@@ -160,8 +160,8 @@ class CscFiles(TopologyFiles):
 
     kind = "csc"
 
-    def __init__(self, num_nodes: int, id_bytes: int, open_writer: OpenWriter) -> None:
-        super().__init__(num_nodes, id_bytes, open_writer)
+    def __init__(self, num_lists: int, id_bytes: int, open_writer: OpenWriter) -> None:
+        super().__init__(num_lists, id_bytes, open_writer)
         try:
             self._indptr = self._open("indptr", choose_layout(8), "int64")
             self._indices = self._open("indices", choose_layout(id_bytes), self.id_type)
@@ -182,7 +182,7 @@ class CscFiles(TopologyFiles):
             self.write(begins, np.empty(0, np.int64))
         self._indptr.write(_rows(np.array([self.n_edges]), 8))
         return [
-            WrittenField("indptr", (self._indptr.commit(),), (self.num_nodes + 1,)),
+            WrittenField("indptr", (self._indptr.commit(),), (self.num_lists + 1,)),
             WrittenField("indices", (self._indices.commit(),), (self.n_edges,)),
         ]
 
@@ -204,26 +204,26 @@ class ChunkedFiles(TopologyFiles):
 
     def __init__(
         self,
-        num_nodes: int,
+        num_lists: int,
         id_bytes: int,
         open_writer: OpenWriter,
         chunk_bytes: int,
         stripes: Sequence[str] = (),
         num_edges: int = 0,
     ) -> None:
-        super().__init__(num_nodes, id_bytes, open_writer)
+        super().__init__(num_lists, id_bytes, open_writer)
         self.chunk_bytes = chunk_bytes
         self._capacity = (chunk_bytes - HEADER_BYTES) // id_bytes
         # Begins are filled from the front and ids from the back; untouched pages take no memory.
         self._begins = huge_array(self._capacity * id_bytes).view(f"<i{id_bytes}")
         self._ids = huge_array(self._capacity * id_bytes).view(f"<i{id_bytes}")
-        self._n_nodes = self._n_ids = self._n_chunks = 0
+        self._n_lists = self._n_ids = self._n_chunks = 0
         self._is_last = False
         self._stripes = stripes
-        n_chunks, n_files = -(-(num_nodes + num_edges) // self._capacity), 1 + len(stripes)
+        n_chunks, n_files = -(-(num_lists + num_edges) // self._capacity), 1 + len(stripes)
         self._ends = [-(-n_chunks * (k + 1) // n_files) for k in range(len(stripes))]  # a word of a chunk may stay unused
         self._full: list[FileRecord] = []
-        self._first_node = self._first_edge = 0
+        self._first_list = self._first_edge = 0
         # Directory rows of chunks whose first list has not begun yet.
         self._waiting: list[tuple[int, int]] = []
         try:
@@ -235,29 +235,29 @@ class ChunkedFiles(TopologyFiles):
 
     def write(self, begins: Int64s, ids: npt.NDArray[np.integer]) -> None:
         while len(begins) or len(ids):
-            room = self._capacity - self._n_nodes - self._n_ids
+            room = self._capacity - self._n_lists - self._n_ids
             # A list's begin takes a word before the id that it begins with.
             place = begins[:room] - self.n_edges
             place += np.arange(len(place))
-            n_nodes = int(np.searchsorted(place, room))
-            n_ids = min(room - n_nodes, len(ids))
-            is_full = n_nodes + n_ids == room
-            if is_full and n_nodes and int(begins[n_nodes - 1]) == self.n_edges + n_ids:
-                n_nodes -= 1  # otherwise the list would begin in this chunk without any of its ids
-            self._fill(begins[:n_nodes], ids[:n_ids])
-            begins, ids = begins[n_nodes:], ids[n_ids:]
+            n_lists = int(np.searchsorted(place, room))
+            n_ids = min(room - n_lists, len(ids))
+            is_full = n_lists + n_ids == room
+            if is_full and n_lists and int(begins[n_lists - 1]) == self.n_edges + n_ids:
+                n_lists -= 1  # otherwise the list would begin in this chunk without any of its ids
+            self._fill(begins[:n_lists], ids[:n_ids])
+            begins, ids = begins[n_lists:], ids[n_ids:]
             if is_full:
                 self._flush()
 
     def _fill(self, begins: Int64s, ids: npt.NDArray[np.integer]) -> None:
         if len(begins):
-            if self._n_nodes == 0:
-                self._waiting.append((self._first_node, self._first_edge))
+            if self._n_lists == 0:
+                self._waiting.append((self._first_list, self._first_edge))
                 self._begin(int(begins[0]))
             np.subtract(
-                begins, self._first_edge, out=self._begins[self._n_nodes : self._n_nodes + len(begins)], casting="same_kind"
+                begins, self._first_edge, out=self._begins[self._n_lists : self._n_lists + len(begins)], casting="same_kind"
             )
-            self._n_nodes += len(begins)
+            self._n_lists += len(begins)
             self.n_begun += len(begins)
         self._ids[self._n_ids : self._n_ids + len(ids)] = ids
         self._n_ids += len(ids)
@@ -265,7 +265,7 @@ class ChunkedFiles(TopologyFiles):
 
     def _begin(self, edge: int) -> None:
         """Write the directory's rows of the chunks that waited for the begin of a list."""
-        rows = np.array([(node, first, edge) for node, first in self._waiting], "<i8").reshape(-1, 3)
+        rows = np.array([(number, first, edge) for number, first in self._waiting], "<i8").reshape(-1, 3)
         self._directory.write(rows.view(np.uint8))
         self._waiting.clear()
 
@@ -274,18 +274,18 @@ class ChunkedFiles(TopologyFiles):
         width = self.id_bytes
         while len(self._full) < len(self._ends) and self._n_chunks >= self._ends[len(self._full)]:
             self._next_file()
-        if self._n_nodes == 0:
-            self._waiting.append((self._first_node, self._first_edge))
-        header = chunk_header(self._n_chunks, self._first_node, self._n_nodes, self._first_edge, self._n_ids, width)
-        used = self._n_nodes + self._n_ids
+        if self._n_lists == 0:
+            self._waiting.append((self._first_list, self._first_edge))
+        header = chunk_header(self._n_chunks, self._first_list, self._n_lists, self._first_edge, self._n_ids, width)
+        used = self._n_lists + self._n_ids
         n_bytes = -(-(HEADER_BYTES + used * width) // PAGE_BYTES) * PAGE_BYTES if self._is_last else self.chunk_bytes
-        for part in (header, self._begins[: self._n_nodes], self._ids[: self._n_ids]):
+        for part in (header, self._begins[: self._n_lists], self._ids[: self._n_ids]):
             self._chunks.write(part.view(np.uint8).reshape(-1, width))
         if padding := n_bytes - HEADER_BYTES - used * width:
             self._chunks.write(np.zeros((padding // width, width), np.uint8))
         self._n_chunks += 1
-        self._first_node, self._first_edge = self.n_begun, self.n_edges
-        self._n_nodes = self._n_ids = 0
+        self._first_list, self._first_edge = self.n_begun, self.n_edges
+        self._n_lists = self._n_ids = 0
 
     def _next_file(self) -> None:
         """Complete the file of chunks, and begin the file of the next stripe."""
@@ -296,11 +296,11 @@ class ChunkedFiles(TopologyFiles):
         for begins in self._rest():
             self.write(begins, np.empty(0, np.int64))
         self._is_last = True
-        if self._n_nodes or self._n_ids:
+        if self._n_lists or self._n_ids:
             self._flush()
         while len(self._full) < len(self._stripes):  # they stay empty
             self._next_file()
-        self._waiting.append((self.num_nodes, self.n_edges))
+        self._waiting.append((self.num_lists, self.n_edges))
         self._begin(self.n_edges)
         chunks, directory = (*self._full, self._chunks.commit()), self._directory.commit()
         return [
@@ -336,10 +336,10 @@ def _opened(directory: str, file: FileRecord) -> Iterator[Callable[[int, int], I
 
 
 def open_topology_files(
-    form: Form, num_nodes: int, num_edges: int, id_bytes: int, open_writer: OpenWriter, make_stripe: Callable[[str], str]
+    form: Form, num_lists: int, num_edges: int, id_bytes: int, open_writer: OpenWriter, make_stripe: Callable[[str], str]
 ) -> CscFiles | ChunkedFiles:
     """Open the writer of a form of the adjacency; ``make_stripe`` makes a stripe in a directory."""
     if form.topology == "csc":
-        return CscFiles(num_nodes, id_bytes, open_writer)
+        return CscFiles(num_lists, id_bytes, open_writer)
     stripes = [make_stripe(directory) for directory in form.stripes]
-    return ChunkedFiles(num_nodes, id_bytes, open_writer, form.chunk_bytes, stripes, num_edges)
+    return ChunkedFiles(num_lists, id_bytes, open_writer, form.chunk_bytes, stripes, num_edges)

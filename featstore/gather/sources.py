@@ -19,7 +19,7 @@ from featstore.storage.extentmap import ExtentMap
 from featstore.storage.pagestream import Arenas, arena_bytes
 from featstore.storage.rowfile import ReadStats, RowFile
 
-__all__ = ["AbsentRows", "ExtentSource", "MemorySource", "RowSource"]
+__all__ = ["AbsentRows", "ExtentSource", "MemorySource", "RowSource", "SourceRange"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
@@ -153,6 +153,37 @@ class AbsentRows:
 
     def close(self) -> None:
         """Pass: nothing is open."""
+
+
+class SourceRange:
+    """Consecutive rows of another source, numbered from 0 (:class:`RowSource`). Closing the other source closes it."""
+
+    in_order = False
+
+    def __init__(self, source: RowSource, first: int, n_rows: int) -> None:
+        self._source, self._first = source, first
+        self.n_rows, self.row_bytes = n_rows, source.row_bytes
+        self.path, self.mode, self.stats = source.path, source.mode, source.stats
+        self.fingerprint = source.fingerprint and f"{source.fingerprint}+{first}"
+
+    def gather(
+        self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
+    ) -> ReadStats:
+        if isinstance(addresses, range):
+            low, high = addresses.start, addresses.stop - 1
+            shifted: Addresses = range(low + self._first, high + 1 + self._first)
+        else:
+            low, high = (int(addresses.min()), int(addresses.max())) if len(addresses) else (0, -1)
+            shifted = np.asarray(addresses, np.int64) + self._first
+        if len(addresses) and not 0 <= low <= high < self.n_rows:
+            raise IndexError(f"rows {low} to {high} of {self.n_rows}")
+        return self._source.gather(shifted, out, positions, gap_bytes)
+
+    def check_open(self) -> None:
+        self._source.check_open()
+
+    def close(self) -> None:
+        """Pass: the other source is closed by its owner."""
 
 
 class ExtentSource:

@@ -21,7 +21,7 @@ from featstore.topology.base import Topology
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.listblocks import ListBlock
 
-__all__ = ["SHOWN_AFTER_S", "Adjacency"]
+__all__ = ["PIECE_NODES", "SHOWN_AFTER_S", "Adjacency"]
 
 PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
 SHOWN_AFTER_S = 0.5  # a progress bar of shorter work would only flicker
@@ -42,7 +42,8 @@ class Adjacency:
         graph = self._graph
         with graph.locked():
             if self._topology is None:
-                with Progress("offsets", 8 * (graph.num_nodes + 1), graph.shows_progress, delay_s=SHOWN_AFTER_S) as bar:
+                n_bytes = 8 * (self._snapshot.types.num_lists + 1)
+                with Progress("offsets", n_bytes, graph.shows_progress, delay_s=SHOWN_AFTER_S) as bar:
                     self._topology = load_topology(self._snapshot, graph.budget, bar.add)
             return self._topology
 

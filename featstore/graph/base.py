@@ -20,6 +20,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.gather.sources import RowSource
 from featstore.graph.feature import FeatureStore
 from featstore.storage.reader import Reader
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["Fields", "StoredGraph"]
 
@@ -41,6 +42,12 @@ class Fields(Mapping[str, Any]):
     def of(cls, what: str, stores: dict[str, FeatureStore]) -> Fields:
         """Make a mapping of the current stores."""
         return cls(what, list(stores), stores.__getitem__, lambda name: (stores[name].dtype, stores[name].shape))
+
+    def of_type(self, of: str) -> Fields:
+        """Make a mapping of the fields of a type of nodes or of edges, by their own names."""
+        names = [name.removeprefix(f"{of}/") for name in self._names if name.startswith(f"{of}/")]
+        what = f"{self._what} of {of}"
+        return Fields(what, names, lambda name: self._get(f"{of}/{name}"), lambda name: self._shape(f"{of}/{name}"))
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
@@ -106,9 +113,6 @@ class StoredGraph(ABC):
     def __getitem__(self, name: str) -> FeatureStore:
         """Get a feature by name: ``g["x"]`` is ``g.features["x"]``, as in PyG.
 
-        Brackets hold the name of a feature, since the nodes are of one type. In a graph with several types they will name a
-        type, whose features are ``g[type].features``, as in PyG's ``HeteroData``. ``g.features`` always means features.
-
         Raises
         ------
         KeyError
@@ -124,6 +128,19 @@ class StoredGraph(ABC):
         return found
 
     __iter__ = None  # with __getitem__ alone, Python would iterate over g[0], g[1], …
+
+    @property
+    def columns(self) -> Mapping[str, FeatureStore]:
+        """The features of nodes as they are stored: several types of nodes may share one."""
+        return self._stores
+
+    def column_of(self, name: str) -> str:
+        """Name the column that holds a feature, given by its name in ``features``; KeyError if there is none."""
+        return str(self.features[name].name)
+
+    def node_rows(self, name: str) -> NodeRows:
+        """Get the rows that nodes have in a column."""
+        return NodeRows(self.num_nodes)
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:

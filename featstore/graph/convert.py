@@ -131,7 +131,7 @@ def _write(g: OutOfCoreGraph, update: Update, form: Form, progress: bool) -> lis
     id_bytes, ids = stored_ids(snapshot, lambda: g.topology, _BLOCK_BYTES)
     with (
         Progress("convert", g.num_edges * id_bytes, progress) as bar,
-        open_topology_files(form, g.num_nodes, g.num_edges, id_bytes, open_writer, update.stripe) as files,
+        open_topology_files(form, g.types.num_lists, g.num_edges, id_bytes, open_writer, update.stripe) as files,
     ):
         pieces = stored_pieces(snapshot, lambda: g.topology, _PIECE_NODES)
         begins: Int64s | None = _NONE
@@ -142,13 +142,13 @@ def _write(g: OutOfCoreGraph, update: Update, form: Form, progress: bool) -> lis
                     begins = next((offsets[:-1] for _, offsets in pieces), None)
                     continue
                 known = _NONE if begins is None else begins
-                n_nodes = int(np.searchsorted(known, files.n_edges + len(rest)))
+                n_lists = int(np.searchsorted(known, files.n_edges + len(rest)))
                 # If more begins may follow, write ids only up to the last known begin.
-                n_ids = len(rest) if begins is None or n_nodes < len(known) else int(known[-1]) - files.n_edges
-                files.write(known[:n_nodes], rest[:n_ids])
+                n_ids = len(rest) if begins is None or n_lists < len(known) else int(known[-1]) - files.n_edges
+                files.write(known[:n_lists], rest[:n_ids])
                 rest = rest[n_ids:]
-                begins = None if begins is None else known[n_nodes:]
+                begins = None if begins is None else known[n_lists:]
             bar.add(block.nbytes)
-        for _ in pieces:  # offsets of the last nodes, which have no neighbours; reading checks them
+        for _ in pieces:  # offsets of the last lists, which are empty; reading checks them
             pass
         return files.finish()

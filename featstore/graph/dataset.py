@@ -12,6 +12,7 @@ from featstore.cache.base import Policy
 from featstore.config import Options, user_path
 from featstore.creation import build
 from featstore.creation.source import ArrayLike
+from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import ClosedError
 from featstore.graph.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
@@ -24,14 +25,16 @@ from featstore.graph.snapshot import open_files, opening_committed, topology_byt
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.progress import Progress
 from featstore.registry import adapter
+from featstore.topology.types import EdgeKey
 
 __all__ = ["OutOfCoreGraph"]
 
 # Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
-    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edges", "features"),
-    *("from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors", "node_data"),
-    *("num_edges", "num_nodes", "open", "options", "out_degree", "parts", "path", "pool", "reader", "topology", "verify"),
+    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edge_types", "edges"),
+    *("features", "from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors"),
+    *("node_data", "node_types", "num_edges", "num_nodes", "open", "options", "out_degree", "parts", "path", "pool", "reader"),
+    *("topology", "verify"),
 )
 
 
@@ -45,6 +48,12 @@ class OutOfCoreGraph(OpenDataset):
     ----------
     path : str
     num_nodes, num_edges : int
+        Of all types.
+    node_types : list of str
+    edge_types : list of (str, str, str)
+        Names of the types, ``g["paper"]`` and ``g["author", "writes", "paper"]``; one ``"_"`` and one ``("_", "_", "_")`` if the
+        graph has no types. With types, features and data have names such as ``"paper/x"`` and ``"author,writes,paper/w"`` in the
+        mappings below, and rows are those of ids within the type.
     indptr, in_degree, out_degree : Tensor
         Read from disk at each access; :meth:`neighbors` and :meth:`edges` read neighbour ids.
     features : mapping of str to FeatureStore
@@ -77,11 +86,13 @@ class OutOfCoreGraph(OpenDataset):
     def create(
         cls,
         path: str | os.PathLike[str],
-        indptr: ArrayLike,
-        indices: ArrayLike,
+        indptr: ArrayLike | None = None,
+        indices: ArrayLike | None = None,
         features: Mapping[str, ArrayLike] | None = None,
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
+        nodes: Mapping[str, Nodes] | None = None,
+        edges: Mapping[EdgeKey, Any] | None = None,
         edge_features: Mapping[str, ArrayLike] | None = None,
         coalesce: bool = False,
         remove_self_loops: bool = False,
@@ -102,6 +113,13 @@ class OutOfCoreGraph(OpenDataset):
         indptr : integer array, shape (num_nodes + 1,)
         indices : integer array, shape (num_edges,)
             The in-neighbours of node ``v`` are ``indices[indptr[v]:indptr[v + 1]]``, in any order.
+        nodes : mapping of str to Nodes, optional
+            Types of nodes, in place of ``indptr``, ``indices`` and fields: the number of nodes of each type, its features and
+            its data.
+        edges : mapping of (str, str, str) to edges, optional
+            Types of edges, by the type of the source, the relation and the type of the destination: sources and destinations
+            as :meth:`from_edge_index` takes them, or a tuple ``(indptr, indices)``; or :class:`~featstore.Edges`, which also
+            hold features. Ids count from 0 in each type.
         features : mapping of str to array, shape (num_nodes, …), optional
         node_data : mapping of str to array, shape (any, …), optional
             Labels, masks, index sets.
@@ -134,7 +152,8 @@ class OutOfCoreGraph(OpenDataset):
         Raises
         ------
         TypeError
-            A dtype is not supported, or ids or offsets are no integers; the error names the argument.
+            A dtype is not supported, or ids or offsets are no integers; the error names the argument. Arguments of a graph of
+            one type are mixed with those of several types.
         ValueError
             An input has a wrong shape or name, or ``indptr`` does not ascend from 0 to ``num_edges``. The error names the first
             wrong entry and its value.
@@ -164,13 +183,43 @@ class OutOfCoreGraph(OpenDataset):
         that moves an edge, 4 bytes an edge (8 from 2³¹ edges on) keep the order of the input. Inputs are streamed once;
         ``indptr``, unless it comes in blocks, is first read to be checked. When this returns, the dataset is durable.
 
+        Names of types are as those of fields, without commas; ``"_"`` is the name of nodes without types. Edges of several types
+        are sorted as by :meth:`from_edge_index`.
+
         Examples
         --------
         >>> g = OutOfCoreGraph.create("graph", [0, 2, 3, 3], [1, 2, 0], {"x": np.eye(3, dtype=np.float32)})
         >>> g.features["x"][[2, 0]]
         tensor([[0., 0., 1.],
                 [1., 0., 0.]])
+        >>> g = OutOfCoreGraph.create(
+        ...     "typed",
+        ...     nodes={"paper": featstore.Nodes(3, features={"x": np.eye(3)}), "author": featstore.Nodes(2)},
+        ...     edges={("author", "writes", "paper"): np.array([[0, 1, 1], [2, 0, 1]])},
+        ... )
+        >>> g["paper"].features["x"][2]
+        tensor([0., 0., 1.], dtype=torch.float64)
         """
+        if nodes is not None or edges is not None:
+            arrays = {"indptr": indptr, "indices": indices, "features": features, "node_data": node_data}
+            refuse_one_type(
+                arrays | {"edge_features": edge_features},
+                {"coalesce": coalesce, "remove_self_loops": remove_self_loops, "to_undirected": to_undirected},
+            )
+            create_typed(
+                path,
+                {} if nodes is None else nodes,
+                {} if edges is None else edges,
+                topology=topology,
+                chunk_bytes=chunk_bytes,
+                stripes=stripes,
+                overwrite=overwrite,
+                progress=progress,
+                memory=memory,
+            )
+            return cls._open_made(path, memory)
+        if indptr is None or indices is None:
+            raise TypeError("a graph is made of indptr and indices, or of nodes and edges")
         build.create(
             path,
             indptr,
@@ -279,9 +328,9 @@ class OutOfCoreGraph(OpenDataset):
 
         Parameters
         ----------
-        data : torch_geometric.data.Data, or dataset of one
+        data : torch_geometric.data.Data or HeteroData, or dataset of one
         features : str or sequence of str, optional
-            Attributes that become features; ``x`` by default. All other attributes become node data.
+            Attributes that become features, of each type that has them; ``x`` by default. All other attributes become node data.
         path, overwrite, progress, memory
             See :meth:`create`.
 
@@ -290,7 +339,7 @@ class OutOfCoreGraph(OpenDataset):
         MissingExtraError
             torch_geometric is not installed.
         TypeError, ValueError, IndexError
-            ``data`` cannot be stored: it is heterogeneous or temporal, has attributes of edges in an ``adj_t``, and the like.
+            ``data`` cannot be stored: it is temporal, has attributes of edges in an ``adj_t``, and the like.
         FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
             See :meth:`create`.
         """
@@ -370,7 +419,12 @@ class OutOfCoreGraph(OpenDataset):
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
-        return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{state})"
+        types = ""
+        if not self.types.is_one:
+            nodes = {name: each.n for name, each in self.types.nodes.items()}
+            edges = {key: each.n_edges for key, each in self.types.edges.items()}
+            types = f", node_types={nodes}, edge_types={edges}"
+        return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{types}{state})"
 
     @property
     def indptr(self) -> torch.Tensor:
@@ -379,16 +433,19 @@ class OutOfCoreGraph(OpenDataset):
         Each access reads the offsets again, as do :attr:`in_degree` and :attr:`out_degree`: keep the tensor, which is yours. The
         budget counts its 8 bytes a node while it lives. Raises BudgetError, ClosedError, CorruptionError and OSError.
         """
+        self.refuse_types("indptr")
         return self.adjacency.indptr()
 
     @property
     def in_degree(self) -> torch.Tensor:
         """Number of in-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
+        self.refuse_types("in_degree")
         return self.adjacency.in_degree()
 
     @property
     def out_degree(self) -> torch.Tensor:
         """Number of out-neighbours of each node, repeated ones counted: int64 ``[num_nodes]``; see :attr:`indptr`."""
+        self.refuse_types("out_degree")
         return self.adjacency.out_degree()
 
     @overload
@@ -425,6 +482,7 @@ class OutOfCoreGraph(OpenDataset):
         -----
         The call reads the pages that hold the list. The first call opens :attr:`topology`, as samplers do.
         """
+        self.refuse_types("neighbors()")
         return self.adjacency.neighbors(node, edge_pos)
 
     @overload
@@ -457,6 +515,7 @@ class OutOfCoreGraph(OpenDataset):
         A block has at most half a million edges, or fewer if little memory is left. The budget counts buffers for reading ahead
         as ``edges``. The call opens :attr:`topology`, as samplers do.
         """
+        self.refuse_types("edges()")
         return self.adjacency.edges(edge_pos)
 
     # -- memory ------------------------------------------------------------------------------------------------------------------
@@ -656,6 +715,7 @@ class OutOfCoreGraph(OpenDataset):
         Convolutional Networks. ICLR 2017, equation 2 (gcn).
         """
         self.check_open()
+        self.refuse_types("aggregate()")
         with self.or_closed():
             aggregate(self, feature, op, hops, name, dtype, overwrite, memory, progress)
         return self.features[default_name(feature, op, hops) if name is None else name]

@@ -84,10 +84,10 @@ class NeighborCache:
     @property
     def n_cached(self) -> int:
         """Number of nodes whose list is in memory."""
-        return self.topology.num_nodes if self.offset_of_node is None else int(np.count_nonzero(self.offset_of_node >= 0))
+        return self.topology.num_lists if self.offset_of_node is None else int(np.count_nonzero(self.offset_of_node >= 0))
 
     def __repr__(self) -> str:
-        what = "whole" if self.whole else f"{self.n_cached} of {self.topology.num_nodes} nodes"
+        what = "whole" if self.whole else f"{self.n_cached} of {self.topology.num_lists} nodes"
         return f"NeighborCache({what}{', with numbers of edges' * (self.edge_ids is not None)}, {self.nbytes} bytes)"
 
     @classmethod
@@ -133,14 +133,14 @@ class NeighborCache:
         """
         edges = edges and topology.edge_ids is not None
         limit = budget.available if n_bytes is None else parse_size(n_bytes)
-        table_bytes = huge_bytes(topology.num_nodes * 8)
+        table_bytes = huge_bytes(topology.num_lists * 8)
         whole_bytes = cls.whole_bytes(topology, edges)
         if whole_bytes <= limit:
             return cls._whole(topology, budget, note, edges)
         in_memory = topology.resident_offsets is not None
         width = cls.entry_bytes(topology, edges) - topology.id_bytes  # bytes of an edge's number; 0 if numbers are not kept
         numbers_bytes = topology.num_edges * width
-        scratch_bytes = cls.scratch_bytes(topology.num_nodes, topology.nbytes, numbers_bytes, in_memory=in_memory)
+        scratch_bytes = cls.scratch_bytes(topology.num_lists, topology.nbytes, numbers_bytes, in_memory=in_memory)
         needed = table_bytes
         if scratch is None:
             scratch = budget
@@ -152,7 +152,7 @@ class NeighborCache:
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
         with scratch.reserve("neighbor cache", scratch_bytes), budget.reserve("neighbor cache", table_bytes).kept() as held:
-            offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
+            offset_of_node = huge_array(topology.num_lists * 8).view(np.int64)
             if callable(scores):
                 write, scores = scores, offset_of_node.view(np.float64)  # each score is read before its place is written
                 write(scores)
@@ -183,7 +183,7 @@ class NeighborCache:
         with budget.reserve("neighbor cache", cls.whole_bytes(topology, edges)).kept() as held:
             indptr = None
             if topology.resident_offsets is None:
-                indptr = huge_array((topology.num_nodes + 1) * 8).view(np.int64)
+                indptr = huge_array((topology.num_lists + 1) * 8).view(np.int64)
                 for first, offsets in topology.offset_pieces(_CHUNK_NODES):
                     indptr[first : first + len(offsets)] = offsets
             memory = huge_array(topology.nbytes)
@@ -210,12 +210,12 @@ class NeighborCache:
     @staticmethod
     def work_bytes(topology: Topology, edges: bool = False) -> int:
         """Count the bytes that :meth:`build` processes if not everything fits: offsets for choosing, then all edges."""
-        return prefix.work_bytes(topology.num_nodes) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
+        return prefix.work_bytes(topology.num_lists) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
 
     @staticmethod
     def whole_bytes(topology: Topology, edges: bool = False) -> int:
         """Count the bytes of a cache of all lists: ids, edges' numbers (``edges``), and offsets if the topology holds none."""
-        offsets = 0 if topology.resident_offsets is not None else huge_bytes((topology.num_nodes + 1) * 8)
+        offsets = 0 if topology.resident_offsets is not None else huge_bytes((topology.num_lists + 1) * 8)
         numbers = topology.num_edges * NeighborCache.entry_bytes(topology, edges) - topology.nbytes
         return huge_bytes(topology.nbytes) + huge_bytes(numbers) + offsets
 
@@ -322,7 +322,7 @@ class NeighborCache:
         if offset_of_node is None:
             if len(records) != topology.num_edges or _core.first_bad_id(records, topology.id_bytes, topology.num_nodes) >= 0:
                 raise ValueError("the records are not this topology's adjacency")
-            is_whole = indptr is not None and indptr.dtype == np.int64 and indptr.shape == (topology.num_nodes + 1,)
+            is_whole = indptr is not None and indptr.dtype == np.int64 and indptr.shape == (topology.num_lists + 1,)
             if (topology.resident_offsets is None) != is_whole:
                 raise ValueError(
                     "offsets of all lists are kept where the topology has none in memory, int64, one a node and one more"
@@ -332,8 +332,8 @@ class NeighborCache:
                     if not np.array_equal(indptr[first : first + len(offsets)], offsets):
                         raise ValueError(f"the offsets from node {first} on are not this topology's")
         else:
-            if offset_of_node.dtype != np.int64 or offset_of_node.shape != (topology.num_nodes,):
-                raise ValueError(f"offset_of_node must be int64 of shape ({topology.num_nodes},)")
+            if offset_of_node.dtype != np.int64 or offset_of_node.shape != (topology.num_lists,):
+                raise ValueError(f"offset_of_node must be int64 of shape ({topology.num_lists},)")
             for first, offsets in topology.offset_pieces(_CHUNK_NODES):
                 places = offset_of_node[first : first + len(offsets) - 1]
                 bad = _core.first_bad_record(offsets, places, records, topology.id_bytes, topology.num_nodes)

@@ -121,8 +121,12 @@ class NeighborLists:
             ):
                 scores: npt.NDArray[Any] | WriteScores
                 if chosen.goes_by_degrees:
-                    scores = scores_by_degrees(chosen, topology, self._adjacency.out_degrees(), bar.add)
+                    scores = scores_by_degrees(chosen, topology, self._adjacency.out_degrees(), self._snapshot.types, bar.add)
                 else:
+                    if not self._snapshot.types.is_one:
+                        raise NotImplementedError(
+                            f"policy {chosen.name!r} scores nodes, and a node of a graph of several types has several lists"
+                        )
                     scores = inputs.scores(chosen, of_lists=True)
                     bar.reach(scoring)
                 if budget is None:
@@ -186,7 +190,8 @@ class NeighborLists:
         if found is not None:
             return found, True
         with self._graph.or_closed():
-            scores = scores_by_degrees(chosen, self._adjacency.topology, self._adjacency.out_degrees())
+            degrees, types = self._adjacency.out_degrees(), self._snapshot.types
+            scores = scores_by_degrees(chosen, self._adjacency.topology, degrees, types)
             return NeighborCache.build(self._adjacency.topology, budget, scores, n_bytes, scratch), False
 
     def drop(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from functools import partial
+from typing import Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,10 @@ from featstore.config import Options, user_path
 from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, FormatError
 from featstore.gather.buffers import empty_tensor
+from featstore.gather.sources import SourceRange
 from featstore.graph.adjacency import Adjacency
 from featstore.graph.base import Fields, StoredGraph
+from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NeighborLists
 from featstore.graph.partitions import Partitions
@@ -26,8 +29,11 @@ from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.reopen import reduced
 from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed
-from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord
+from featstore.graph.typeviews import EdgeView, NodeView
+from featstore.storage.catalog import NODE, Catalog, FieldRecord
 from featstore.topology.base import Topology
+from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.types import EdgeKey, NodeType, Types, edge_name, qualified
 
 __all__ = ["OpenDataset"]
 
@@ -68,25 +74,57 @@ class OpenDataset(StoredGraph):
         self.neighbor_lists = NeighborLists(self, self.snapshot, self.adjacency, self.partitions, self.row_caches)
 
     def _open_fields(self) -> None:
-        catalog = self.catalog
+        self._column_rows: dict[str, RowsOfTypes] = {}
+        self._type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
+        catalog, types = self.catalog, self.snapshot.types
         self.num_nodes = catalog.num_nodes
         self.num_edges = catalog.num_edges
-        for name, record in catalog.by_role("feature").items():
-            if record.n_rows != self.num_nodes:
-                raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
-            self._open_feature_file(name, record)
+        data: dict[str, FieldRecord] = {}
+        of_files: dict[str, list[tuple[NodeType, FieldRecord]]] = {}
+        for kind in types.nodes.values():
+            for name, record in catalog.by_role("feature", f"node/{kind.name}").items():
+                if record.n_rows != kind.n:
+                    raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {kind.n} nodes", self.path)
+                if types.is_one:
+                    self._open_feature_file(name, record)
+                else:
+                    of_files.setdefault(" ".join(part.file for part in record.parts), []).append((kind, record))
+            data |= {qualified(kind.name, name): each for name, each in catalog.by_role("data", f"node/{kind.name}").items()}
+        for fields in of_files.values():
+            self._open_column(fields)
         self._list_features()
-        for name, record in catalog.by_role("feature", EDGE).items():
-            if record.n_rows != self.num_edges:
-                raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {self.num_edges} edges", self.path)
-            file, reopen = self.snapshot.file_of(record), partial(reduced, self, name, "edge_features")
-            self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
+        for of in types.edges.values():
+            for name, record in catalog.by_role("feature", f"edge/{edge_name(of.key)}").items():
+                if record.n_rows != of.n_edges:
+                    raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {of.n_edges} edges", self.path)
+                full = qualified(edge_name(of.key), name)
+                file, reopen = self.snapshot.file_of(record), partial(reduced, self, full, "edge_features")
+                self._open_store(full, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
         self.edge_features = Fields.of("edge feature", self._edge_stores)
-        data = catalog.by_role("data")
+        self._data_records = data
         self.node_data = Fields("node data", list(data), self._load_data, lambda name: (data[name].dtype, data[name].shape))
 
+    def _open_column(self, fields: list[tuple[NodeType, FieldRecord]]) -> None:
+        """Open a file of features that some types of nodes share, and a store of the rows of each."""
+        record = fields[0][1]
+        file = self.snapshot.file_of(record)
+        name = qualified(",".join(kind.name for kind, _ in fields), record.name)
+        parts = tuple((kind, each.parts[0].at or 0) for kind, each in fields)
+        self._column_rows[name] = RowsOfTypes(file.n_rows, parts)
+        self._open_store(name, file, (file.n_rows, *record.shape[1:]), torch_dtype(record.dtype), partial(reduced, self, name))
+        for kind, first in parts:
+            own = qualified(kind.name, record.name)
+            if len(parts) == 1:
+                self._type_stores[own] = self._stores[name]
+                continue
+            rows, shape, reopen = SourceRange(file, first, kind.n), (kind.n, *record.shape[1:]), partial(reduced, self, own)
+            threads = self.options.threads
+            self._type_stores[own] = FeatureStore(
+                own, rows, shape, torch_dtype(record.dtype), self.reader, self.pool, threads, reopen
+            )
+
     def _list_features(self) -> None:
-        self.features = Fields.of("feature", self._stores)
+        self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
 
     def _open_feature_file(self, name: str, record: FieldRecord) -> None:
         file, reopen = self.snapshot.file_of(record), partial(reduced, self, name)
@@ -95,28 +133,104 @@ class OpenDataset(StoredGraph):
     def _close_files(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
             stack.callback(self.snapshot.close)
+            for store in self._type_stores.values():
+                stack.callback(store.close)
             stack.callback(self.adjacency.close)
             stack.callback(self.neighbor_lists.drop)
 
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
     def _data_bytes(self, name: str) -> int:
-        record = self.catalog.by_role("data")[name]
+        record = self._data_records[name]
         return record.n_rows * record.row_bytes
 
     def data_shape(self, name: str) -> torch.Size:
         """Get the shape of ``node_data[name]`` without reading it; KeyError if there is no such field."""
         if name not in self.node_data:
             return torch.Size(self.node_data[name].shape)  # raises the KeyError that lists the existing names
-        return torch.Size(self.catalog.by_role("data")[name].shape)
+        return torch.Size(self._data_records[name].shape)
 
     def _read_data(self, name: str) -> torch.Tensor:
-        record = self.catalog.by_role("data")[name]
+        record = self._data_records[name]
         tensor = empty_tensor(record.shape, torch_dtype(record.dtype))
         if len(tensor):
             rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
             self.snapshot.file_of(record).read(0, len(rows), rows)
         return tensor
+
+    @property
+    def types(self) -> Types:
+        """The types of nodes and edges, each a range; of a graph without named types one of each."""
+        return self.snapshot.types
+
+    @property
+    def node_types(self) -> list[str]:
+        """Names of the types of nodes, as in PyG; ``["_"]`` if nodes have no types."""
+        return list(self.types.nodes)
+
+    @property
+    def edge_types(self) -> list[EdgeKey]:
+        """Names of the types of edges, as in PyG: source, relation and destination; ``[("_", "_", "_")]`` without types."""
+        return list(self.types.edges)
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    @overload
+    def __getitem__(self, name: EdgeKey) -> EdgeView: ...
+
+    def __getitem__(self, name: str | EdgeKey) -> Any:
+        """Get a feature or a type by name, as in PyG.
+
+        Without types, ``g["x"]`` is ``g.features["x"]``. With types, ``g["paper"]`` is a :class:`NodeView`, and
+        ``g["author", "writes", "paper"]`` an :class:`EdgeView`. ``g.features`` always means features.
+
+        Raises
+        ------
+        KeyError
+            No feature or type has this name; the error lists the existing names.
+        TypeError
+            The index is not a name.
+        """
+        types = self.types
+        if types.is_one:
+            return super().__getitem__(cast(str, name))
+        if isinstance(name, str):
+            if name not in types.nodes:
+                raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, types.nodes))}")
+            of_type = cast(Fields, self.features).of_type(name)
+            return NodeView(name, types.nodes[name].n, of_type, cast(Fields, self.node_data).of_type(name))
+        if not isinstance(name, tuple):
+            raise TypeError(f"a graph of several types is indexed by the name of a type, not by {name!r}")
+        if name not in types.edges:
+            raise KeyError(f"no edge type {name!r}; there is {', '.join(map(repr, types.edges)) or 'none'}")
+        return EdgeView(name, types.edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
+
+    def refuse_types(self, what: str) -> None:
+        """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""
+        if not self.types.is_one:
+            raise NotImplementedError(
+                f"{what} is for a graph of one type; {self.path} has the node types {', '.join(map(repr, self.node_types))} and "
+                f"the edge types {', '.join(map(repr, self.edge_types)) or '(none)'}. Make a dataset of the nodes and edges that "
+                "it is for with OutOfCoreGraph.from_edge_index"
+            )
+
+    def node_rows(self, name: str) -> NodeRows:
+        """See :meth:`StoredGraph.node_rows`."""
+        if self.types.is_one:
+            return super().node_rows(name)
+        return self._column_rows[name]
+
+    def column_of(self, name: str) -> str:
+        """See :meth:`StoredGraph.column_of`."""
+        name = super().column_of(name)
+        if name in self._stores:
+            return name
+        kind, _, field = name.rpartition("/")
+        return next(
+            each
+            for each, rows in self._column_rows.items()
+            if each.rpartition("/")[2] == field and any(of.name == kind for of in rows.kinds)
+        )
 
     # -- its parts ---------------------------------------------------------------------------------------------------------------
 
@@ -160,9 +274,10 @@ class OpenDataset(StoredGraph):
         parts: GivenParts = None,
         seed: int = 0,
         budget: Budget | None = None,
+        rows: NodeRows | None = None,
     ) -> PolicyInputs:
         """See :meth:`RowCaches.policy_inputs`."""
-        return self.row_caches.policy_inputs(row_bytes, counts, parts, seed, budget)
+        return self.row_caches.policy_inputs(row_bytes, counts, parts, seed, budget, rows=rows)
 
     # -- features made of others -------------------------------------------------------------------------------------------------
 

@@ -29,24 +29,24 @@ def load_topology(snapshot: Snapshot, budget: Budget, note: Callable[[int], None
 
 def _load(snapshot: Snapshot, budget: Budget, note: Callable[[int], None]) -> Topology:
     catalog = snapshot.catalog
-    n, n_edges = catalog.num_nodes, catalog.num_edges
+    n, n_nodes, n_edges = snapshot.types.num_lists, catalog.num_nodes, catalog.num_edges
     if catalog.topology == "csc":
         indptr, _ = snapshot.topology_file("indptr", n + 1)
         indices, id_bytes = snapshot.topology_file("indices", n_edges)
-        return CscTopology.load(n, n_edges, indptr, indices, id_bytes, budget, note)
+        return CscTopology.load(n, n_edges, indptr, indices, id_bytes, budget, note, n_nodes)
     chunks, _ = snapshot.topology_files("chunks")
     directory, _ = snapshot.topology_file("chunk_directory", width=3)
-    return ChunkedTopology.load(n, n_edges, chunks, directory, catalog.chunk_bytes, budget)
+    return ChunkedTopology.load(n, n_edges, chunks, directory, catalog.chunk_bytes, budget, n_nodes)
 
 
 def held_bytes(snapshot: Snapshot, total: int) -> int:
     """Bound the bytes that :func:`load_topology` holds under a budget of ``total`` bytes."""
     catalog = snapshot.catalog
     if catalog.topology == "csc":
-        return CscTopology.held_bytes(catalog.num_nodes)
+        return CscTopology.held_bytes(snapshot.types.num_lists)
     chunks, id_bytes = snapshot.topology_files("chunks")
     n_words = sum(file.n_rows for file in chunks)
-    return ChunkedTopology.held_bytes(catalog.num_nodes, -(-n_words * id_bytes // catalog.chunk_bytes), id_bytes, total)
+    return ChunkedTopology.held_bytes(snapshot.types.num_lists, -(-n_words * id_bytes // catalog.chunk_bytes), id_bytes, total)
 
 
 def stored_size(snapshot: Snapshot) -> tuple[int, bool]:
@@ -67,8 +67,8 @@ def stored_pieces(
     catalog = snapshot.catalog
     if catalog.topology != "csc":
         return topology().offset_pieces(n_nodes)
-    indptr, _ = snapshot.topology_file("indptr", catalog.num_nodes + 1)
-    return stored_offsets(indptr, catalog.num_nodes, catalog.num_edges, n_nodes)
+    indptr, _ = snapshot.topology_file("indptr", snapshot.types.num_lists + 1)
+    return stored_offsets(indptr, snapshot.types.num_lists, catalog.num_edges, n_nodes)
 
 
 def stored_ids(snapshot: Snapshot, topology: Callable[[], Topology], block_bytes: int) -> tuple[int, Iterator[npt.NDArray[Any]]]:

@@ -14,6 +14,7 @@ from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.select import check_scores
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["Given", "PolicyInputs", "policy_scores"]
 
@@ -36,12 +37,13 @@ class PolicyInputs:
     The budget counts the arrays until the block is left. If the policy failed because an array could not be made (a damaged
     file, the budget, an argument not given), leaving the block raises that error instead of the PluginError. ``in_degree`` and
     ``out_degree`` make arrays of 8 bytes a node. ``cross_out_degree`` makes a tensor that the budget counts while it lives.
-    ``counts`` and ``parts`` are given by the user.
+    ``counts`` and ``parts`` are given by the user. They have an entry a node, of which policies see those of ``rows``; the
+    other arrays have an entry a row.
     """
 
     def __init__(
         self,
-        n: int,
+        rows: NodeRows,
         row_bytes: int,
         budget: Budget,
         in_degree: Callable[[], npt.NDArray[Any]],
@@ -51,13 +53,13 @@ class PolicyInputs:
         seed: int,
         cross_out_degree: Callable[[], torch.Tensor] | None = None,
     ) -> None:
-        self._n = n
+        self._rows, self._n = rows, rows.n
         self._tensors: list[torch.Tensor] = []
         self._given = {"counts": counts, "parts": parts}
         self._failure: Exception | None = None
         self._held = budget.reserve("policy inputs", 0)
         self.context = PolicyContext(
-            n,
+            rows.n,
             row_bytes,
             self._noting(lambda: self._counted(in_degree)),
             self._noting(lambda: self._counted(out_degree)),
@@ -77,7 +79,9 @@ class PolicyInputs:
         given = self._given[name]
         if given is None:
             raise ValueError(f"the policy needs {name}: pass {name}=")
-        array = self._array(name, given() if callable(given) else given)
+        if self._rows.kinds:
+            self._held.resize(self._held.n_bytes + 8 * self._n)
+        array = self._rows.select(self._array(name, given() if callable(given) else given))
         if array.shape != (self._n,):
             raise ValueError(f"{name} must have shape ({self._n},), not {array.shape}")
         return array

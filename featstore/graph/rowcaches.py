@@ -17,7 +17,7 @@ from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least, parse_cache_size
 from featstore.errors import BudgetError
-from featstore.graph.adjacency import Adjacency
+from featstore.graph.adjacency import PIECE_NODES, Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.feature import FeatureStore
 from featstore.graph.partitions import Partitions
@@ -26,6 +26,7 @@ from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
 from featstore.topology.crossedges import count_cross_edges, counts_dtype
+from featstore.topology.noderows import NodeRows
 from featstore.topology.partarrays import check_parts
 
 __all__ = ["GivenParts", "RowCaches"]
@@ -53,20 +54,24 @@ class RowCaches:
     ) -> None:
         """See :meth:`featstore.OutOfCoreGraph.cache`."""
         graph = self._graph
-        names = list(graph.features) if name is None else [name]
-        widths = {each: graph.features[each].row_bytes for each in names}  # raises for an unknown name first
+        names = list(graph.columns) if name is None else [graph.column_of(name)]  # raises for an unknown name first
+        widths = {each: graph.columns[each].row_bytes for each in names}
         chosen, is_auto = get_policy(policy), isinstance(budget, str) and budget == "auto"
         if isinstance(policy, Policy) and len(names) > 1:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
         size, seed = 0 if is_auto else parse_cache_size(budget, "budget"), check_at_least("seed", seed, 0)
         sizes: dict[str, int] | dict[str, int | float] = dict.fromkeys(names, size)
-        if is_auto or (size and len(names) > 1):
+        if names and (is_auto or (size and len(names) > 1)):
             for each in names:  # drop existing caches, as their memory is divided, too
                 self.make(each, 0, chosen)
             graph.pool.trim()  # frees memory first, as the available memory decides the number of rows
             n_bytes = graph.budget.available // 8 * 7 if is_auto else size
-            if not is_auto or rows_within(int(n_bytes), graph.num_nodes, list(widths.values()), chosen):
-                sizes = cache_bytes(n_bytes, graph.num_nodes, widths, chosen, graph.budget, graph.budget.available)
+            if len({len(graph.columns[each]) for each in names}) > 1:  # of different types of nodes: the same share of each
+                if is_auto or not isinstance(size, float):
+                    whole = sum(graph.columns[each].nbytes for each in names)
+                    sizes = {each: int(n_bytes) * graph.columns[each].nbytes // max(1, whole) for each in names}
+            elif not is_auto or rows_within(int(n_bytes), len(graph.columns[names[0]]), list(widths.values()), chosen):
+                sizes = cache_bytes(n_bytes, len(graph.columns[names[0]]), widths, chosen, graph.budget, graph.budget.available)
         for each, of_each in sizes.items():
             self.make(each, of_each, get_policy(policy), counts=counts, parts=parts, seed=seed, on_loan=is_auto)
 
@@ -88,7 +93,7 @@ class RowCaches:
         none. A static policy chooses only rows that have no slot in ``without``.
         """
         graph = self._graph
-        store = graph.features[name]
+        store = graph.columns[name]
         if isinstance(chosen, PlannedPolicy):
             raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
         with graph.locked():
@@ -117,16 +122,15 @@ class RowCaches:
         on_loan: bool,
     ) -> None:
         graph, name = self._graph, store.name
-        file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
-        with self.policy_inputs(file.row_bytes, counts, parts, seed, graph.budget) as inputs:
+        file = store.source
+        n = len(store)
+        with self.policy_inputs(file.row_bytes, counts, parts, seed, graph.budget, rows=graph.node_rows(name)) as inputs:
             if isinstance(size, float):
-                size = FeatureCache.least_bytes(max(1, round(size * graph.num_nodes)), file.row_bytes, graph.num_nodes, chosen)
-            capacity = FeatureCache.capacity_for(size, file.row_bytes, graph.num_nodes, chosen)
-            cache = FeatureCache(
-                capacity, file.row_bytes, graph.num_nodes, chosen, inputs.context, graph.budget, name=f"cache of {name!r}"
-            )
+                size = FeatureCache.least_bytes(max(1, round(size * n)), file.row_bytes, n, chosen)
+            capacity = FeatureCache.capacity_for(size, file.row_bytes, n, chosen)
+            cache = FeatureCache(capacity, file.row_bytes, n, chosen, inputs.context, graph.budget, name=f"cache of {name!r}")
             try:
-                n_bytes = min(capacity, graph.num_nodes) * file.row_bytes
+                n_bytes = min(capacity, n) * file.row_bytes
                 with Progress(f"cache of {name!r}", n_bytes, graph.shows_progress, delay_s=FILL_SHOWN_AFTER_S) as bar:
 
                     def read(rows: npt.NDArray[np.int64], *where: Any) -> None:
@@ -151,25 +155,40 @@ class RowCaches:
         seed: int = 0,
         budget: Budget | None = None,
         note: Callable[[int], None] = lambda n_bytes: None,
+        rows: NodeRows | None = None,
     ) -> PolicyInputs:
         """Make the inputs of a policy for this graph: a context manager, whose arrays the budget counts; caches call this.
 
-        ``note`` gets the bytes of degrees as they are read.
+        ``note`` gets the bytes of degrees as they are read. ``rows`` are those that the policy scores; by default there is one
+        for each node, by its id.
         """
 
         graph, adjacency = self._graph, self._adjacency
 
+        of = NodeRows(graph.num_nodes) if rows is None else rows
+
         def out_degree() -> npt.NDArray[np.int64]:
-            rows = np.empty((graph.num_nodes, 8), np.uint8)
-            if graph.num_nodes:
-                adjacency.out_degrees().read(0, graph.num_nodes, rows)
-                note(rows.nbytes)
-            return rows.reshape(-1).view(np.int64)
+            found = np.zeros(of.n, np.int64)
+            for first, n, row in of.spans:
+                if n:
+                    out = found[row : row + n].view(np.uint8).reshape(-1, 8)
+                    adjacency.out_degrees().read(first, n, out)
+                    note(out.nbytes)
+            return found
 
         def in_degree() -> npt.NDArray[np.int64]:
-            degrees = adjacency.topology.degrees()
-            note(degrees.nbytes)
-            return degrees
+            if not of.kinds:
+                found = adjacency.topology.degrees()
+                note(found.nbytes)
+                return found
+            found = np.zeros(of.n, np.int64)
+            for kind, (_, n, row) in zip(of.kinds, of.spans, strict=True):
+                for each in self._snapshot.types.edges_into(kind.name):
+                    for at in range(0, n, PIECE_NODES):
+                        lists = each.first_list + at, each.first_list + min(n, at + PIECE_NODES)
+                        found[row + at : row + min(n, at + PIECE_NODES)] += adjacency.topology.degrees(*lists)
+                note(8 * n)
+            return found
 
         budget = graph.budget if budget is None else budget
         kept = self._partitions.find(parts) if isinstance(parts, str) else parts if isinstance(parts, KeptParts) else None
@@ -180,7 +199,7 @@ class RowCaches:
                 return (self._partitions.find() if kept is None else kept).cross_out_degree()
             return self._count_cross_edges(given, budget)
 
-        return PolicyInputs(graph.num_nodes, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree)
+        return PolicyInputs(of, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree)
 
     def _count_cross_edges(self, given: Any, budget: Budget) -> torch.Tensor:
         """Count each node's out-edges into other parts, for parts that the dataset does not keep."""

@@ -19,6 +19,7 @@ from featstore.storage.reader import SCRATCH_STEP, Reader, least_queue_bytes
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file, sweep_unused
 from featstore.storage.writer import FileRecord
+from featstore.topology.types import Types
 
 __all__ = ["DatasetFiles", "Snapshot", "check_memory", "fingerprint_of", "open_files", "opening_committed", "topology_bytes"]
 
@@ -31,6 +32,7 @@ class DatasetFiles:
     """
 
     catalog: Catalog
+    types: Types
 
     def __init__(self, directory: OpenDirectory) -> None:
         self.path = directory.path
@@ -41,6 +43,7 @@ class DatasetFiles:
             with contextlib.suppress(FileNotFoundError):
                 self.lock = directory.lock(READERS_LOCK, OPEN_PATIENCE_S)
             self.catalog = read_catalog(directory)
+            self.types = Types.of_entry(self.catalog.dataset, self.path)
             for name, record in self.catalog.files.items():
                 self.files[name] = open_file(directory, record)
         except BaseException:
@@ -120,7 +123,7 @@ class Snapshot:
 
     def __init__(self, root: str, opened: DatasetFiles, reader: Reader) -> None:
         self.root = root
-        self.catalog = opened.catalog
+        self.catalog, self.types = opened.catalog, opened.types
         self.files: dict[str, RowFile] = {}
         self._reader = reader
         self._is_superseded = False

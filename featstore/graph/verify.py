@@ -20,6 +20,7 @@ from featstore.storage.update import OpenFile, open_file
 from featstore.storage.writer import FileRecord
 from featstore.topology.chunkformat import Directory, check_header
 from featstore.topology.edgeids import EDGE_IDS
+from featstore.topology.types import EdgeType, Types
 
 __all__ = ["verify_file", "verify_files", "verify_topology"]
 
@@ -116,20 +117,21 @@ class _Column:
 def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
     """Check the adjacency: offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, out-degrees are right.
 
-    If edges are stored in another order than that of the input, also check that each edge has a number of its own. If the
-    topology is chunked, also check the directory and the header of each chunk. The check reads offsets and ids once. It reads
-    the ids once more for every 2 million nodes, to recount their out-degrees in bounded memory. Raises CorruptionError.
+    If edges are stored in another order than that of the input, also check that each edge has a number of its own. If there are
+    several types, ids and numbers of edges are in the ranges of their types. If the topology is chunked, also check the directory
+    and the header of each chunk. The check reads offsets and ids once. It reads the ids once more for every 2 million nodes, to
+    recount their out-degrees in bounded memory. Raises CorruptionError.
     """
-    n, n_edges = opened.catalog.num_nodes, opened.catalog.num_edges
+    types, n, n_edges = opened.types, opened.catalog.num_nodes, opened.catalog.num_edges
     degrees = _Column(opened, "out_degree", n)
     indices: _Column | _ChunkIds
     if opened.catalog.topology == "csc":
-        indptr, indices = _Column(opened, "indptr", n + 1), _Column(opened, "indices", n_edges)
+        indptr, indices = _Column(opened, "indptr", types.num_lists + 1), _Column(opened, "indices", n_edges)
         starts = _check_offsets(indptr, n_edges, progress)
     else:
         indices = _ChunkIds(opened)
         starts = indices.starts(progress)
-    _check_lists(indices, n, starts, progress)
+    _check_lists(indices, types, _check_begins(types, starts, opened.path), progress)
     low = 0
     for stored in degrees.blocks(8 * _BLOCK_NODES):
         counts = np.zeros(len(stored), dtype=np.int64)
@@ -143,17 +145,41 @@ def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
         low += len(stored)
         progress(stored.nbytes)
     if f"{EDGE}/{EDGE_IDS}" in opened.catalog.fields:
-        _check_edge_ids(_Column(opened, EDGE_IDS, n_edges), n_edges, progress)
+        _check_edge_ids(_Column(opened, EDGE_IDS, n_edges), types, progress)
 
 
-def _check_edge_ids(edge_ids: _Column, n_edges: int, progress: Progress) -> None:
+def _spans(types: Types, first: int, n: int) -> Iterator[tuple[EdgeType, int, int]]:
+    """Divide the edges ``first … first + n - 1`` by type; yield each type, and the begin and end of its edges after ``first``."""
+    for kind in types.edges.values():
+        begin, end = max(kind.first_edge - first, 0), min(kind.first_edge + kind.n_edges - first, n)
+        if begin < end:
+            yield kind, begin, end
+
+
+def _check_begins(types: Types, starts: Iterator[Int64s], path: str) -> Iterator[Int64s]:
+    """Yield the first edges of all lists, block by block, and check that those of each type begin with the type's first edge."""
+    first, rest = 0, list(types.edges.values())
+    for block in starts:
+        while rest and rest[0].first_list < first + len(block):
+            kind = rest.pop(0)
+            begin = int(block[kind.first_list - first])
+            if begin != kind.first_edge:
+                raise CorruptionError(f"edges of type {kind.key!r} begin with edge {begin}, not {kind.first_edge}", path)
+        first += len(block)
+        yield block
+
+
+def _check_edge_ids(edge_ids: _Column, types: Types, progress: Progress) -> None:
     """Check that each number occurs once: all are in range, and their hashes have the sum of the hashes of all numbers."""
     row = total = 0
     for ids in edge_ids.blocks(_BLOCK_EDGES):
-        outside = (ids < 0) | (ids >= n_edges)
-        if outside.any():
-            bad = int(outside.argmax())
-            raise edge_ids.damage(f"edge_ids[{row + bad}] is {ids[bad]}, and there are {n_edges} edges", row + bad)
+        for kind, begin, end in _spans(types, row, len(ids)):
+            low, high = kind.first_edge, kind.first_edge + kind.n_edges
+            outside = (ids[begin:end] < low) | (ids[begin:end] >= high)
+            if outside.any():
+                bad = begin + int(outside.argmax())
+                edges = f"there are {high} edges" if types.is_one else f"edges of type {kind.key!r} are {low} … {high - 1}"
+                raise edge_ids.damage(f"edge_ids[{row + bad}] is {ids[bad]}, and {edges}", row + bad)
         total += int((_mixed(np.arange(row, row + len(ids))) - _mixed(ids)).sum(dtype=np.uint64))
         row += len(ids)
         progress(ids.nbytes)
@@ -185,7 +211,7 @@ class _ChunkIds:
         data = pread_exactly(file.fd, 24 * record.n_rows, HEADER_BYTES, file.path)
         self._directory = Directory(
             np.frombuffer(data, "<i8").reshape(-1, 3),
-            catalog.num_nodes,
+            opened.types.num_lists,
             catalog.num_edges,
             self._words.width,
             catalog.chunk_bytes,
@@ -212,7 +238,7 @@ class _ChunkIds:
                 if wrong.any():
                     bad = int(wrong.argmax())
                     node = int(d.first_node[chunk]) + first + bad
-                    raise self._words.damage(f"the list of node {node} cannot begin with edge {begins[bad]}", at + first + bad)
+                    raise self._words.damage(f"list {node} cannot begin with edge {begins[bad]}", at + first + bad)
                 previous = int(begins[-1])
                 progress(begins.nbytes)
                 yield begins
@@ -250,15 +276,17 @@ def _check_offsets(indptr: _Column, n_edges: int, progress: Progress) -> Iterato
     return indptr.blocks(_BLOCK_NODES)
 
 
-def _check_lists(indices: _Column | _ChunkIds, n: int, starts: Iterator[Int64s], progress: Progress) -> None:
-    """Check that ids are nodes, and that they ascend within each list."""
+def _check_lists(indices: _Column | _ChunkIds, types: Types, starts: Iterator[Int64s], progress: Progress) -> None:
+    """Check that ids are nodes of the right type, and that they ascend within each list."""
     position, previous = 0, -1
     pending: npt.NDArray[Any] = next(starts, np.empty(0, dtype=np.int64))  # of a chunked topology: checked while they are read
     for ids in indices.blocks(_BLOCK_EDGES):
-        outside = (ids < 0) | (ids >= n)
-        if outside.any():
-            bad = int(outside.argmax())
-            raise indices.damage(f"indices[{position + bad}] is {ids[bad]}, which is not a node", position + bad)
+        for kind, begin, end in _spans(types, position, len(ids)):
+            outside = (ids[begin:end] < kind.src.first) | (ids[begin:end] >= kind.src.stop)
+            if outside.any():
+                bad = position + begin + int(outside.argmax())
+                of = "" if types.is_one else f" of type {kind.src.name!r}"
+                raise indices.damage(f"indices[{bad}] is {ids[bad - position]}, which is not a node{of}", bad)
         falls = np.diff(ids, prepend=previous) < 0
         end = position + len(ids)
         # At the start of a list an id may be smaller than the one before.

@@ -153,6 +153,7 @@ def sample_offline(
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, section 3.
     """
+    g.refuse_types("sample_offline()")
     epochs, seed = check_at_least("epochs", epochs, 1), check_at_least("seed", seed, 0)
     shuffle, drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
     if batch_size is not None:

@@ -21,6 +21,7 @@ from featstore.pack.layout import layout_records
 from featstore.pack.nodedata import carried, load_carried
 from featstore.pack.offline import Pack
 from featstore.storage.format import DTYPES
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["Graph", "PackedGraph"]
 
@@ -99,11 +100,18 @@ class PackedGraph(StoredGraph):
         return self._identity
 
     def policy_inputs(
-        self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
+        self,
+        row_bytes: int,
+        counts: Given = None,
+        parts: Given = None,
+        seed: int = 0,
+        budget: Budget | None = None,
+        rows: NodeRows | None = None,
     ) -> PolicyInputs:
         """See :meth:`featstore.OutOfCoreGraph.policy_inputs`; the pack has no degrees."""
         budget, absent = self.budget if budget is None else budget, self.short_degrees
-        return PolicyInputs(self.num_nodes, row_bytes, budget, absent, absent, counts, parts, seed)
+        rows = NodeRows(self.num_nodes) if rows is None else rows
+        return PolicyInputs(rows, row_bytes, budget, absent, absent, counts, parts, seed)
 
     def short_degrees(self) -> NoReturn:
         """Raise FileNotFoundError: the pack has no degrees. See :meth:`featstore.OutOfCoreGraph.short_degrees`."""

@@ -128,6 +128,7 @@ def partition(
         check_parts_name(name)
     if not hasattr(g, "topology"):
         raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
+    g.refuse_types("partition()")
     given = method if isinstance(method, (torch.Tensor, np.ndarray, list, tuple)) else None
     chosen = None if given is not None else get_partitioner(method, named)  # type: ignore[arg-type]
     if given is not None:
@@ -232,6 +233,7 @@ def judge(g: OutOfCoreGraph, parts: Given, n_parts: int, train_idx: Given | None
 
     Errors are those of :func:`partition`.
     """
+    g.refuse_types("judge()")
     checked = check_parts(parts, g.num_nodes, n_parts)
     topology, n_inside = g.topology, 0
     with Progress("judge", topology.nbytes, progress) as bar:

@@ -8,7 +8,8 @@ can separate the digest from the bytes that it covers, and a full disk is an ord
 kilobytes, read once.
 
 Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``file/<name>``; ``node/<type>/<field>`` and
-``edge/<source>,<relation>,<destination>/<field>`` (the only type so far is ``_``).
+``edge/<source>,<relation>,<destination>/<field>``, where the only type of a graph without types is ``_``. The adjacency of all
+types is one, under ``edge/_,_,_``.
 """
 
 from __future__ import annotations
@@ -58,16 +59,26 @@ _TRAILER: Final = struct.Struct("<8sIIQ16s")
 _BYTE_ORDER_MARK: Final = 0x01020304
 _MAX_BYTES: Final = 1 << 28
 _STRIPES: Final = "stripes"  # the reader feature that a catalog requires if files lie in stripes
+_TYPES: Final = "types"  # and if there are several types of nodes or edges
 _U64: Final = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class FieldPart:
-    """``rows`` consecutive rows of a field, from ``first`` on, and the file that holds them."""
+    """``rows`` consecutive rows of a field, from ``first`` on, and the file that holds them.
+
+    ``at`` is the row of the file with which they begin, if several types of nodes share the file; None: it holds no other rows.
+    """
 
     file: str
     first: int
     rows: int
+    at: int | None = None
+
+    def entry(self) -> dict[str, Any]:
+        """Describe the part as the catalog does."""
+        shared = {} if self.at is None else {"at": self.at}
+        return {"file": self.file, "first": self.first, "rows": self.rows, **shared}
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,7 @@ class Catalog:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         requires = [_STRIPES] if any(STRIPE.match(name) for name in self.files) else []
+        requires += [_TYPES] if "node_types" in self.dataset else []
         entries: dict[str, dict[str, Any]] = {"dataset": {"format": FORMAT_VERSION, "requires": requires, **self.dataset}}
         for name, item in self.files.items():
             entries[f"file/{name}"] = {
@@ -187,7 +199,7 @@ class Catalog:
                 "dtype": record.dtype,
                 "shape": list(record.shape),
                 "generation": record.generation,
-                "parts": [{"file": part.file, "first": part.first, "rows": part.rows} for part in record.parts],
+                "parts": [part.entry() for part in record.parts],
             }
         return {**entries, **self.extra}
 
@@ -228,7 +240,8 @@ def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecor
         if not isinstance(item, dict):
             raise FormatError(f"{entry.where}: a part is not an object: {item!r}")
         part = Entry(item, entry.where)
-        parts.append(FieldPart(part.text("file"), part.number("first"), part.number("rows")))
+        at = part.number("at") if "at" in item else None
+        parts.append(FieldPart(part.text("file"), part.number("first"), part.number("rows"), at))
     shape = entry.numbers("shape")
     record = FieldRecord(key, entry.text("role"), entry.dtype(), shape, entry.number("generation", 1), tuple(parts))
     if not shape:
@@ -238,8 +251,9 @@ def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecor
         file = files.get(part_of.file)
         if file is None:
             raise FormatError(f"{entry.where}: file {part_of.file!r} is not in the catalog")
-        same = file.dtype == record.dtype and file.layout.row_bytes == record.row_bytes and file.n_rows == part_of.rows
-        if not same or part_of.first != row:
+        fits = file.n_rows == part_of.rows if part_of.at is None else file.n_rows >= part_of.at + part_of.rows
+        same = file.dtype == record.dtype and file.layout.row_bytes == record.row_bytes
+        if not same or not fits or part_of.first != row:
             raise FormatError(f"{entry.where}: file {part_of.file!r} does not hold rows {part_of.first} … of this field")
         row += part_of.rows
     if row != record.n_rows:
@@ -387,7 +401,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     # Checked before anything else is interpreted, because a newer release may have changed the meaning of the rest.
     if dataset.number("format", 1) > FORMAT_VERSION:
         raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
-    if missing := [each for each in dataset.list("requires") if each != _STRIPES]:
+    if missing := [each for each in dataset.list("requires") if each not in (_STRIPES, _TYPES)]:
         raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}", path)
     for name in ("num_nodes", "num_edges"):
         dataset.number(name)

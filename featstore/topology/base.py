@@ -38,24 +38,27 @@ def huge_bytes(n_bytes: int) -> int:
 
 
 class Topology(ABC):
-    """In-neighbours of every node. Edges are numbered: those of node 0 first, then those of node 1, and so on. Thread-safe.
+    """Lists of in-neighbours. Edges are numbered: those of list 0 first, then those of list 1, and so on. Thread-safe.
 
-    Samplers use only :meth:`offsets`, :meth:`read_edges` and ``edge_ids``. ``kind`` is ``"csc"`` or ``"chunked"``, as in the
-    catalog. ``edge_ids`` gives each edge's position in the input; it is None if edges are stored in the order of the input.
+    With one edge type there is a list for each node, by its id. With several, each edge type has a list for each node of its
+    destination's type, in a range of list numbers of its own; neighbours are nodes' ids in any case. Samplers use only
+    :meth:`offsets`, :meth:`read_edges` and ``edge_ids``. ``kind`` is ``"csc"`` or ``"chunked"``, as in the catalog. ``edge_ids``
+    gives each edge's position in the input; it is None if edges are stored in the order of the input.
     """
 
     kind: str
     edge_ids: EdgeIds | None = None
 
-    def __init__(self, num_nodes: int, num_edges: int, id_bytes: int) -> None:
+    def __init__(self, num_lists: int, num_edges: int, id_bytes: int, num_nodes: int | None = None) -> None:
         if id_bytes not in (4, 8):
             raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
-        self.num_nodes = num_nodes
+        self.num_lists, self.num_nodes = num_lists, num_lists if num_nodes is None else num_nodes
         self.num_edges = num_edges
         self.id_bytes = id_bytes
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.num_edges}, id_bytes={self.id_bytes})"
+        lists = f"num_lists={self.num_lists}, " * (self.num_lists != self.num_nodes)
+        return f"{type(self).__name__}({lists}num_nodes={self.num_nodes}, num_edges={self.num_edges}, id_bytes={self.id_bytes})"
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
@@ -69,13 +72,13 @@ class Topology(ABC):
     @property
     @abstractmethod
     def resident_offsets(self) -> Int64s | None:
-        """The offsets, int64 ``[num_nodes + 1]``, read-only, if they are in memory; else None."""
+        """The offsets, int64 ``[num_lists + 1]``, read-only, if they are in memory; else None."""
 
     @abstractmethod
     def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """Look up each node's first edge and in-degree, int64 ``[k]``; written to ``starts`` and ``degrees`` if given.
+        """Look up each list's first edge and length, int64 ``[k]``; written to ``starts`` and ``degrees`` if given.
 
-        ``ids``, int64 ``[k]`` in ``[0, num_nodes)``, are **not** checked. Raises ClosedError; if offsets are read from disk,
+        ``ids``, int64 ``[k]`` in ``[0, num_lists)``, are **not** checked. Raises ClosedError; if offsets are read from disk,
         also CorruptionError and OSError.
         """
 
@@ -93,8 +96,8 @@ class Topology(ABC):
 
         Offsets are checked to ascend. The arrays must not be written to.
         """
-        for first in range(0, self.num_nodes, n_nodes):
-            yield first, self.offsets_between(first, min(first + n_nodes, self.num_nodes))
+        for first in range(0, self.num_lists, n_nodes):
+            yield first, self.offsets_between(first, min(first + n_nodes, self.num_lists))
 
     @abstractmethod
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
@@ -151,7 +154,7 @@ class Topology(ABC):
 
     def degrees(self, first: int = 0, stop: int | None = None) -> Int64s:
         """Compute the in-degrees of nodes ``first … stop - 1``, int64."""
-        stop = self.num_nodes if stop is None else stop
+        stop = self.num_lists if stop is None else stop
         found = np.empty(stop - first, np.int64)
         for begin in range(first, stop, _PIECE):
             offsets = self.offsets_between(begin, min(begin + _PIECE, stop))
@@ -162,7 +165,7 @@ class Topology(ABC):
     def largest_degree(self) -> int:
         """The largest in-degree of a node; the first access processes all offsets."""
         return max(
-            (int(self.degrees(k, min(k + _PIECE, self.num_nodes)).max()) for k in range(0, self.num_nodes, _PIECE)), default=0
+            (int(self.degrees(k, min(k + _PIECE, self.num_lists)).max()) for k in range(0, self.num_lists, _PIECE)), default=0
         )
 
     def check_ids(self, first: int, ids: npt.NDArray[Any]) -> None:
@@ -179,17 +182,19 @@ class Topology(ABC):
 
 
 class CscTopology(Topology):
-    """The CSC form: the edges of node ``v`` are the ids ``indptr[v] … indptr[v + 1] - 1`` of the file.
+    """The CSC form: the edges of list ``v`` are the ids ``indptr[v] … indptr[v + 1] - 1`` of the file.
 
     Parameters
     ----------
-    num_nodes, num_edges : int
-    indptr : int64 array, shape (num_nodes + 1,)
+    num_lists, num_edges : int
+    indptr : int64 array, shape (num_lists + 1,)
         Offsets, whose memory the caller counts; :meth:`load` counts its own. CorruptionError unless they ascend from 0 to
         ``num_edges``.
     indices : RowFile
         ``num_edges`` rows of ``id_bytes``.
     id_bytes : {4, 8}
+    num_nodes : int, optional
+        Ids are below it; by default there is a list for each node.
     is_checked : bool
         Whether ``indptr`` is known to ascend.
     """
@@ -197,47 +202,56 @@ class CscTopology(Topology):
     kind = "csc"
 
     def __init__(
-        self, num_nodes: int, num_edges: int, indptr: Int64s, indices: RowFile, id_bytes: int, *, is_checked: bool = False
+        self,
+        num_lists: int,
+        num_edges: int,
+        indptr: Int64s,
+        indices: RowFile,
+        id_bytes: int,
+        num_nodes: int | None = None,
+        *,
+        is_checked: bool = False,
     ) -> None:
-        super().__init__(num_nodes, num_edges, id_bytes)
-        if indptr.shape != (num_nodes + 1,):
-            raise ValueError(f"indptr of {num_nodes} nodes has shape ({num_nodes + 1},), not {indptr.shape}")
+        super().__init__(num_lists, num_edges, id_bytes, num_nodes)
+        if indptr.shape != (num_lists + 1,):
+            raise ValueError(f"indptr of {num_lists} lists has shape ({num_lists + 1},), not {indptr.shape}")
         self.indptr = read_only(np.ascontiguousarray(indptr, np.int64))  # as plug-ins get this array, and slices of it
         self.indices = indices
         self._reservation: Reservation | None = None
         if not is_checked:
-            _check_offsets(self.indptr, 0, 0, num_nodes, num_edges, indices.path)
+            _check_offsets(self.indptr, 0, 0, num_lists, num_edges, indices.path)
 
     @classmethod
     def load(
         cls,
-        num_nodes: int,
+        num_lists: int,
         num_edges: int,
         indptr: RowFile,
         indices: RowFile,
         id_bytes: int,
         budget: Budget,
         note: Callable[[int], None] = lambda n_bytes: None,
+        num_nodes: int | None = None,
     ) -> CscTopology:
         """Read the offsets, a file of 8-byte rows, into memory counted as ``indptr``; ``note`` gets the bytes of each block."""
-        held = budget.reserve("indptr", cls.held_bytes(num_nodes))
+        held = budget.reserve("indptr", cls.held_bytes(num_lists))
         with held.kept():
-            memory = huge_array((num_nodes + 1) * 8)
+            memory = huge_array((num_lists + 1) * 8)
             array, rows = memory.view(np.int64), memory.reshape(-1, 8)
             step = BLOCK_BYTES // 8
-            blocks = ((first, rows[first : first + step]) for first in range(0, num_nodes + 1, step))
+            blocks = ((first, rows[first : first + step]) for first in range(0, num_lists + 1, step))
             with taking_pages(memory):
                 for first, block in read_ahead(indptr, blocks):
                     before = int(array[first - 1]) if first else 0
-                    _check_offsets(array[first : first + len(block)], first, before, num_nodes, num_edges, indptr.path)
+                    _check_offsets(array[first : first + len(block)], first, before, num_lists, num_edges, indptr.path)
                     note(block.nbytes)
-            topology = cls(num_nodes, num_edges, array, indices, id_bytes, is_checked=True)
+            topology = cls(num_lists, num_edges, array, indices, id_bytes, num_nodes, is_checked=True)
         topology._reservation = held
         return topology
 
     @staticmethod
-    def held_bytes(num_nodes: int) -> int:
-        return huge_bytes((num_nodes + 1) * 8)
+    def held_bytes(num_lists: int) -> int:
+        return huge_bytes((num_lists + 1) * 8)
 
     @property
     def resident_offsets(self) -> Int64s | None:
@@ -254,7 +268,7 @@ class CscTopology(Topology):
 
     def _open_indptr(self) -> Int64s:
         indptr = self.indptr  # stays valid if another thread closes
-        if len(indptr) != self.num_nodes + 1:
+        if len(indptr) != self.num_lists + 1:
             raise ClosedError(f"the adjacency in {self.path} is closed")
         return indptr
 
@@ -278,7 +292,7 @@ class CscTopology(Topology):
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """Read the lists of some nodes, see :meth:`Topology.lists`; other pages are not read, except in short gaps."""
-        return stream_lists(self.indices, self._open_indptr(), nodes, self.bad_id, block_bytes)
+        return stream_lists(self.indices, self._open_indptr(), nodes, self.num_nodes, self.bad_id, block_bytes)
 
     @property
     def gap_bytes(self) -> int:
@@ -303,21 +317,21 @@ class CscTopology(Topology):
             self._reservation.release()
 
 
-def _first_bad_offset(offsets: Int64s, first: int, before: int, num_nodes: int, num_edges: int) -> int:
-    """Find the first node from ``first`` on whose offset breaks the ascent from 0 to ``num_edges``; -1 if none does.
+def _first_bad_offset(offsets: Int64s, first: int, before: int, num_lists: int, num_edges: int) -> int:
+    """Find the first list from ``first`` on whose offset breaks the ascent from 0 to ``num_edges``; -1 if none does.
 
-    ``before`` is the offset of the node before, or another lower bound of the offsets.
+    ``before`` is the offset of the list before, or another lower bound of the offsets.
     """
     if first == 0 and offsets[0] != 0:
         return 0
     bad = _core.first_bad_offset(offsets, before, num_edges)
     if bad >= 0:
         return first + bad
-    return num_nodes if first + len(offsets) == num_nodes + 1 and offsets[-1] != num_edges else -1
+    return num_lists if first + len(offsets) == num_lists + 1 and offsets[-1] != num_edges else -1
 
 
-def _check_offsets(offsets: Int64s, first: int, before: int, num_nodes: int, num_edges: int, path: str) -> None:
-    bad = _first_bad_offset(offsets, first, before, num_nodes, num_edges)
+def _check_offsets(offsets: Int64s, first: int, before: int, num_lists: int, num_edges: int, path: str) -> None:
+    bad = _first_bad_offset(offsets, first, before, num_lists, num_edges)
     if bad >= 0:
         raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} at node {bad}", path)
 
@@ -338,12 +352,12 @@ def scan_ids(
         yield first, ids
 
 
-def stored_offsets(indptr: RowFile, num_nodes: int, num_edges: int, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
+def stored_offsets(indptr: RowFile, num_lists: int, num_edges: int, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
     """Yield the offsets of a CSC file as :meth:`Topology.offset_pieces` does, read in sequence and checked."""
-    for first in range(0, num_nodes, n_nodes):
-        n = min(n_nodes, num_nodes - first)
+    for first in range(0, num_lists, n_nodes):
+        n = min(n_nodes, num_lists - first)
         offsets = indptr.read(first, n + 1).reshape(-1).view(np.int64)
-        if _first_bad_offset(offsets, first, 0, num_nodes, num_edges) >= 0:
+        if _first_bad_offset(offsets, first, 0, num_lists, num_edges) >= 0:
             where = PAGE_BYTES + first * 8 // PAGE_BYTES * PAGE_BYTES
             raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} from node {first} on", indptr.path, where)
         yield first, offsets

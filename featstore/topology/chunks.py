@@ -49,9 +49,15 @@ class ChunkedTopology(Topology):
     kind = "chunked"
 
     def __init__(
-        self, num_nodes: int, num_edges: int, directory: Directory, chunks: RowFile | StripedRows, budget: Budget
+        self,
+        num_lists: int,
+        num_edges: int,
+        directory: Directory,
+        chunks: RowFile | StripedRows,
+        budget: Budget,
+        num_nodes: int | None = None,
     ) -> None:
-        super().__init__(num_nodes, num_edges, directory.id_bytes)
+        super().__init__(num_lists, num_edges, directory.id_bytes, num_nodes)
         self.chunks = chunks
         # The first word of each file, and the file, in order.
         self._files: list[tuple[int, RowFile]] = []
@@ -65,7 +71,14 @@ class ChunkedTopology(Topology):
 
     @classmethod
     def load(
-        cls, num_nodes: int, num_edges: int, files: Sequence[RowFile], directory: RowFile, chunk_bytes: int, budget: Budget
+        cls,
+        num_lists: int,
+        num_edges: int,
+        files: Sequence[RowFile],
+        directory: RowFile,
+        chunk_bytes: int,
+        budget: Budget,
+        num_nodes: int | None = None,
     ) -> ChunkedTopology:
         """Read the directory, a file of rows of three int64, into memory that ``budget`` counts as ``chunk directory``.
 
@@ -78,15 +91,15 @@ class ChunkedTopology(Topology):
         held = budget.reserve("chunk directory", Directory.held_bytes(n_rows))
         with held.kept(), budget.reserve("chunk directory", 24 * n_rows):
             rows = directory.read(0, n_rows).reshape(-1).view(np.int64).reshape(-1, 3)
-            made = Directory(rows, num_nodes, num_edges, chunks.row_bytes, chunk_bytes, chunks.n_rows, directory.path)
-            topology = cls(num_nodes, num_edges, made, chunks, budget)
+            made = Directory(rows, num_lists, num_edges, chunks.row_bytes, chunk_bytes, chunks.n_rows, directory.path)
+            topology = cls(num_lists, num_edges, made, chunks, budget, num_nodes)
         topology._reservation = held
         return topology
 
     @staticmethod
-    def held_bytes(num_nodes: int, n_chunks: int, id_bytes: int, total: int) -> int:
+    def held_bytes(num_lists: int, n_chunks: int, id_bytes: int, total: int) -> int:
         """Bound the bytes that a loaded topology holds under a budget of ``total`` bytes."""
-        return Directory.held_bytes(n_chunks + 1) + OffsetPages.held_bytes(num_nodes, n_chunks, id_bytes, total)
+        return Directory.held_bytes(n_chunks + 1) + OffsetPages.held_bytes(num_lists, n_chunks, id_bytes, total)
 
     @property
     def directory(self) -> Directory:
@@ -215,7 +228,7 @@ class ChunkedTopology(Topology):
         return begins
 
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
-        return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, block_bytes // 2, 0, self.num_nodes)
+        return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, block_bytes // 2, 0, self.num_lists)
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """Read the chunks that hold edges of the nodes; the first and the last chunk only within the nodes' range.

@@ -58,6 +58,7 @@ def stream_lists(
     indices: RowFile,
     indptr: Int64s,
     nodes: Int64s,
+    num_nodes: int,
     bad_id: Callable[[int, int], CorruptionError],
     block_bytes: int = LIST_BYTES,
 ) -> Iterator[NodeLists]:
@@ -69,12 +70,14 @@ def stream_lists(
         The neighbour ids; ``indptr`` are their offsets, int64 ``[N + 1]``.
     nodes : int64 array, shape (k,)
         Ascending, distinct.
+    num_nodes : int
+        Neighbour ids are below it.
     bad_id : callable
         ``bad_id(edge, id)`` makes the error for an id that is no node.
     block_bytes : int
         Bytes of two blocks together; a block is valid until the next one is requested.
     """
-    num_nodes, num_edges, id_bytes = len(indptr) - 1, indices.n_rows, indices.row_bytes
+    num_edges, id_bytes = indices.n_rows, indices.row_bytes
     where, begins, degrees, runs, first_lists = list_runs(indptr, nodes, id_bytes)
     if not len(where):
         return

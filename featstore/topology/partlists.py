@@ -71,7 +71,7 @@ class PartLists:
         self._topology, self._files = topology, (nodes, ids)
         self._held = offsets  # counted while it lives
         self._offsets = offsets.numpy().reshape(2, -1)
-        for each, end, file in zip(self._offsets, (topology.num_nodes, topology.num_edges), self._files, strict=True):
+        for each, end, file in zip(self._offsets, (topology.num_lists, topology.num_edges), self._files, strict=True):
             if each[0] != 0 or each[-1] != end or bool((np.diff(each) < 0).any()):
                 raise CorruptionError(f"parts do not ascend from 0 to {end}", file.path)
 
@@ -103,7 +103,7 @@ class PartLists:
         table = array(_core.table_entries(n), np.int32)
         ids = array(n_ids, topology.id_dtype)
         some = degrees.view(topology.id_dtype)[:n]  # in the dtype of the file
-        self._read(0, parts, some, topology.num_nodes)
+        self._read(0, parts, some, topology.num_lists)
         nodes[:] = some
         topology.offsets(nodes, starts, degrees)
         starts[:] = degrees

@@ -33,7 +33,7 @@ class PartOrder:
 
     def __init__(self, topology: Topology, parts: npt.NDArray[np.int32], n_parts: int, budget: Budget, holder: str) -> None:
         self._topology, self._budget, self._holder = topology, budget, holder
-        n = topology.num_nodes
+        n = topology.num_lists
         self.offsets = np.empty(2 * (n_parts + 1), np.int64)
         with budget.reserve(holder, 8 * n):  # int64 nodes, before they are converted to the topology's width
             self.offsets[: n_parts + 1], nodes = by_part(parts, n_parts)
@@ -51,14 +51,14 @@ class PartOrder:
 
     def _pieces(self) -> Iterator[slice]:
         """Yield all nodes in pieces; offsets are held for one piece at a time."""
-        n = self._topology.num_nodes
+        n = self._topology.num_lists
         for first in range(0, n, _PIECE_NODES):
             yield slice(first, min(first + _PIECE_NODES, n))
 
     @staticmethod
     def nbytes(topology: Topology, n_parts: int) -> int:
         """Count the bytes of the arrays, and of temporary arrays for a piece of the nodes."""
-        n = topology.num_nodes
+        n = topology.num_lists
         return (8 + topology.id_bytes) * n + 24 * (n_parts + 1) + 32 * min(n, _PIECE_NODES)
 
     def blocks(self, progress: Callable[[int], None]) -> Iterator[npt.NDArray[Any]]:
@@ -85,7 +85,7 @@ class PartOrder:
             first, ids = block.first_edge, block.ids
             while True:
                 node = move_lists(ids, first, indptr, self._starts[piece], node, window, begin, topology.id_bytes)
-                if node < len(indptr) - 1 or piece.stop == topology.num_nodes:
+                if node < len(indptr) - 1 or piece.stop == topology.num_lists:
                     break
                 piece, node = next(pieces), 0
                 indptr = indptr[-1] + np.concatenate([[0], np.cumsum(topology.degrees(piece.start, piece.stop))])

@@ -40,7 +40,7 @@ def write_prefix(
     Radix selection, 8 or 16 bits a pass, finds the score of the first node that does not fit. So the nodes are not sorted: the
     cost is O(num_nodes), in :func:`scratch_bytes` of memory. Each pass processes all offsets, at most 5 to 9 times in all.
     """
-    n, widths = topology.num_nodes, (topology.id_bytes, entry_bytes)
+    n, widths = topology.num_lists, (topology.id_bytes, entry_bytes)
     if scores.shape != (n,) or scores.dtype.kind not in "biuf":
         raise ValueError(f"scores must be real numbers of shape ({n},), not {scores.dtype} of {scores.shape}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,16 +78,16 @@ def transposed(data: Any) -> Any:
 class Sparse:
     """What is asked of a torch_sparse.SparseTensor."""
 
-    def __init__(self, edge_index: torch.Tensor, weights: Any = None) -> None:
+    def __init__(self, edge_index: torch.Tensor, weights: Any = None, sizes: tuple[int, int] = (N, N)) -> None:
         order = torch.argsort(edge_index[1], stable=True)
-        self.rowptr = torch.searchsorted(edge_index[1][order], torch.arange(N + 1))
+        self.rowptr, self.sizes = torch.searchsorted(edge_index[1][order], torch.arange(sizes[0] + 1)), sizes
         self.col, self.weights = edge_index[0][order], weights
 
     def csr(self) -> Any:
         return self.rowptr, self.col, self.weights
 
     def sparse_sizes(self) -> tuple[int, int]:
-        return N, N
+        return self.sizes
 
 
 FORMS = {
@@ -246,16 +247,101 @@ def without(*names: str, **values: Any) -> Any:
     return data
 
 
+WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+
+
 def hetero() -> Any:
-    data = HeteroData()
-    data["paper"].x, data["author"].x = torch.eye(2), torch.eye(3)
+    """Papers, authors without features, and tags without attributes."""
+    rng, data = np.random.default_rng(4), HeteroData()
+    data["paper"].x, data["paper"].y = torch.rand(30, 5), torch.arange(30)
+    data["paper"].train_mask, data["paper"].year = torch.arange(30) % 2 == 0, np.arange(30)
+    data["author"].num_nodes, data["author"].year = 12, torch.arange(12)
+    data["tag"].num_nodes = 0
+    data[WRITES].edge_index = torch.from_numpy(np.stack([rng.integers(0, 12, 80), rng.integers(0, 30, 80)]))
+    data[WRITES].edge_attr, data[WRITES].time = torch.rand(80, 2), torch.arange(80)
+    data[CITES].edge_index = torch.from_numpy(rng.integers(0, 30, (2, 200)))
+    data["tag", "of", "paper"].edge_index = torch.empty((2, 0), dtype=torch.int64)
     return data
 
 
+def stored_edges(g: featstore.OutOfCoreGraph, key: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Read the sources of a type's edges as they are stored, and the edges' numbers in the input."""
+    kind, topology = g.types.edges[key], g.topology
+    numbers = np.arange(kind.first_edge, kind.first_edge + kind.n_edges)
+    ids = np.empty(kind.n_edges, topology.id_dtype)
+    topology.read_edges(numbers, ids)
+    if topology.edge_ids is not None:
+        topology.edge_ids.replace(numbers, np.empty)
+    return ids - kind.src.first, numbers - kind.first_edge
+
+
+def test_types_come_back(tmp_path: Path) -> None:
+    data = hetero()
+    with featstore.OutOfCoreGraph.from_pyg(tmp_path / "g", data, progress=False, memory="64MiB") as g:
+        assert (g.node_types, g.edge_types) == data.metadata()
+        assert {name: each.n for name, each in g.types.nodes.items()} == {"paper": 30, "author": 12, "tag": 0}
+        assert [list(g[kind].features) for kind in g.node_types] == [["x"], [], []]
+        assert torch.equal(g["paper"].features["x"][:], data["paper"].x)
+        assert sorted(g["paper"].node_data) == ["train_mask", "y", "year"]
+        assert torch.equal(g["paper"].node_data["train_mask"], data["paper"].train_mask)
+        assert torch.equal(g["author"].node_data["year"], data["author"].year)
+        assert torch.equal(g[WRITES].features["edge_attr"][:], data[WRITES].edge_attr)
+        assert torch.equal(g[WRITES].features["time"][:], data[WRITES].time)
+        for key in g.edge_types:
+            src, dst = data[key].edge_index.numpy()
+            order = np.lexsort((src, dst))
+            for found, expected in zip(stored_edges(g, key), (src[order], order), strict=True):
+                assert np.array_equal(found, expected)
+        g.verify(progress=False)
+    with create(tmp_path / "years", data, ["year", "x"], progress=False) as g:
+        assert [sorted(g[kind].features) for kind in g.node_types] == [["x", "year"], ["year"], []]
+        assert torch.equal(g["author"].features["year"][:], data["author"].year)
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo", "SparseTensor"])
+def test_compressed_edges_of_a_type(tmp_path: Path, layout: str) -> None:
+    data = hetero()
+    src, dst = pairs = data[WRITES].edge_index.unique(dim=1)
+    adj_t = torch.sparse_coo_tensor(pairs.flip(0), torch.ones(pairs.shape[1]), (30, 12), check_invariants=True).coalesce()
+    del data[WRITES]
+    if layout == "SparseTensor":
+        data[WRITES].adj_t = Sparse(pairs, sizes=(30, 12))
+    else:
+        data[WRITES].adj_t = adj_t if layout == "coo" else getattr(adj_t, f"to_sparse_{layout}")()
+    with create(tmp_path / "g", data, progress=False) as g:
+        assert np.array_equal(stored_edges(g, WRITES)[0], src[np.lexsort((src, dst))])
+
+
+def changed(where: Any, **values: Any) -> Callable[[], Any]:
+    """Return a maker of typed data with other attributes of a type."""
+
+    def make() -> Any:
+        data = hetero()
+        for name, value in values.items():
+            setattr(data if where is None else data[where], name, value)
+        return data
+
+    return make
+
+
 REFUSED = [
-    (hetero, TypeError, "heterogeneous data cannot be stored: .* paper, author"),
+    (changed("venue", name="x"), ValueError, r"set data\['venue'\].num_nodes"),
+    (changed("paper", x=torch.rand(29, 5), num_nodes=30), ValueError, r"data\['paper'\]: feature 'x' of shape .* of 30 nodes"),
+    (changed("paper", train_mask=torch.ones(30)), ValueError, r"data\['paper'\]: 'train_mask' of torch.float32"),
+    (changed("author", name="Ann"), TypeError, r"'name' is a str, .* \(del data\['author'\].name\)"),
+    (changed(None, task="labels"), ValueError, r"attribute 'task' belongs to no type: leave it out \(del data.task\)"),
+    (
+        changed(WRITES, w=torch.rand(79)),
+        ValueError,
+        r"'w' of shape \(79,\) .* 80 edges: .*del data\['author', 'writes', 'paper'\]",
+    ),
+    (changed(CITES, edge_index=torch.tensor([[0], [30]])), IndexError, r"edge type \('paper', 'cites', .* is 30"),
+    (changed(CITES, edge_label_index=torch.zeros((2, 3), dtype=int)), ValueError, "'edge_label_index' of .* is of links"),
+    (changed(("paper", "in", "venue"), edge_index=torch.zeros((2, 1), dtype=int)), ValueError, "no node type 'venue'"),
+    (changed(("paper", "in", "tag"), w=torch.ones(3)), ValueError, r"data\['paper', 'in', 'tag'\]: there is no edge_index"),
+    (changed(("paper", "in", "author"), adj_t=torch.eye(12).to_sparse()), ValueError, r"adj_t is not of shape \(12, 30\)"),
     (lambda: TemporalData(src=torch.tensor([0]), dst=torch.tensor([0]), t=torch.tensor([0])), TypeError, "temporal data"),
-    (lambda: {"x": 1}, TypeError, "data must be a torch_geometric Data or dataset, not dict"),
+    (lambda: {"x": 1}, TypeError, "data must be a torch_geometric Data, HeteroData or dataset, not dict"),
     (
         lambda: broken(edge_attr=torch.rand(1499, 2)),
         ValueError,
@@ -297,6 +383,8 @@ def test_what_is_refused(tmp_path, make, kind, message) -> None:
 def test_features_that_are_not_there(data, tmp_path) -> None:
     with pytest.raises(ValueError, match="the data have no attribute 'z'; they have 'x', 'y'"):
         create(tmp_path / "g", data, "z", progress=False)
+    with pytest.raises(ValueError, match="the data have no attribute 'z'; they have 'year', 'x', 'y'"):
+        create(tmp_path / "g", hetero(), ["year", "z"], progress=False)
     refuses(ValueError, "feature 'test_idx' of shape", lambda: create(tmp_path / "g", data, ["x", "test_idx"], progress=False))
 
 

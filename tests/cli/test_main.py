@@ -437,3 +437,15 @@ def test_partition(small, tmp_path, capsys):
     ):
         assert main(["partition", str(path), *arguments]) == 2
         assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "pack p.pack", "aggregate", "plan --simulate", "partition 3"])
+def test_commands_for_one_type_refuse_several(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    nodes = {kind: featstore.Nodes(9, {"x": np.ones((9, 2), np.float32)}, {"y": np.zeros(9, int)}) for kind in ("a", "b")}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges={}, progress=False).close()
+    name, *options = command.split()
+    options = [str(tmp_path / each) if each == "p.pack" else each for each in options]
+    assert main([name, str(tmp_path / "g"), *options]) == 2
+    said = capsys.readouterr().err
+    assert "the node types 'a', 'b'" in said
+    assert said.count("\n") == 1

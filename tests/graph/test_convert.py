@@ -23,6 +23,7 @@ from featstore.storage.update import Update
 from featstore.topology.base import CscTopology
 from featstore.topology.chunks import ChunkedTopology
 from tests.support.loaders import make_loader
+from tests.support.typed import random_types
 
 N = 3000
 
@@ -113,6 +114,25 @@ def test_there_and_back_is_byte_identical(
     assert files_in(root) == named(root)
     with opened(root) as g:
         g.verify(progress=False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 999), n_relations=st.integers(0, 5), chunk_bytes=st.sampled_from([4096, 1 << 20]))
+def test_types_there_and_back(seed: int, n_relations: int, chunk_bytes: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root, graph = tmp_path_factory.mktemp("typed") / "g", random_types(seed, n_relations=n_relations, most=300)
+    graph.create(root).close()
+    before, dataset = payloads(root), read_catalog(root).dataset
+    assert convert(root, "chunked", chunk_bytes=chunk_bytes, memory="64MiB", progress=False)
+    graph.create(root.parent / "direct", topology="chunked", chunk_bytes=chunk_bytes).close()
+    assert payloads(root.parent / "direct") == payloads(root)
+    with opened(root) as g:
+        g.verify(progress=False)
+        degrees = [np.bincount(pairs[1], minlength=graph.n[key[2]]) for key, pairs in graph.edges.items()]
+        assert np.array_equal(g.topology.degrees(), np.concatenate([*degrees, np.empty(0, np.int64)]))
+    assert convert(root, "csc", memory="64MiB", progress=False)
+    assert payloads(root) == before
+    after = read_catalog(root).dataset
+    assert [after.get(name) for name in ("node_types", "edge_types")] == [dataset[name] for name in ("node_types", "edge_types")]
 
 
 def test_what_was_made_of_a_graph_stays_valid(tmp_path: Path) -> None:

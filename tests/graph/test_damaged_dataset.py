@@ -230,3 +230,62 @@ def test_what_each_degree_of_checking_finds(copy: Path, verify: str) -> None:
             g.features["x"][[900]]
         else:
             g.features["x"][[0]]
+
+
+def test_rows_that_types_share_lie_within_their_file(tmp_path: Path) -> None:
+    root = tmp_path / "g"
+    nodes = {kind: featstore.Nodes(n, {"x": np.full((n, 2), n, np.float32)}) for kind, n in (("paper", 5), ("author", 3))}
+    OutOfCoreGraph.create(root, nodes=nodes, edges={}, progress=False).close()
+    good = read_catalog(root)
+    record = good.fields["node/author/x"]
+    for at, is_right in ((5, True), (2, True), (6, False), (8, False)):
+        moved = replace(record, parts=(replace(record.parts[0], at=at),))
+        write_catalog(root, replace(good, fields={**good.fields, record.key: moved}))
+        if not is_right:
+            with pytest.raises(FormatError, match="does not hold rows 0"):
+                featstore.open(root)
+            continue
+        with featstore.open(root, memory="64MiB") as g:
+            assert g["author"].features["x"][0, :].tolist() == ([3, 3] if at == 5 else [5, 5])
+    without = replace(record, parts=(replace(record.parts[0], at=None),))
+    write_catalog(root, replace(good, fields={**good.fields, record.key: without}))
+    with pytest.raises(FormatError, match="does not hold rows 0"):
+        featstore.open(root)
+
+
+@pytest.mark.parametrize("form", [{}, {"topology": "chunked", "chunk_bytes": 4096}], ids=["csc", "chunked"])
+def test_verify_checks_the_types(tmp_path: Path, form: dict[str, Any]) -> None:
+    """Checksums and the adjacency are right, and do not fit the types: ids, numbers of edges, or where a type begins."""
+    root, rng = tmp_path / "g", np.random.default_rng(0)
+    writes, cites = np.stack([rng.integers(0, 70, 500), rng.integers(0, 90, 500)]), rng.integers(0, 90, (2, 500))
+    nodes = {"paper": featstore.Nodes(90), "author": featstore.Nodes(70)}
+    edges = {("author", "writes", "paper"): writes, ("paper", "cites", "paper"): cites}
+    OutOfCoreGraph.create(root, nodes=nodes, edges=edges, progress=False, **form).close()
+    good = read_catalog(root)
+
+    def check(match: str | None) -> None:
+        with featstore.open(root, memory="64MiB") as g:
+            if match is None:
+                g.verify(progress=False)
+                return
+            with pytest.raises(CorruptionError, match=match):
+                g.verify(progress=False)
+
+    def typed(node_types: list[Any], edge_types: list[Any]) -> None:
+        write_catalog(root, replace(good, dataset={**good.dataset, "node_types": node_types, "edge_types": edge_types}))
+
+    papers, kinds = [["paper", 90], ["author", 70]], [[*key, 500] for key in edges]
+    check(None)
+    typed([["author", 70], ["paper", 90]], kinds)
+    check(r"indices\[\d+\] is \d+, which is not a node of type 'author'")
+    typed(papers, kinds[::-1])
+    check(r"indices\[\d+\] is \d+, which is not a node of type 'paper'")
+    typed([["paper", 90], ["author", 70]], [[*kinds[0][:3], 499], [*kinds[1][:3], 501]])
+    check(r"edges of type \('paper', 'cites', 'paper'\) begin with edge 500, not 499")
+    typed(papers, kinds)
+    if not form:
+        numbers = np.fromfile(root / "edge.edge_ids.1.rows", np.int32, 1000, offset=4096)
+        a, b = np.flatnonzero(numbers < 500)[3], np.flatnonzero(numbers >= 500)[5]
+        numbers[[a, b]] = numbers[[b, a]]
+        replace_column(root, "edge_ids", numbers, "int32")
+        check(r"edge_ids\[3\] is \d+, and edges of type \('author', 'writes', 'paper'\) are 0 … 499")

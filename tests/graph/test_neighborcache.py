@@ -188,7 +188,7 @@ def test_scores_written_into_the_table_choose_the_same_lists(data: st.DataObject
     n_bytes = huge_bytes(8 * n) + data.draw(st.integers(0, g.topology.nbytes + 4096))
     context = PolicyContext(n, g.topology.id_bytes, g.topology.degrees, lambda: out_degrees)
     told: list[int] = []
-    write = scores_by_degrees(chosen, g.topology, cast(RowFile, ArrayFile(out_degrees)), told.append)
+    write = scores_by_degrees(chosen, g.topology, cast(RowFile, ArrayFile(out_degrees)), g.types, told.append)
     whole = NeighborCache.whole_bytes(g.topology) <= n_bytes
     one, other = (
         NeighborCache.build(g.topology, g.budget, scores, n_bytes, Budget(1 << 20))
@@ -206,7 +206,7 @@ def test_scores_of_several_blocks_are_those_of_all_nodes() -> None:
     scores = np.empty(n)
     tracemalloc.start()
     try:
-        scores_by_degrees(policy, g.topology, cast(RowFile, file))(scores)
+        scores_by_degrees(policy, g.topology, cast(RowFile, file), g.types)(scores)
         held = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -234,7 +234,7 @@ def test_a_policy_that_fails_on_a_piece_is_named() -> None:
 
     g = random_graph(3000, 10, seed=5)
     held, scratch = g.budget.used, Budget(1 << 20)
-    write = scores_by_degrees(Fails(), g.topology, cast(RowFile, ArrayFile(np.ones(3000, np.int64))))
+    write = scores_by_degrees(Fails(), g.topology, cast(RowFile, ArrayFile(np.ones(3000, np.int64))), g.types)
     refuses(PluginError, r"Fails.*is NaN", lambda: NeighborCache.build(g.topology, g.budget, write, 30_000, scratch))
     assert (g.budget.used, scratch.used) == (held, 0)
 

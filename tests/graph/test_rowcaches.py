@@ -27,9 +27,11 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
 from featstore.topology import base as topology
+from featstore.topology.noderows import RowsOfTypes
 from tests.graph.test_damaged_dataset import replace_column
 from tests.graph.test_dataset import copy, names, quick
 from tests.support.reference_policies import ReferenceLRU
+from tests.support.typed import academic
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -51,6 +53,27 @@ def test_closed_while_a_cache_is_made(small: SimpleNamespace, what: str) -> None
             else:
                 g.cache_neighbors("20KB", Closing)
         assert g.budget.used == 0
+
+
+@pytest.mark.parametrize("form", [{}, {"topology": "chunked", "chunk_bytes": 4096}], ids=["csc", "chunked"])
+def test_policies_see_the_degrees_of_rows(tmp_path: Path, form: dict[str, Any]) -> None:
+    """Of types that share a column, over all types of edges; of types that a loader does not gather nothing is known."""
+    graph = academic(papers=300)
+    for kind, n in graph.n.items():
+        graph.features[kind] = {"x": np.zeros((n, 2), np.float32)}
+    with graph.create(tmp_path / "g", **form) as g:
+        rows = g.node_rows("paper,author,institution/x")
+        assert isinstance(rows, RowsOfTypes)
+        for gathered in (rows, RowsOfTypes(rows.n, rows.parts[1:])):
+            with g.policy_inputs(8, rows=gathered) as inputs:
+                found = inputs.context.in_degree, inputs.context.out_degree
+                for end, degrees in zip((1, 0), found, strict=True):
+                    expected = np.zeros(rows.n, np.int64)
+                    for kind, first in gathered.parts:
+                        for key, pairs in graph.edges.items():
+                            if key[0 if end == 0 else 2] == kind.name:
+                                expected[first : first + kind.n] += np.bincount(pairs[end], minlength=kind.n)
+                    assert np.array_equal(degrees, expected)
 
 
 def test_without_arguments_all_features_are_cached(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.topology.base import CscTopology, Topology
 from featstore.topology.chunkformat import Directory
 from featstore.topology.chunks import ChunkedTopology
+from featstore.topology.types import Types
 
 Int64s = npt.NDArray[np.int64]
 
@@ -162,6 +163,7 @@ class ArrayGraph:
 
     def __post_init__(self) -> None:
         self.num_nodes = len(self.indptr) - 1
+        self.types = Types.one(self.num_nodes, len(self.indices))
         self.file = ArrayFile(self.indices)
         self.topology: Topology
         if self.chunk_bytes is None:

@@ -46,7 +46,8 @@ def field(root: str | os.PathLike[str], key: str, catalog: Catalog | None = None
     """Return a whole field as an array of its shape; bfloat16 as uint16."""
     catalog = catalog or read_catalog(root)
     record = catalog.fields[key]
-    rows = np.concatenate([file_rows(root, catalog.files[part.file]) for part in record.parts])
+    parts = [(part.at or 0, part.rows, file_rows(root, catalog.files[part.file])) for part in record.parts]
+    rows = np.concatenate([rows[at : at + n] for at, n, rows in parts])
     dtype = np.dtype("uint16" if record.dtype == "bfloat16" else record.dtype)
     return rows.view(dtype).reshape(record.shape)
 

@@ -1,16 +1,17 @@
-"""A dataset from PyG's ``Data``."""
+"""A dataset from PyG's ``Data`` or ``HeteroData``."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 
+from featstore.creation.typed import Edges, Nodes
 from featstore.gather.arrays import as_array
 from featstore.graph.dataset import OutOfCoreGraph
 
@@ -34,10 +35,12 @@ def create(
     ----------
     path : path-like
         The dataset's directory.
-    data : Data or Dataset
-        A graph with ``edge_index``, or with ``adj_t`` as ``ToSparseTensor`` makes it; or a dataset of one graph.
+    data : Data, HeteroData or Dataset
+        A graph with ``edge_index``, or with ``adj_t`` as ``ToSparseTensor`` makes it; or a dataset of one graph. The types of
+        ``HeteroData`` become types of the dataset.
     features : str or sequence of str, optional
-        Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there.
+        Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there. With
+        types, those of each type that has them.
         Attributes of edges (``edge_attr``, ``edge_weight`` and others) become edge features. All other arrays become node
         data, each read whole at first use. Links of ``RandomLinkSplit`` also become node data: ``edge_label_index`` (or any other
         ``…_index`` of two rows) and their ``edge_label``.
@@ -52,10 +55,11 @@ def create(
     Raises
     ------
     TypeError
-        ``data`` is heterogeneous or temporal, or of another type; it has an attribute that is no array (the error names it).
+        ``data`` is temporal, or of another type; it has an attribute that is no array (the error names it).
     ValueError, IndexError
         A dataset of several graphs; no edges, or no number of nodes; an ``adj_t`` with attributes of edges or weights; a
-        feature that is not there, or has not one row a node or an edge; a mask of another length; an edge to no node.
+        feature that is not there, or has not one row a node or an edge; a mask of another length; an edge to no node. With types:
+        links of ``RandomLinkSplit``; an attribute of no type.
     FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
         See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
 
@@ -65,52 +69,114 @@ def create(
     ``edges=True`` number edges as they are in ``edge_index``. Tensors are not copied as a whole, nor are memory-mapped ones.
     """
     graph = _graph_of(data)
+    options: Any = {"overwrite": overwrite, "progress": progress, "memory": memory}
+    wanted = ["x"] if features is None else [features] if isinstance(features, str) else list(dict.fromkeys(features))
+    if isinstance(graph, HeteroData):
+        return _create_typed(path, graph, wanted, options, must_exist=features is not None)
     (attributes, of_edges), num_nodes = _attributes(graph), _num_nodes(graph)
-    if features is None:
-        features = ["x"] if "x" in attributes else []
-    rows = {}
-    for name in [features] if isinstance(features, str) else features:
-        if name not in attributes:
-            raise ValueError(f"the data have no attribute {name!r}; they have {', '.join(map(repr, attributes)) or 'none'}")
-        rows[name] = attributes.pop(name)
-    for name, rows_of in rows.items():
-        if rows_of.ndim == 0 or len(rows_of) != num_nodes:
-            raise ValueError(f"feature {name!r} of shape {tuple(rows_of.shape)} has not one row for each of {num_nodes} nodes")
+    if features is None and "x" not in attributes:
+        wanted = []
+    _check_there(wanted, attributes)
+    rows = _pop_features(wanted, attributes, num_nodes)
     _check_masks(attributes, num_nodes)
-    adjacency = _adjacency(graph, num_nodes)
+    adjacency = _adjacency(graph, (num_nodes, num_nodes))
     _check_of_edges(graph, of_edges)
-    options: Any = {"overwrite": overwrite, "progress": progress, "memory": memory, "edge_features": of_edges or None}
+    options["edge_features"] = of_edges or None
     if isinstance(adjacency, tuple):
         return OutOfCoreGraph.create(path, *adjacency, rows, attributes, **options)
     return OutOfCoreGraph.from_edge_index(path, adjacency, num_nodes, rows, attributes, **options)
 
 
-def _graph_of(data: Any) -> Data:
+def _create_typed(
+    path: str | os.PathLike[str], data: HeteroData, wanted: list[str], options: Mapping[str, Any], *, must_exist: bool
+) -> OutOfCoreGraph:
+    """Write and open a dataset of several types."""
+    for name in data.to_dict()["_global_store"]:
+        raise ValueError(f"attribute {name!r} belongs to no type: leave it out (del data.{name})")
+    nodes = {kind: _nodes(data[kind], wanted, f"data[{kind!r}]") for kind in data.node_types}
+    if must_exist:
+        _check_there(wanted, [name for each in nodes.values() for name in (*(each.features or ()), *(each.data or ()))])
+    n = {kind: each.n for kind, each in nodes.items()}
+    edges = {key: _edges(data[key], (n.get(key[2], 0), n.get(key[0], 0)), f"data[{str(key)[1:-1]}]") for key in data.edge_types}
+    return OutOfCoreGraph.create(path, nodes=nodes, edges=edges, **options)
+
+
+def _nodes(store: Any, wanted: Sequence[str], where: str) -> Nodes:
+    """Collect the arrays of a type of nodes."""
+    num_nodes, given = _num_nodes(store, where), store.to_dict()
+    arrays = {name: _array(name, value, where) for name, value in given.items() if name != "num_nodes" and value is not None}
+    rows = _pop_features([name for name in wanted if name in arrays], arrays, num_nodes, where)
+    _check_masks(arrays, num_nodes, where)
+    return Nodes(num_nodes, rows, arrays)
+
+
+def _edges(store: Any, shape: tuple[int, int], where: str) -> Edges:
+    """Collect the edges of a type, and their arrays."""
+    of_edges, given = {}, store.to_dict()
+    for name, value in given.items():
+        if name in (*_EDGES, "num_edges") or value is None:
+            continue
+        if _is_of_links(name, given):
+            raise ValueError(
+                f"{name!r} of {where} is of links, which are not stored with types: leave it out (del {where}.{name})"
+            )
+        of_edges[name] = _array(name, value, where)
+    adjacency = _adjacency(store, shape, where)
+    _check_of_edges(store, of_edges, where)
+    return Edges(adjacency, of_edges)
+
+
+def _graph_of(data: Any) -> Data | HeteroData:
     if isinstance(data, Dataset):
         if len(data) != 1:
             raise ValueError(f"{data} has {len(data)} graphs; give one of them, such as dataset[0]")
         data = data[0]
-    if isinstance(data, HeteroData):
-        types = ", ".join(data.node_types) or "none"
-        raise TypeError(
-            f"heterogeneous data cannot be stored: there is one type of nodes, and here are {types}; "
-            "data.to_homogeneous() makes one of them, where they have the same attributes"
-        )
     if isinstance(data, TemporalData):
         raise TypeError("temporal data cannot be stored: edges have no times")
-    if not isinstance(data, Data):
-        raise TypeError(f"data must be a torch_geometric Data or dataset, not {type(data).__name__}")
+    if not isinstance(data, (Data, HeteroData)):
+        raise TypeError(f"data must be a torch_geometric Data, HeteroData or dataset, not {type(data).__name__}")
     return data
 
 
-def _num_nodes(data: Data) -> int:
+def _num_nodes(data: Any, where: str = "data") -> int:
     """Get the number of nodes, if known: PyG would guess it from edges, with a warning, and miss isolated nodes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         num_nodes: int | None = data.num_nodes
     if num_nodes is None or any("num_nodes" in str(each.message) for each in caught):
-        raise ValueError("the data do not say how many nodes there are: set data.num_nodes")
+        raise ValueError(f"the data do not say how many nodes there are: set {where}.num_nodes")
     return num_nodes
+
+
+def _check_there(wanted: Sequence[str], names: Iterable[str]) -> None:
+    there = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in there:
+            raise ValueError(f"the data have no attribute {name!r}; they have {', '.join(map(repr, there)) or 'none'}")
+
+
+def _pop_features(
+    wanted: Sequence[str], arrays: dict[str, torch.Tensor], num_nodes: int, where: str = "data"
+) -> dict[str, torch.Tensor]:
+    """Take the features out of the arrays of nodes; ValueError unless they have a row for each node."""
+    rows = {name: arrays.pop(name) for name in wanted}
+    for name, rows_of in rows.items():
+        if rows_of.ndim == 0 or len(rows_of) != num_nodes:
+            raise ValueError(
+                f"{where}: feature {name!r} of shape {tuple(rows_of.shape)} has not one row for each of {num_nodes} nodes"
+            )
+    return rows
+
+
+def _array(name: str, value: Any, where: str) -> torch.Tensor:
+    """Get an attribute as a tensor of at least one dimension."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(as_array(f"attribute {name!r}", value))
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        kind = value.layout if isinstance(value, torch.Tensor) else type(value).__name__
+        raise TypeError(f"attribute {name!r} is a {kind}, not an array: leave it out (del {where}.{name})")
+    array: torch.Tensor = value.detach().cpu()
+    return array.reshape(1) if array.ndim == 0 else array
 
 
 def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -121,15 +187,9 @@ def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
     for name, value in given.items():
         if name in (*_EDGES, "num_nodes") or value is None:
             continue
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(as_array(f"attribute {name!r}", value))
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            kind = value.layout if isinstance(value, torch.Tensor) else type(value).__name__
-            raise TypeError(f"attribute {name!r} is a {kind}, not an array: leave it out (del data.{name})")
+        array = _array(name, value, "data")
         is_of_edges = (name.startswith("edge_") or data.is_edge_attr(name)) and not _is_of_links(name, given)
-        found = of_edges if is_of_edges else of_nodes
-        value = value.detach().cpu()
-        found[name] = value.reshape(1) if value.ndim == 0 else value
+        (of_edges if is_of_edges else of_nodes)[name] = array
     return of_nodes, of_edges
 
 
@@ -142,41 +202,42 @@ def _is_of_links(name: str, given: Mapping[str, Any]) -> bool:
     return name != key or tuple(given[key].shape)[:1] == shape[1:]
 
 
-def _check_of_edges(data: Data, of_edges: Mapping[str, torch.Tensor]) -> None:
+def _check_of_edges(data: Any, of_edges: Mapping[str, torch.Tensor], where: str = "data") -> None:
     for name, value in of_edges.items():
         if data.get("edge_index") is None:
             raise ValueError(
                 f"attribute {name!r} belongs to edges, and adj_t does not say in which order: give edge_index, or leave it out "
-                f"(del data.{name})"
+                f"(del {where}.{name})"
             )
         if len(value) != data.num_edges:
             raise ValueError(
                 f"attribute {name!r} of shape {tuple(value.shape)} has not one row for each of {data.num_edges} edges: leave it "
-                f"out (del data.{name})"
+                f"out (del {where}.{name})"
             )
 
 
-def _check_masks(attributes: Mapping[str, torch.Tensor], num_nodes: int) -> None:
+def _check_masks(attributes: Mapping[str, torch.Tensor], num_nodes: int, where: str = "data") -> None:
     for name, value in attributes.items():
         if "mask" in name and (value.dtype != torch.bool or len(value) != num_nodes):
             raise ValueError(
-                f"{name!r} of {value.dtype} and shape {tuple(value.shape)} is no mask of {num_nodes} nodes: bool, an entry a node"
+                f"{where}: {name!r} of {value.dtype} and shape {tuple(value.shape)} is no mask of {num_nodes} nodes: bool, an "
+                "entry a node"
             )
 
 
-def _adjacency(data: Data, num_nodes: int) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return ``edge_index``, or ``indptr`` and ``indices`` of in-neighbours."""
+def _adjacency(data: Any, shape: tuple[int, int], where: str = "the data") -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return ``edge_index``, or ``indptr`` and ``indices`` of in-neighbours; ``shape``: destinations and sources."""
     given = [name for name in _EDGES if data.get(name) is not None]
     if given in ([], ["adj"]):
-        raise ValueError("the data have no edge_index and no adj_t")
+        raise ValueError(f"{where}: there is no edge_index and no adj_t")
     if "edge_index" in given:
         edge_index = data.edge_index
         if not isinstance(edge_index, torch.Tensor):
             raise TypeError(f"edge_index must be a tensor, not {type(edge_index).__name__}")
         return edge_index.detach().as_subclass(torch.Tensor)  # also for PyG's EdgeIndex
     adj_t = data.adj_t
-    if tuple(adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.shape) != (num_nodes, num_nodes):
-        raise ValueError(f"adj_t is not of shape ({num_nodes}, {num_nodes})")
+    if tuple(adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.shape) != shape:
+        raise ValueError(f"adj_t is not of shape {shape}")
     if hasattr(adj_t, "csr"):  # torch_sparse.SparseTensor: rows are destinations
         indptr, indices, weights = adj_t.csr()
     elif isinstance(adj_t, torch.Tensor) and adj_t.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo):

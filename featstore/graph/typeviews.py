@@ -1,0 +1,46 @@
+"""A type of nodes or of edges of an open graph: its number, and its fields by their own names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from featstore.graph.base import Fields
+from featstore.topology.types import EdgeKey
+
+__all__ = ["EdgeView", "NodeView"]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeView:
+    """A type of nodes of a graph, ``g["paper"]``; rows and values are indexed by ids within the type.
+
+    Attributes
+    ----------
+    type : str
+    num_nodes : int
+    features : mapping of str to FeatureStore
+    node_data : mapping of str to Tensor
+        As :attr:`featstore.OutOfCoreGraph.node_data`.
+    """
+
+    type: str
+    num_nodes: int
+    features: Fields
+    node_data: Fields
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeView:
+    """A type of edges of a graph, ``g["author", "writes", "paper"]``.
+
+    Attributes
+    ----------
+    type : tuple (source, relation, destination)
+    num_edges : int
+    features : mapping of str to FeatureStore
+        Row ``i`` is that of the type's edge ``i`` in the order of the input.
+    """
+
+    type: EdgeKey
+    num_edges: int
+    features: Fields
