@@ -17,6 +17,7 @@ from featstore.cache.planned import (
     PlannedPolicy as PlannedPolicy,
     Horizon as Horizon,
 )
+from featstore.creation.typed import Edges as Edges, Nodes as Nodes
 from featstore.errors import (
     BudgetError as BudgetError,
     BusyError as BusyError,
@@ -58,6 +59,7 @@ from featstore.estimate.cost import (
     Workload as Workload,
 )
 from featstore.plan.simulate import simulate as simulate
+from featstore.load.heterobatch import HeteroMiniBatch as HeteroMiniBatch
 from featstore.load.history import History as History
 from featstore.load.minibatch import MiniBatch as MiniBatch
 from featstore.load.loader import Loader as Loader

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from featstore.budget import KEPT_COST
 from featstore.errors import BudgetError
@@ -11,6 +12,7 @@ from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.sampledbatches import Memo, SampledBatches
 from featstore.sampling.scratch import SCRATCH
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["REUSE", "ROW_BYTES", "BatchSize", "is_tight", "larger", "measure", "most_of", "pooled_bytes"]
 
@@ -18,6 +20,7 @@ ROW_BYTES = 64  # per row of a batch, besides its features: ids, edges and memor
 EDGES = 8  # per row of a pack's batch, if no batch can be read: a generous guess
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
 MARGIN = 16  # batches differ in size by a few percent: the largest is assumed to be larger by this fraction
+NO_ROWS: Mapping[str, NodeRows] = {}
 N_OTHERS = 8  # batches that are measured besides the first
 
 
@@ -49,6 +52,8 @@ class BatchSize:
         Edges of all blocks together.
     scratch_bytes : int
         Bytes of memory that the sampler keeps for each thread.
+    rows_of : mapping of str to int
+        Rows of each feature, where nodes of some types have none; of all features that are not named ``n_rows``.
     """
 
     n_rows: int
@@ -57,6 +62,7 @@ class BatchSize:
     sampling_bytes: int = 0
     n_edges: int = 0
     scratch_bytes: int = 0
+    rows_of: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def larger(self) -> int:
@@ -68,12 +74,16 @@ class BatchSize:
         if n_rows == self.n_rows:
             return self
         n, by = max(1, self.n_rows), n_rows
-        parts = (self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges, self.scratch_bytes)
-        return BatchSize(by, *(part * by // n for part in parts))
+        parts = [self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges, self.scratch_bytes]
+        rows_of = {name: -(-rows * by // n) for name, rows in self.rows_of.items()}
+        stored, sample, sampling, edges, scratch = (part * by // n for part in parts)
+        return BatchSize(by, stored, sample, sampling, edges, scratch, rows_of)
 
 
-def measure(graph: Graph, batches: SampledBatches) -> BatchSize:
+def measure(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows] = NO_ROWS) -> BatchSize:
     """Sample the first batch, which epoch 0 need not sample again, and return the size that stands for all batches.
+
+    ``rows`` are those of features that some nodes lack.
 
     If the rows of the largest batch are known, the size is scaled to them. If batches differ, because their seeds are neighbours,
     other batches of the epoch are sampled, too. The size returned then exceeds the largest one by its excess over their mean.
@@ -86,6 +96,8 @@ def measure(graph: Graph, batches: SampledBatches) -> BatchSize:
     if not len(batches):
         return BatchSize(0)
     size, sampled = _sample(graph, batches, 0)
+    ids = sampled.input_ids.numpy()
+    size = replace(size, rows_of={name: len(each.of(ids)) for name, each in rows.items()})
     if batches.most_rows is not None:
         return size.of(batches.most_rows)
     batches.remember(_First(sampled, size.sample_bytes, graph))

@@ -32,7 +32,7 @@ def _check_names(
     return tuple(names)
 
 
-def check_features(g: Graph, names: str | Sequence[str]) -> tuple[str, ...]:
+def check_features(g: Graph, names: Any) -> tuple[str, ...]:
     """Check names of features, whose row 0 must be that of node 0: strategies and caches take a node's id for its row."""
     found = _check_names("features", names, g.features)
     for name in found:
@@ -42,7 +42,7 @@ def check_features(g: Graph, names: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def check_edge_features(g: Graph, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
+def check_edge_features(g: Graph, names: Any, sampler: Any) -> tuple[str, ...]:
     """Check names of edge features; ValueError for a pack, and for a sampler whose attribute ``edges`` is False."""
     if isinstance(g, PackedGraph) and names:
         raise ValueError(
@@ -56,17 +56,18 @@ def check_edge_features(g: Graph, names: str | Sequence[str], sampler: Any) -> t
     return found
 
 
-def check_labels(g: Graph, names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Check names of node data; ``"auto"``: ``y`` if the graph has it, else none."""
+def check_labels(g: Graph, names: str | Sequence[str] | None, prefix: str = "") -> tuple[str, ...]:
+    """Check names of node data, of which the fields begin with ``prefix``; ``"auto"``: ``y`` if there is one, else none."""
+    there = {name.removeprefix(prefix): None for name in g.node_data if name.startswith(prefix)}
     if isinstance(names, str) and names == "auto":
-        return ("y",) if "y" in g.node_data else ()
+        return ("y",) if "y" in there else ()
     if names is None:
         return ()
     hints = {
         "if_no_names": "; rows beside the seeds are an array, np.array(labels)",
         "if_missing": "; pass labels=None for batches without",
     }
-    return _check_names("labels", names, g.node_data, **hints)
+    return _check_names("labels", names, there, **hints)
 
 
 def check_ranks() -> None:

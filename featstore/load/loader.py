@@ -30,6 +30,7 @@ from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
+from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seeds_of_type, types_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
@@ -75,21 +76,23 @@ class Loader:
         tell; a dataset that was opened twice is one graph.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
         Nodes of the losses; or an object that divides seeds into batches, such as :class:`~featstore.RandomBatches` or
-        :class:`~featstore.PartitionBatches`, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``. A node may
+        :class:`~featstore.PartitionBatches`, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``. In a graph of
+        several types ``(type, ids)`` or ``(type, mask)``; batches are then :class:`~featstore.HeteroMiniBatch`. A node may
         occur several times, as in a table of nodes and labels: each batch samples it once, and ``batch.seed_index`` says for
         each row of the labels which of ``batch.seeds`` it belongs to.
     batch_size : int, optional
         Seeds a batch; 1000 by default.
-    features : str or sequence of str
-        Features to gather; the first is ``batch.x``. May be empty.
+    features : str, sequence of str, or mapping of str to such
+        Features to gather; the first is ``batch.x``. May be empty. In a graph of several types those of all types that have one
+        of this name, or of the types that a mapping names.
     labels : str, sequence of str, None, array or tensor, shape (n_given, …), or mapping of str to such
         Node data for ``batch.labels``; the first is ``batch.y``. ``"auto"``: ``y`` if the graph has it, else none. Or rows
         beside the seeds, row ``i`` for the ``i``-th of them as they were given (of a mask, the ``i``-th true node): a table
         whose nodes occur with several labels. An array is ``batch.y``. They stay where they are, such as in a memory map, unless
         they are on a device. The memory budget counts neither them nor a batch's labels.
-    edge_features : str or sequence of str
-        Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the
-        sampler of a pack.
+    edge_features : str, sequence of str, or mapping of (str, str, str) to such
+        Edge features to gather into ``batch.edge_features``, by type as ``features``. The sampler must number edges
+        (``edges=True``); so must the sampler of a pack.
     strategy : str, Strategy or class
         The strategy that supplies batches and plans their rows: :class:`~featstore.OnDemand`, :class:`~featstore.Superbatch`,
         :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or a
@@ -130,6 +133,8 @@ class Loader:
         loader.
     ValueError
         A value is out of range; the sampler is of another graph; a sampler or seeds are given to a strategy that has its own.
+    NotImplementedError
+        The graph has several types, and the strategy, the sampler or an option does not take them.
     TypeError
         A value is of the wrong type.
     BusyError
@@ -164,9 +169,9 @@ class Loader:
         self,
         g: OutOfCoreGraph | PackedGraph,
         sampler: Sampler | None = None,
-        seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = None,
+        seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | tuple[str, Any] | None = None,
         batch_size: int | None = None,
-        features: str | Sequence[str] = ("x",),
+        features: str | Sequence[str] | Mapping[str, Any] = ("x",),
         labels: str | Sequence[str] | torch.Tensor | npt.NDArray[Any] | Mapping[str, Any] | None = "auto",
         strategy: str | Strategy | type[Strategy] = "auto",
         shuffle: bool = True,
@@ -176,7 +181,7 @@ class Loader:
         device_cache: int | float | str | DeviceCache | None = None,
         prefetch: int | str = 2,
         threads: int | Mapping[str, int] | None = None,
-        edge_features: str | Sequence[str] = (),
+        edge_features: str | Sequence[str] | Mapping[Any, Any] = (),
         history: History | None = None,
     ) -> None:
         check_ranks()
@@ -184,17 +189,28 @@ class Loader:
         self._g, self._sampler = cast(Any, g), sampler
         sampling, copying, reading = stage_threads(threads, g.options.threads)
         target = numbered(check_device(device))
-        self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels)
+        self._types, kind = types_of(g), None
+        if self._types is None:
+            nodes = Domain.of_nodes(g, check_features(g, features))
+            edges = Domain.of_edges(g, check_edge_features(g, edge_features, sampler))
+        else:
+            check_typed(self._types, self._strategy, sampler, history)
+            kind, seeds = seeds_of_type(self._types, seeds)
+            nodes = domain_of(g, self._types, features, self._strategy)
+            edges = Domain.of_edges(g, edge_features_of(g, self._types, edge_features, sampler))
+        self._kind = kind
+        self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels, kind)
         context = partial(
             Context,
             g,
             threads=sampling,
             copy_threads=copying,
-            nodes=Domain.of_nodes(g, check_features(g, features)),
-            edges=Domain.of_edges(g, check_edge_features(g, edge_features, sampler)),
-            labels=self._labels.names,
+            nodes=nodes,
+            edges=edges,
+            labels=self._labels.fields,
             device=target,
             prefetch=check_prefetch(prefetch, sampling),
+            has_types=self._types is not None,
         )
         cache = None if device_cache is None else DeviceCache.of(device_cache)
         self._held: list[Reservation] = []
@@ -283,14 +299,12 @@ class Loader:
         if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
-        self._stages = Stages(self._runner.context, self._runner.memory, self._labels, self._history)
+        self._stages = Stages(self._runner.context, self._runner.memory, self._labels, self._history, self._types, self._kind)
 
     def _reserve_order(self, context: Context) -> None:
         """Reserve the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
         g = self._g
-        for name in context.labels:
-            if (n := len(g.node_data[name])) != g.num_nodes:
-                raise ValueError(f"labels: {name!r} has {n} entries for {g.num_nodes} nodes")
+        self._labels.check_lengths()
         self._held.append(g.budget.reserve("loader order", context.batches.nbytes))
         if self._history is not None and not self._history.is_open:
             self._history.make(g, context.device)

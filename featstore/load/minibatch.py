@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,13 +14,69 @@ from featstore.load.history import BatchHistory
 from featstore.registry import adapter
 from featstore.sampling.batch import Block
 
-__all__ = ["MiniBatch"]
+__all__ = ["LoadedBatch", "MiniBatch", "Move"]
 
-_Move = Callable[[torch.Tensor], torch.Tensor]
+Self = TypeVar("Self", bound="LoadedBatch")
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+class LoadedBatch(ABC):
+    """What batches of one type of nodes and of several have in common: labels of their seeds, and tensors that move together."""
+
+    labels: dict[str, torch.Tensor]
+    history: BatchHistory | Any
+
+    @property
+    def y(self) -> torch.Tensor | Any:  # Any: type checkers ask for no test for None
+        """The first of the labels; None if there are none."""
+        return next(iter(self.labels.values()), None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors; ``seeds`` is a part of ``input_ids``."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def to(self: Self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """Copy the batch to ``device``; tensors that are there already are shared.
+
+        The memory of a batch on the CPU is not pinned, so a copy from it has been read when the call returns, even with
+        ``non_blocking``.
+        """
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self: Self) -> Self:
+        """Copy the batch to pinned memory, from which copies to an accelerator may run beside computing."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Prevent reuse of the memory of a batch on a CUDA device before ``stream`` is done with it.
+
+        The loader calls this for the stream that is current when it delivers the batch. Call it for every other stream that
+        uses the batch.
+        """
+        for tensor in self._tensors():
+            tensor.record_stream(stream)
+
+    @property
+    @abstractmethod
+    def gathered(self) -> Mapping[str, torch.Tensor]:
+        """The rows of each feature as they were gathered, by the name of its store."""
+
+    @abstractmethod
+    def with_gathered(self: Self, rows: dict[str, torch.Tensor]) -> Self:
+        """Make the batch with ``rows`` in place of :attr:`gathered`."""
+
+    @abstractmethod
+    def _tensors(self) -> list[torch.Tensor]:
+        """List all tensors."""
+
+    @abstractmethod
+    def _map(self: Self, move: Move) -> Self:
+        """Make the batch with ``move(tensor)`` in place of each tensor."""
 
 
 @dataclass(eq=False)
-class MiniBatch:
+class MiniBatch(LoadedBatch):
     """One batch of a :class:`~featstore.Loader`: a sampled neighbourhood with its features.
 
     Attributes
@@ -68,14 +125,13 @@ class MiniBatch:
         raise AttributeError("this loader was made with features=[]: its batches have no x")
 
     @property
-    def y(self) -> torch.Tensor | Any:  # Any: as for history
-        """The first of the labels; None if there are none."""
-        return next(iter(self.labels.values()), None)
+    def gathered(self) -> Mapping[str, torch.Tensor]:
+        """See :class:`LoadedBatch`."""
+        return self.features
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors; ``seeds`` is a part of ``input_ids``."""
-        return sum(tensor.nbytes for tensor in self._tensors())
+    def with_gathered(self, rows: dict[str, torch.Tensor]) -> MiniBatch:
+        """See :class:`LoadedBatch`."""
+        return replace(self, features=rows)
 
     def _tensors(self) -> list[torch.Tensor]:
         of_edges = (rows for blocks in self.edge_features.values() for rows in blocks)
@@ -83,18 +139,6 @@ class MiniBatch:
         of_history = () if self.history is None else self.history.rows.tensors
         of_seeds = self.seed_index, *self.labels.values(), *(() if self.seed_positions is None else (self.seed_positions,))
         return [self.input_ids, *self.features.values(), *of_seeds, *of_blocks, *of_edges, *of_history]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
-        """Copy the batch to ``device``; tensors that are there already are shared.
-
-        The memory of a batch on the CPU is not pinned, so a copy from it has been read when the call returns, even with
-        ``non_blocking``.
-        """
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> MiniBatch:
-        """Copy the batch to pinned memory, from which copies to an accelerator may run beside computing."""
-        return self._map(lambda tensor: tensor.pin_memory())
 
     def to_pyg(self) -> Any:
         """Return the batch as a ``torch_geometric.data.Data``; see :func:`featstore.adapters.pyg.to_data`.
@@ -109,16 +153,7 @@ class MiniBatch:
         with memory_errors():
             return adapter("pyg").to_data(self)
 
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Prevent reuse of the memory of a batch on a CUDA device before ``stream`` is done with it.
-
-        The loader calls this for the stream that is current when it delivers the batch. Call it for every other stream that
-        uses the batch.
-        """
-        for tensor in self._tensors():
-            tensor.record_stream(stream)
-
-    def _map(self, move: _Move) -> MiniBatch:
+    def _map(self, move: Move) -> MiniBatch:
         input_ids = move(self.input_ids)
         return MiniBatch(
             seeds=input_ids[: len(self.seeds)],

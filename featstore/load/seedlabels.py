@@ -16,6 +16,7 @@ from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import CutSeeds, EpochSeeds
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
+from featstore.topology.types import NodeType
 
 __all__ = ["SeedLabels"]
 
@@ -31,6 +32,8 @@ class SeedLabels:
     g : OutOfCoreGraph or PackedGraph
     labels : str, sequence of str, None, array or tensor, shape (n_given, …), or mapping of str to such
         Names of node data, or rows beside the seeds: row ``i`` belongs to the ``i``-th given seed. An array is ``y``.
+    kind : NodeType, optional
+        The type of the seeds, in a graph of several types.
 
     Raises
     ------
@@ -38,8 +41,9 @@ class SeedLabels:
         Not labels; names that the graph has not, or that occur twice.
     """
 
-    def __init__(self, g: Graph, labels: Any) -> None:
-        self._g = g
+    def __init__(self, g: Graph, labels: Any, kind: NodeType | None = None) -> None:
+        self._g, self._first = g, 0 if kind is None else kind.first
+        self._n = g.num_nodes if kind is None else kind.n
         self._given: dict[str, Rows] = {}
         if hasattr(labels, "__array__"):
             labels = {"y": labels}
@@ -50,12 +54,25 @@ class SeedLabels:
                     raise TypeError(f"labels: a mapping of names to rows, one a given seed, not {name!r}: {rows!r}")
                 self._given[name] = _checked(name, rows)
         else:
-            self.names = check_labels(g, labels)
+            self.names = check_labels(g, labels, "" if kind is None else f"{kind.name}/")
+        # The fields of node data, by the names of the labels.
+        self._fields = {name: name if kind is None else f"{kind.name}/{name}" for name in self.names}
         self._drawn: Drawn | None = None
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all labels."""
         yield from (*self.names, *self._given)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of node data that hold labels."""
+        return tuple(self._fields.values())
+
+    def check_lengths(self) -> None:
+        """Read the node data that holds labels, and raise ValueError unless it has a row for each node."""
+        for name, field in self._fields.items():
+            if (n := len(self._g.node_data[field])) != self._n:
+                raise ValueError(f"labels: {name!r} has {n} entries for {self._n} nodes")
 
     def attach(self, batches: SampledBatches) -> None:
         """Take the batches whose seeds the labels belong to.
@@ -75,7 +92,7 @@ class SeedLabels:
                     "and given and positions of an epoch, see featstore.Batches); give names of node data instead"
                 )
             if len(rows) != n:
-                hint = "; for a mask of seeds give labels[mask]" if len(rows) == self._g.num_nodes else ""
+                hint = "; for a mask of seeds give labels[mask]" if len(rows) == self._n else ""
                 raise ValueError(f"labels: {name!r} has {len(rows)} rows for {n} seeds{hint}")
 
     def order(self, epoch: int) -> EpochSeeds | None:
@@ -97,15 +114,20 @@ class SeedLabels:
             A sampler returned seeds that it was not given, and labels lie beside those; a user's batches contradict themselves.
         """
         seeds, data = sampled.seeds, self._g.node_data
+        nodes = seeds - self._first if self._first else seeds
         found = None if order is None else _given(seeds.numpy(), order, sampled.index)
         if found is None:
             if self._given:
                 raise PluginError(
                     f"batch {sampled.index}: the sampler returned seeds that it was not given, which have no labels"
                 )
-            return {name: data[name][seeds] for name in self.names}, torch.arange(len(seeds), device="cpu"), None
+            return (
+                {name: data[field][nodes] for name, field in self._fields.items()},
+                torch.arange(len(seeds), device="cpu"),
+                None,
+            )
         number, positions = map(torch.from_numpy, found)
-        labels = {name: data[name][seeds[number]] for name in self.names}
+        labels = {name: data[field][nodes[number]] for name, field in self._fields.items()}
         labels |= {name: _taken(name, rows, positions) for name, rows in self._given.items()}
         return labels, number, positions
 

@@ -17,8 +17,9 @@ from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.load.edges import gather_edges
+from featstore.load.heterobatch import HeteroMiniBatch, TypedNodes, blocks_of, parts_of
 from featstore.load.history import BatchHistory, History
-from featstore.load.minibatch import MiniBatch
+from featstore.load.minibatch import LoadedBatch, MiniBatch
 from featstore.load.seedlabels import SeedLabels
 from featstore.load.transfer import Transfer
 from featstore.sampling.batches import EpochSeeds
@@ -27,6 +28,7 @@ from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
+from featstore.topology.types import NodeType, Types
 
 __all__ = ["Stages"]
 
@@ -41,10 +43,23 @@ class Stages:
         The runner's.
     labels : SeedLabels
     history : History, optional
+    types : Types, optional
+        Of a graph of several types, whose batches have ids within them.
+    kind : NodeType, optional
+        The type of the seeds, then.
     """
 
-    def __init__(self, context: Context, memory: Memory, labels: SeedLabels, history: History | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        memory: Memory,
+        labels: SeedLabels,
+        history: History | None = None,
+        types: Types | None = None,
+        kind: NodeType | None = None,
+    ) -> None:
         self._labels, self._history = labels, history
+        self._types, self._kind = types, kind
         self.watch, self.memory, self.overlap = context.watch, memory, Overlap()
         self._g, self._context = context.graph, context
         self._stores = context.nodes.stores
@@ -61,7 +76,7 @@ class Stages:
         self._orders: dict[EpochRun, EpochSeeds | None] = {}  # the seeds of running epochs, as they were given
         self._g.budget.require(memory)
 
-    def receive(self, batch: MiniBatch) -> None:
+    def receive(self, batch: LoadedBatch) -> None:
         """Note, in the loop's thread, that a batch is about to be delivered."""
         if self._transfer is not None:
             self._transfer.receive(batch)
@@ -88,14 +103,14 @@ class Stages:
 
     def of(
         self, run: EpochRun, check: Callable[[Any, int], None] | None = None
-    ) -> tuple[Callable[[int], Batch], Callable[[int, Batch], Any], Callable[[int, Any], MiniBatch] | None]:
+    ) -> tuple[Callable[[int], Batch], Callable[[int, Batch], Any], Callable[[int, Any], Any] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None if a batch is complete once it is assembled.
 
         ``check(batch, position)`` is called for every batch that the strategy prepares.
         """
         sample = self._for_device(partial(self._sample, check=check), run)
         assemble = self._for_device(self._assemble, run)
-        last: Callable[..., MiniBatch] = self._transfer or assemble
+        last: Callable[..., Any] = self._transfer or assemble
         return (sample, last, None) if self._transfer is None else (sample, self._for_device(self._assemble_apart, run), last)
 
     def _for_device(self, stage: Callable[..., Any], run: EpochRun) -> Callable[..., Any]:
@@ -161,13 +176,14 @@ class Stages:
                 check(batch, position)
             tier = None if self._on_device is None else self._on_device.tier
             if tier is not None and batch.plans is None:
-                part, others = tier.split(batch.sampled.input_ids.numpy(), self._g.pool.array)
+                rows = self._context.nodes.rows.of(batch.sampled.input_ids.numpy(), self._g.pool.array)
+                part, others = tier.split(rows, self._g.pool.array)
                 batch.split = part, torch.from_numpy(others)
             return batch
         except BudgetError as error:
             raise self._too_small(position, error) from None  # the number of rows is unknown
 
-    def _assemble(self, run: EpochRun, position: int, batch: Batch) -> MiniBatch:
+    def _assemble(self, run: EpochRun, position: int, batch: Batch) -> LoadedBatch:
         """Assemble the host's part of a batch: the whole batch, unless the device holds some of its rows."""
         sampled, tally = batch.sampled, batch.tally
         n_rows = len(sampled.input_ids)
@@ -179,16 +195,49 @@ class Stages:
             raise self._too_small(position, error, n_rows) from None
         with self.watch.time("labels"):
             labels, number, positions = self._labels.of(sampled, self._orders.get(run))
-        seeds = sampled.seeds
-        made = MiniBatch(seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index, number, positions)
-        made.edge_features = batch.edge_features
-        if self._history is not None and sampled.history is not None:
-            made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
+        made: LoadedBatch
+        if self._types is not None:
+            try:
+                made = self._typed(batch, labels, number, positions)
+            except BudgetError as error:
+                raise self._too_small(position, error, n_rows) from None
+        else:
+            made = MiniBatch(
+                sampled.seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index, number, positions
+            )
+            made.edge_features = batch.edge_features
+            if self._history is not None and sampled.history is not None:
+                made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         self.memory.saw(n_rows, sampled.nbytes)
-        self._context.counts.add(n_rows * len(self._context.features), tally.rows, tally.hits_lost)
+        n_asked = n_rows * len(batch.features) if self._types is None else sum(tally.rows.values())
+        self._context.counts.add(n_asked, tally.rows, tally.hits_lost)
         return made
 
-    def _assemble_apart(self, run: EpochRun, position: int, batch: Batch) -> tuple[MiniBatch, Mapping[str, Apart]]:
+    def _typed(
+        self, batch: Batch, labels: dict[str, torch.Tensor], number: torch.Tensor, positions: torch.Tensor | None
+    ) -> HeteroMiniBatch:
+        """Make the batch that a graph of several types delivers: ids and blocks within the types."""
+        types, kind, nodes = self._types, self._kind, self._context.nodes
+        assert types is not None
+        assert kind is not None
+        typed = TypedNodes(types, batch.sampled, self._g.pool)
+        ids = typed.input_ids
+        return HeteroMiniBatch(
+            seed_type=kind.name,
+            seeds=ids[kind.name][: batch.sampled.n_seeds],
+            input_ids=ids,
+            blocks=typed.local_blocks(),
+            labels=labels,
+            index=batch.sampled.index,
+            seed_index=number,
+            seed_positions=positions,
+            num_sampled_nodes=typed.num_sampled_nodes,
+            edge_features=typed.edge_features(batch.edge_features),
+            rows=batch.features,
+            parts={name: parts_of(name, nodes.rows_of(name), ids) for name in batch.features},
+        )
+
+    def _assemble_apart(self, run: EpochRun, position: int, batch: Batch) -> tuple[LoadedBatch, Mapping[str, Apart]]:
         """Assemble a batch to be transferred; return it with the features of which the device holds rows."""
         return self._assemble(run, position, batch), batch.apart
 
@@ -209,10 +258,12 @@ class Stages:
 
     def _gather_edges(self, batch: Batch) -> None:
         """Gather the edge features that the batch still lacks, each for all blocks at once."""
-        context, blocks = self._context, batch.sampled.blocks
+        context, sampled = self._context, batch.sampled
         for name, store in context.edges.stores.items():
             if name not in batch.edge_features:
-                tally = Tally()
+                tally, blocks = Tally(), sampled.blocks
+                if self._types is not None:  # the blocks of the feature's type alone, and the numbers within it
+                    batch.edges, blocks = None, blocks_of(self._types, name, blocks)
                 try:
                     with self.watch.time("edges"):
                         if batch.edges is None:  # checked and joined once, even if the gather is repeated for lack of memory
@@ -230,7 +281,12 @@ class Stages:
         part = plan.device if plan is not None else None if batch.split is None else batch.split[0]
         array, before = None if part is None else self._device_array(name), tally.read.waited_s
         whole = None if part is None or array is None else array.memory_for(part)  # before the plan runs: it runs once
-        ids = batch.sampled.input_ids if plan is not None or batch.split is None else batch.split[1]
+        if plan is None and batch.split is not None:
+            ids = batch.split[1]
+        else:
+            of = self._context.nodes.rows_of(name)
+            ids = batch.sampled.input_ids
+            ids = ids if not of.kinds else torch.from_numpy(of.of(ids.numpy(), self._g.pool.array))
         rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from featstore.gather.counters import Stopwatch
 from featstore.gather.device import Apart
-from featstore.load.minibatch import MiniBatch
+from featstore.load.minibatch import LoadedBatch
 
 __all__ = ["Transfer", "numbered"]
 
@@ -48,7 +47,7 @@ class Transfer:
         self._stream = cuda.Stream(self.device) if device.type == "cuda" else None
         self._watch = watch
 
-    def __call__(self, position: int, assembled: tuple[MiniBatch, Mapping[str, Apart]]) -> MiniBatch:
+    def __call__(self, position: int, assembled: tuple[LoadedBatch, Mapping[str, Apart]]) -> LoadedBatch:
         """Copy batch ``position`` to the device, and join all of its rows there.
 
         ``assembled``: the batch in host memory, and the features of which the device holds rows. Of such a feature the batch
@@ -65,15 +64,14 @@ class Transfer:
                     self._stream.synchronize()
         return batch
 
-    def _move(self, batch: MiniBatch, apart: Mapping[str, Apart]) -> MiniBatch:
-        features = {
+    def _move(self, batch: LoadedBatch, apart: Mapping[str, Apart]) -> LoadedBatch:
+        rows = {
             name: apart[name].together() if name in apart else rows.to(self.device, non_blocking=True)
-            for name, rows in batch.features.items()
+            for name, rows in batch.gathered.items()
         }
-        moved = replace(batch, features={}).to(self.device, non_blocking=True)
-        return replace(moved, features=features)
+        return batch.with_gathered({}).to(self.device, non_blocking=True).with_gathered(rows)
 
-    def receive(self, batch: MiniBatch) -> None:
+    def receive(self, batch: LoadedBatch) -> None:
         """Record a delivered batch with the current stream of the loop's thread; that thread calls this."""
         if self._stream is not None:
             # The memory belongs to the copying stream. Else that could reuse it for a later batch while the loop still computes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from featstore.plan.edgetrace import EdgeTrace
 from featstore.plan.overlapped import SuperbatchExtents
 from featstore.plan.planfile import PlanFile
 from featstore.plan.samples import SampleFile
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["SampledSuperbatch"]
 
@@ -25,28 +26,34 @@ Int64s = npt.NDArray[np.int64]
 class SampledSuperbatch:
     """The batches of a superbatch: sampled, and planned later.
 
-    ``tier`` holds the device's rows at the time of planning; ``plans`` cover all other rows. ``packed`` has the extents of the
-    missed rows. ``edges`` and ``edge_plans`` exist if the caches of edge features are planned, too.
+    ``rows`` are those of the nodes. ``tier`` holds the device's rows at the time of planning; ``plans`` cover all other rows.
+    ``packed`` has the extents of the missed rows. ``edges`` and ``edge_plans`` exist if the caches of edge features are planned,
+    too.
     """
 
     samples: SampleFile
+    rows: NodeRows
     plans: PlanFile | None = None
     packed: SuperbatchExtents | None = None
     tier: DeviceTier | None = None
     edges: EdgeTrace | None = None
     edge_plans: PlanFile | None = None
+    _counted: tuple[DeviceTier | None, Int64s] | None = field(default=None, init=False)  # the lengths beside this tier
 
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ints:
         """Return the rows of a batch that plans cover: all but the device's."""
-        ids: Ints = self.samples.ids(number, array)
-        return ids if self.tier is None else self.tier.rest(ids)
+        rows = self.rows.stored(self.samples.ids(number, array), array)
+        return rows if self.tier is None else self.tier.rest(rows)
 
     @property
     def lengths(self) -> Int64s:
-        """Number of rows of each batch that plans cover. With a tier, each use passes over all rows."""
-        if self.tier is None:
+        """Number of rows of each batch that plans cover. With a tier, or types of nodes, the first use passes over all rows."""
+        if self.tier is None and not self.rows.kinds:
             return self.samples.lengths
-        return np.array([len(self.ids(number)) for number in range(len(self.samples))], np.int64)
+        if self._counted is None or self._counted[0] is not self.tier:
+            counts = np.array([len(self.ids(number)) for number in range(len(self.samples))], np.int64)
+            self._counted = self.tier, counts
+        return self._counted[1]
 
     def missed(self, number: int) -> Ints:
         """Return the rows that a batch misses, in the plan's order."""

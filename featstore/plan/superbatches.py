@@ -39,6 +39,7 @@ from featstore.plan.sampledsuperbatch import SampledSuperbatch
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.sections import SectionWriter
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["SuperbatchInspector"]
 
@@ -60,6 +61,10 @@ class SuperbatchInspector:
         Number of the first batch, number behind the last, and batches a superbatch.
     planner : CachePlanner
         The planner of the domain of nodes. Samples use its run directory, disk quota, budget and pool, too.
+    rows : NodeRows
+        The rows of the batches' nodes, which are planned.
+    num_nodes : int
+        Of the graph.
     threads : int
         Batches sampled at once.
     time : callable
@@ -85,6 +90,8 @@ class SuperbatchInspector:
         stop: int,
         size: int,
         planner: CachePlanner,
+        rows: NodeRows,
+        num_nodes: int,
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
@@ -96,6 +103,7 @@ class SuperbatchInspector:
         self._sample, self._tier, self._edges = sample, tier, edges
         self._start, self._stop, self._size = start, stop, size
         self._planner, self._pool = planner, planner.pool
+        self._rows, self._num_nodes = rows, num_nodes
         self._residents = None if switch is None else residents
         self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
         # With a switch the planner's memory has other uses between plans.
@@ -154,10 +162,11 @@ class SuperbatchInspector:
         assert superbatch.plans is not None
         with self._time("load"):
             sampled = superbatch.samples.batch(number, self._pool)
-            ids, array = sampled.input_ids.numpy(), self._pool.array
+            array = self._pool.array
+            rows = self._rows.of(sampled.input_ids.numpy(), array)
             if superbatch.tier is None:
-                return sampled, superbatch.plans.plan(number, ids, array)
-            part, rest = superbatch.tier.split(ids, array)
+                return sampled, superbatch.plans.plan(number, rows, array)
+            part, rest = superbatch.tier.split(rows, array)
             return sampled, replace(superbatch.plans.plan(number, rest, array), device=part)
 
     def edges(self, position: int) -> EdgePlan | None:
@@ -363,7 +372,7 @@ class SuperbatchInspector:
         pending: deque[Future[_Sample]] = deque()
         with (
             self._time("sample"),
-            SampleWriter(planner.runs.file(f"samples-{k}"), planner.n, planner.disk, planner.memory.budget) as writer,
+            SampleWriter(planner.runs.file(f"samples-{k}"), self._num_nodes, planner.disk, planner.memory.budget) as writer,
             nullcontext() if self._edges is None else self._edges.writer(k) as edges,
         ):
             try:
@@ -376,7 +385,7 @@ class SuperbatchInspector:
             finally:
                 for future in pending:
                     future.cancel()
-            superbatch = SampledSuperbatch(writer.finish_samples())
+            superbatch = SampledSuperbatch(writer.finish_samples(), self._rows)
             try:
                 if edges is not None:
                     superbatch.edges = edges.finish_trace()

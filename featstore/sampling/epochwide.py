@@ -13,6 +13,7 @@ import torch
 from featstore.budget import Reservation
 from featstore.config import check_at_least, parse_size
 from featstore.sampling.batch import CheckedSampler, SampledBatch
+from featstore.sampling.hops import refuse_types
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.listaccess import parse_access
 from featstore.sampling.neighbor import NeighborSampler
@@ -116,6 +117,7 @@ class EpochSampler(CheckedSampler):
             self.hops = NeighborSampler(g, fanouts, replace, seed, redraw, edges)
         else:
             raise ValueError(f"draws is 'neighbor' or 'labor', not {draws!r}")
+        refuse_types(type(self), g.types)
         self.edges = self.hops.edges
         if isinstance(window, str):
             if window != "auto":

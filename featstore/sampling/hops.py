@@ -8,9 +8,10 @@ import os
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +23,23 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
+from featstore.sampling.typed import Fanouts, fanouts_of_types, lists_of_type, most_drawn
 from featstore.topology.base import Topology
 from featstore.topology.partlists import NearbyLists
+from featstore.topology.types import Types
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Draw", "FanoutSampler", "HopKey", "HopSampler", "Prune", "as_ids"]
+__all__ = ["Draw", "FanoutSampler", "HopKey", "HopSampler", "Prune", "as_ids", "refuse_types"]
 
 Prune = Callable[[Int64s], npt.NDArray[np.bool_]]  # marks the sources of the seeds' own hop that are not expanded
 LARGE_FANOUT = 4096  # a larger fan-out takes more than 100 kB of scratch
 HopKey = tuple[int, int, int]  # key of a hop's draws: epoch, index of the batch, number of the hop
 
 
-Draw = Callable[[Scratch, int], Block]  # makes the block of a hop, by its number, and numbers the nodes that it adds
+# Makes the block of a hop, by its number, and numbers the nodes that it adds; with several edge types a block of each.
+Draw = Callable[[Scratch, int], list[Block]]
 
 
 class HopSampler(CheckedSampler):
@@ -45,13 +49,20 @@ class HopSampler(CheckedSampler):
     the graph, their options and the arguments of :meth:`sample`. ``hop_sizes`` has the number to draw in each hop. With ``edges``
     subclasses record the stored position of each edge, counted from :attr:`Scratch.starts`; :meth:`number_edges` turns these into
     the numbers of the input.
+
+    In a graph of several types, each hop has a block of each type of edges, in their order.
     """
+
+    draws_types: ClassVar[bool] = False  # whether _expand serves several types of edges, by their starts
+    fanouts_of_types: Fanouts | None = None  # in a graph of several types
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         if isinstance(g, (str, os.PathLike)):
             raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
         self._g = g
         self._topology: Topology | None = None  # kept, since g.topology takes the graph's lock
+        if self.fanouts_of_types is None:
+            refuse_types(type(self), g.types)
         self._hop_sizes = tuple(hop_sizes)
         self.redraw, self.edges = check_flag("redraw", redraw), check_flag("edges", edges)
         self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
@@ -114,7 +125,8 @@ class HopSampler(CheckedSampler):
         Returns
         -------
         SampledBatch
-            Blocks of int64 tensors in pooled memory, outermost hop first.
+            Blocks of int64 tensors in pooled memory, outermost hop first. In a graph of several types, ids here are those of all
+            types, type after type, and each hop has a block of each type of edges; a loader's batches have ids within types.
 
         Raises
         ------
@@ -169,7 +181,7 @@ class HopSampler(CheckedSampler):
     def expand(self, scratch: Scratch, ids: Int64s, draw: Draw, n_hops: int | None = None, first: int = 0) -> list[Block]:
         """Number the seeds ``ids``, then ``draw`` hops ``first … n_hops - 1``, by default up to the last.
 
-        Returns a block a hop.
+        Returns a block a hop, or one of each edge type.
         """
         scratch.need(len(ids))
         bad, twice = scratch.hops.begin(ids)
@@ -178,27 +190,39 @@ class HopSampler(CheckedSampler):
         if twice >= 0:
             once = int(np.flatnonzero(ids == ids[twice])[0])
             raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {once} and {twice}")
-        return [draw(scratch, hop) for hop in range(first, len(self._hop_sizes) if n_hops is None else n_hops)]
+        hops = range(first, len(self._hop_sizes) if n_hops is None else n_hops)
+        return [block for hop in hops for block in draw(scratch, hop)]
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Make the batch of all ``hops`` that :meth:`expand` has returned."""
-        blocks = hops if self.redraw else self._nested(hops)
+        k = 1 if self.fanouts_of_types is None else len(self.fanouts_of_types)
+        of_types = [hops[first::k] if self.redraw else self._nested(hops[first::k]) for first in range(k)]
+        blocks = [block for layer in zip(*map(reversed, of_types), strict=True) for block in layer]  # outermost hop first
         n = scratch.hops.n_nodes
         input_ids = self._g.pool.tensor((n,), torch.int64)
         input_ids.numpy()[:] = scratch.nodes[:n]
         scratch.batches += 1
         scratch.n_nodes += n
         scratch.n_edges += sum(len(block.src) for block in hops)
-        return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
+        return SampledBatch(index, epoch, input_ids, len(ids), tuple(blocks))
 
     def _drawing(self, epoch: int, index: int) -> Draw:
         """Make the function that looks up the lists of a batch's nodes, and draws from them."""
         topology = self._topology
         if topology is None:
             topology = self._topology = self._g.topology
+        if self.fanouts_of_types is not None:
+            n_drawn = 0
+
+            def draw_types(scratch: Scratch, hop: int) -> list[Block]:
+                nonlocal n_drawn
+                first, n_drawn = 0 if self.redraw else n_drawn, scratch.hops.n_nodes
+                return self._draw_types(scratch, topology, first, (epoch, index, hop))
+
+            return draw_types
         n_located = 0
 
-        def draw(scratch: Scratch, hop: int) -> Block:
+        def draw(scratch: Scratch, hop: int) -> list[Block]:
             nonlocal n_located
             n_dst = scratch.hops.n_nodes
             self._locate(scratch, topology, n_located, n_dst)
@@ -206,9 +230,25 @@ class HopSampler(CheckedSampler):
             block = self._expand(scratch, topology, scratch.cache, n_dst, self._hop_sizes[hop], (epoch, index, hop))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # these nodes have drawn; without neighbours they draw none later
-            return block
+            return [block]
 
         return draw
+
+    def _draw_types(self, scratch: Scratch, topology: Topology, first: int, at: HopKey) -> list[Block]:
+        """Draw a hop of each type of edges, for the batch's nodes from number ``first`` on; return a block of each type."""
+        assert self.fanouts_of_types is not None
+        hops, cache, blocks = scratch.hops, scratch.cache, []
+        n_dst = hops.n_nodes
+        for key, fanouts in self.fanouts_of_types.items():
+            # A type without a fan-out looks nothing up.
+            stop = n_dst if fanouts[at[2]] else first
+            found = lists_of_type(scratch, topology, self._g.types.edges[key], first, stop, cache, edges=self.edges)
+            hops.expand_lists(found.lists, found.place, found.degree)
+            block = self._expand(scratch, topology, cache, len(found.lists), fanouts[at[2]], at, found.starts)
+            dst = block.dst.numpy()
+            dst[:] = found.at[dst]
+            blocks.append(block)
+        return [replace(block, n_src=hops.n_nodes, n_dst=n_dst) for block in blocks]
 
     def _nested(self, hops: list[Block]) -> list[Block]:
         """Make the layers' blocks, innermost first, from the edges that each hop added; each block is a prefix of one array."""
@@ -266,9 +306,19 @@ class HopSampler(CheckedSampler):
 
     @abstractmethod
     def _expand(
-        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
+        self,
+        scratch: Scratch,
+        topology: Topology,
+        cache: NeighborCache | None,
+        n_dst: int,
+        size: int,
+        at: HopKey,
+        starts: Int64s | None = None,
     ) -> Block:
-        """Draw for the first ``n_dst`` nodes, whose lists are located, and number the drawn nodes; ``size`` is the hop's."""
+        """Draw for the first ``n_dst`` nodes, whose lists are located, and number the drawn nodes; ``size`` is the hop's.
+
+        ``starts`` of the lists, by default those of the scratch, are there if edges are numbered.
+        """
 
 
 class FanoutSampler(HopSampler):
@@ -276,7 +326,13 @@ class FanoutSampler(HopSampler):
 
     replace = False  # a node may draw a neighbour several times
 
-    def __init__(self, g: OutOfCoreGraph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
+    def __init__(self, g: OutOfCoreGraph, fanouts: Any, seed: int, redraw: bool, edges: bool = False) -> None:
+        types = getattr(g, "types", None)
+        if types is not None and not types.is_one and self.draws_types:
+            self.fanouts_of_types = fanouts_of_types(types, fanouts)
+            fanouts = most_drawn(types, self.fanouts_of_types)
+        elif isinstance(fanouts, Mapping):
+            raise ValueError(f"fanouts: a graph of one type has one list of fan-outs, such as [10, 5], not {fanouts!r}")
         try:
             hop_sizes = [check_integer("a fan-out", fanout) for fanout in fanouts]
         except TypeError:
@@ -290,8 +346,17 @@ class FanoutSampler(HopSampler):
 
     @property
     def fanouts(self) -> tuple[int, ...]:
-        """Neighbours that a node draws in each hop, the seeds' own first."""
+        """Neighbours that a node draws in each hop, the seeds' own first; of several types of edges together, at most."""
         return self._hop_sizes
+
+    @property
+    def _given_fanouts(self) -> Any:
+        """The fan-outs as they are given."""
+        return self.fanouts if self.fanouts_of_types is None else self.fanouts_of_types
+
+    @property
+    def _shown_fanouts(self) -> Any:
+        return list(self.fanouts) if self.fanouts_of_types is None else self.fanouts_of_types
 
     @cached_property
     def drawn_fanouts(self) -> tuple[int, ...]:
@@ -303,6 +368,13 @@ class FanoutSampler(HopSampler):
             return self.fanouts
         largest = self._g.topology.largest_degree
         return tuple(-1 if fanout >= largest else fanout for fanout in self.fanouts)
+
+
+def refuse_types(sampler: type, types: Types) -> None:
+    """Raise NotImplementedError if a graph has several types, which a sampler does not draw."""
+    if not types.is_one:
+        there = ", ".join(map(repr, types.edges)) or "none"
+        raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, of which the graph has {there}")
 
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:

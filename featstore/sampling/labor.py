@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.rng import source_keys
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.topology.base import Topology
+from featstore.topology.types import EdgeKey
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -92,10 +93,12 @@ class LaborSampler(FanoutSampler):
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)      # doctest: +SKIP
     """
 
+    draws_types: ClassVar[bool] = True
+
     def __init__(
         self,
         g: OutOfCoreGraph,
-        fanouts: Sequence[int],
+        fanouts: Sequence[int] | Mapping[EdgeKey, Sequence[int]],
         batch_dependency: int = 1,
         seed: int = 0,
         layer_dependency: bool = False,
@@ -113,11 +116,11 @@ class LaborSampler(FanoutSampler):
         if self.importance_sampling:
             more += f", importance_sampling={self.importance_sampling}"
         more += ", edges=True" * self.edges
-        return f"LaborSampler(fanouts={list(self.fanouts)}, batch_dependency={self.batch_dependency}, seed={self.seed}{more})"
+        return f"LaborSampler(fanouts={self._shown_fanouts}, batch_dependency={self.batch_dependency}, seed={self.seed}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling, self.edges
-        return type(self), (self._g, self.fanouts, *options)
+        return type(self), (self._g, self._given_fanouts, *options)
 
     def hop_key(self, at: HopKey) -> tuple[int, int, int, int]:
         """Compute the keys of the sources' numbers in a hop: ``early, late, phase, turn``."""
@@ -125,7 +128,14 @@ class LaborSampler(FanoutSampler):
         return source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
 
     def _expand(
-        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
+        self,
+        scratch: Scratch,
+        topology: Topology,
+        cache: NeighborCache | None,
+        n_dst: int,
+        size: int,
+        at: HopKey,
+        starts: Int64s | None = None,
     ) -> Block:
         pool, hops = self._g.pool, scratch.hops
         keys = self.hop_key(at)
@@ -135,10 +145,10 @@ class LaborSampler(FanoutSampler):
         n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
         if self.importance_sampling and 0 < layer.n_expected < layer.n_ids:  # else all lists are taken whole, or none
             layer = _core.Layer(hops, n_dst, -1, *keys, records, topology.id_bytes)
-            chosen, positions = self._choose(scratch, layer, topology, counts, n_read)
+            chosen, positions = self._choose(scratch, layer, topology, counts, n_read, starts)
             self._weigh(scratch.sources, layer, size, chosen, counts, positions)
         else:
-            chosen, positions = self._choose(scratch, layer, topology, counts, n_read)
+            chosen, positions = self._choose(scratch, layer, topology, counts, n_read, starts)
         src = pool.tensor((layer.n_chosen,), torch.int64)
         dst = pool.tensor((layer.n_chosen,), torch.int64)
         while not layer.number(chosen, counts, src.numpy(), dst.numpy()):
@@ -163,7 +173,13 @@ class LaborSampler(FanoutSampler):
         importance.keep(edge_pos)
 
     def _choose(
-        self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s, n_read: int
+        self,
+        scratch: Scratch,
+        layer: _core.Layer,
+        topology: Topology,
+        counts: Int64s,
+        n_read: int,
+        starts: Int64s | None,
     ) -> tuple[npt.NDArray[Any], Int64s | None]:
         """Choose neighbours from all lists, reading the file ``n_read`` ids at a time; return their ids and edge positions."""
         pool, n = self._g.pool, layer.n_expected
@@ -172,7 +188,7 @@ class LaborSampler(FanoutSampler):
         n += _core.STEP
         chosen = pool.array((n,), topology.id_dtype)
         edge_pos = pool.array((n,), np.int64) if self.edges else None
-        starts = scratch.starts if self.edges else None
+        starts = None if not self.edges else scratch.starts if starts is None else starts
         positions = pool.array((n_read,), np.int64) if n_read else EMPTY
         found = pool.array((n_read,), topology.id_dtype)
         while not layer.done:

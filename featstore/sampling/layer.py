@@ -123,7 +123,14 @@ class LayerSampler(HopSampler):
         return type(self), (self._g, self.sizes, self.seed, self.skip, self.replace, self.op, self.edges)
 
     def _expand(
-        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
+        self,
+        scratch: Scratch,
+        topology: Topology,
+        cache: NeighborCache | None,
+        n_dst: int,
+        size: int,
+        at: HopKey,
+        starts: Int64s | None = None,
     ) -> Block:
         pool, hops, sources = self._g.pool, scratch.hops, scratch.sources
         pieces = Pieces(self._g, scratch, topology, n_dst, self._read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,8 +13,9 @@ from featstore.config import check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, HopKey
-from featstore.sampling.scratch import EMPTY, Scratch
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.topology.base import Topology
+from featstore.topology.types import EdgeKey
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -29,8 +30,9 @@ class NeighborSampler(FanoutSampler):
     ----------
     g : OutOfCoreGraph
         A loader takes the sampler for this graph only, or for the same dataset opened again. Samples take the graph's memory.
-    fanouts : sequence of int
-        Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
+    fanouts : sequence of int, or mapping of (str, str, str) to such
+        Neighbours a node draws in each hop, the seeds' own first; -1 takes all. In a graph of several types: for each type of
+        edges, which a node at its end draws from; a type that is not named is not drawn from, and one sequence is for all types.
     replace : bool
         Draw with replacement: every node with neighbours draws exactly its fan-out.
     seed : int
@@ -67,12 +69,13 @@ class NeighborSampler(FanoutSampler):
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
     """
 
+    draws_types: ClassVar[bool] = True
     numbers_drawn: ClassVar[bool] = True  # whether a batch has exactly the edges that its hops draw
 
     def __init__(
         self,
         g: OutOfCoreGraph,
-        fanouts: Sequence[int],
+        fanouts: Sequence[int] | Mapping[EdgeKey, Sequence[int]],
         replace: bool = False,
         seed: int = 0,
         redraw: bool = True,
@@ -83,13 +86,20 @@ class NeighborSampler(FanoutSampler):
 
     def __repr__(self) -> str:
         more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges
-        return f"{type(self).__name__}(fanouts={list(self.fanouts)}, replace={self.replace}, seed={self.seed}{more})"
+        return f"{type(self).__name__}(fanouts={self._shown_fanouts}, replace={self.replace}, seed={self.seed}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.fanouts, self.replace, self.seed, self.redraw, self.edges)
+        return type(self), (self._g, self._given_fanouts, self.replace, self.seed, self.redraw, self.edges)
 
     def _expand(
-        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
+        self,
+        scratch: Scratch,
+        topology: Topology,
+        cache: NeighborCache | None,
+        n_dst: int,
+        size: int,
+        at: HopKey,
+        starts: Int64s | None = None,
     ) -> Block:
         pool, hops = self._g.pool, scratch.hops
         (key,) = self.hop_key(at)
@@ -103,7 +113,8 @@ class NeighborSampler(FanoutSampler):
         edges = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         records = None if cache is None else cache.records
         edge_ids = None if cache is None or edge_pos is None else cache.edge_ids
-        numbers = (None, None, None) if edge_pos is None else (scratch.starts, edge_pos.numpy(), edge_ids)
+        starts = scratch.starts if starts is None else starts
+        numbers = (None, None, None) if edge_pos is None else (starts, edge_pos.numpy(), edge_ids)
         arrays = src.numpy(), dst.numpy(), draw, positions, edges, *numbers
         hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays)
         if n_missing:

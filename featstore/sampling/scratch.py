@@ -12,7 +12,7 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.topology.base import Topology, huge_bytes
 from featstore.topology.partlists import NearbyLists
 
-__all__ = ["EMPTY", "LEAST_ROOM", "SCRATCH", "Int64s", "Scratch"]
+__all__ = ["EMPTY", "LEAST_ROOM", "SCRATCH", "Int64s", "Scratch", "edge_starts"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -77,17 +77,8 @@ class Scratch:
 
     def locate_edges(self, topology: Topology, first: int, end: int, *, is_located: bool) -> None:
         """Look up the first edges and degrees of nodes ``first … end - 1``; ``is_located``: their lists are looked up already."""
-        nodes, place = self.nodes[first:end], self.place[first:end]
-        starts, degree, cache = self.starts[first:end], self.degree[first:end], self.cache
-        if cache is not None and cache.places_edges:
-            if not is_located:
-                cache.locate(nodes, starts, degree)
-                place = starts
-            cache.edge_places(place, starts)
-        elif cache is None and is_located:
-            np.invert(place, out=starts)
-        else:
-            topology.offsets(nodes, starts, degree)
+        nodes, place = self.nodes[first:end], self.place[first:end] if is_located else None
+        edge_starts(topology, self.cache, nodes, place, self.starts[first:end], self.degree[first:end])
 
     def drop(self) -> None:
         """Give the memory back; :meth:`need` takes new memory."""
@@ -97,6 +88,21 @@ class Scratch:
         self._reservation.release()
         if self._sources is not None:
             self._sources.drop()
+
+
+def edge_starts(
+    topology: Topology, cache: NeighborCache | None, lists: Int64s, place: Int64s | None, starts: Int64s, degree: Int64s
+) -> None:
+    """Look up the first edges of lists into ``starts``, and their lengths; ``place`` is there if they are located."""
+    if cache is not None and cache.places_edges:
+        if place is None:
+            place = starts
+            cache.locate(lists, place, degree)
+        cache.edge_places(place, starts)
+    elif cache is None and place is not None:
+        np.invert(place, out=starts)
+    else:
+        topology.offsets(lists, starts, degree)
 
 
 def _table_entries(room: int, num_nodes: int) -> int:

@@ -71,6 +71,7 @@ class ShadowSampler(NeighborSampler):
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
     """
 
+    draws_types = False
     numbers_drawn = False  # the subgraph's edges are found and numbered after the draws
 
     def __init__(

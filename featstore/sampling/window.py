@@ -248,7 +248,7 @@ class EpochWindow:
         """Make a batch from the logs; any number of threads may call it."""
         ids, index = self._ids(position), position - self.first
         with self._sampler.scratch(len(ids)) as scratch:
-            hops = self._sampler.expand(scratch, ids, partial(self._replay, index, self._sampler.edges))
+            hops = self._sampler.expand(scratch, ids, partial(self._replayed, index, self._sampler.edges))
             return self._sampler.assemble(scratch, ids, hops, self._epoch, position)
 
     def _ids(self, position: int) -> Int64s:
@@ -312,7 +312,7 @@ class EpochWindow:
             raise BudgetError("others have the memory that drawing a window ahead takes")
         with self._sampler.scratch(len(ids)) as scratch:
             first = 0
-            blocks = self._sampler.expand(scratch, ids, partial(self._replay, index, False), hop)
+            blocks = self._sampler.expand(scratch, ids, partial(self._replayed, index, False), hop)
             if blocks:
                 first = blocks[-1].n_dst
                 edges = sum(len(block.src) for block in blocks)
@@ -321,6 +321,9 @@ class EpochWindow:
             end = scratch.hops.n_nodes
             while (first := targets.scatter(scratch.nodes, first, end, index, self._shape.shift)) < end:
                 self._targets.spill(worker)
+
+    def _replayed(self, index: int, with_edges: bool, scratch: Scratch, hop: int) -> list[Block]:
+        return [self._replay(index, with_edges, scratch, hop)]
 
     def _replay(self, index: int, with_edges: bool, scratch: Scratch, hop: int) -> Block:
         """Make a hop's block from its log; ``with_edges`` numbers edges by their logged places, or else by drawing once more."""

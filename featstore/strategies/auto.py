@@ -40,7 +40,7 @@ from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.lists import AS_THEY_ARE, Lists, keep_lists, may_keep_lists
-from featstore.strategies.lookahead import rows_in_memory
+from featstore.strategies.lookahead import degree_bytes, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
@@ -87,6 +87,8 @@ class Auto(Strategy):
     edge_cache: int | float | str | None = option(None, EDGE_CACHE, EDGE_CACHE_HELP)
 
     takes_history: ClassVar[bool] = True
+    takes_types: ClassVar[bool] = True
+    takes_mixed: ClassVar[bool] = True
 
     def batches(
         self, graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
@@ -99,6 +101,11 @@ class Auto(Strategy):
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache, lists = context.pack, self.cache, AS_THEY_ARE
+        if context.nodes.is_mixed:  # other strategies plan one cache
+            decision = _taken("ondemand", DEGREE, "the features are of different types of nodes")
+            options: dict[str, Any] = {"cache": cache, "policy": None if cache is None else DEGREE}
+            options = {name: value for name, value in options.items() if value is not None or name == "cache"}
+            return AutoRunner(made_with(OnDemand, options).run(context), decision, lists)
         if pack is None and cache == "auto" and are_cached(context):
             if may_keep_lists(context):
                 context, _ = ask(context)
@@ -258,7 +265,7 @@ def _estimated(
         layouts, counted = ({}, {}) if pack is None else _packs(context, planning, capacity, widths, speed.gap_bytes)
         with _on_device(context, capacity * sum(widths)) as (n_device, on_device):
             copies = copy_speed(graph.path, sum(widths), graph.options.threads, graph.budget)
-            machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
+            machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, context.nodes.n, graph.budget)))
             look = partial(
                 observe,
                 row_bytes=sum(widths),
@@ -275,7 +282,7 @@ def _estimated(
                 device_on_host=context.device.type == "cpu",
                 online=ONLINE,
                 ahead_bytes=min(ahead_bytes(context), int(graph.budget.total * FRACTIONS[AHEAD])),
-                out_degree=graph.short_degrees() if capacity else None,
+                out_degree=context.nodes.rows.select(graph.short_degrees()) if capacity else None,
             )
             trial = _Trial(context, options, capacity, machine, lists, profile, trace, sample_s, look, counted)
             choices = {n_bytes: trial.choose(n_bytes) for n_bytes in (lists.held, *lists.fewer(context))}
@@ -299,9 +306,9 @@ def _on_device(context: Context, cache_bytes: int) -> Iterator[tuple[int, npt.ND
     graph, tier, later = context.graph, context.tier, context.on_device
     n_device = (context.device_rows or 0) if later is None else later.expected_rows(context, cache_bytes)
     by_degree = isinstance(later, FilledLater) and tier is None and n_device > 0 and later.policy.name == DEVICE_POLICY
-    with graph.budget.reserve("cost model", (2 + by_degree) * graph.num_nodes + 8 * by_degree * n_device):
+    with graph.budget.reserve("cost model", degree_bytes(context) + by_degree * (context.nodes.n + 8 * n_device)):
         if by_degree:
-            yield n_device, chosen_mask(graph.short_degrees(), n_device)
+            yield n_device, chosen_mask(context.nodes.rows.select(graph.short_degrees()), n_device)
         else:
             yield n_device, None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
 
@@ -360,7 +367,8 @@ class _Trial:
         )
         workload = replace(workload, on_disk=self.counted)
         lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
-        return choose(workload, self.machine, lengths, has_history=context.has_history)
+        asked = {"has_history": context.has_history, "has_types": context.has_types}
+        return choose(workload, self.machine, lengths, **asked)
 
 
 def _reading_s(pack: Pack, graph: Graph) -> float:

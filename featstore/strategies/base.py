@@ -159,12 +159,17 @@ class Strategy(ABC):
     _registered: ClassVar[str] = ""
     # True: batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``. Not inherited: each class declares it.
     takes_history: ClassVar[bool] = False
+    # Whether the strategy takes graphs of several types, whose rows are those of Context.nodes.rows; and features of different
+    # types, each of which it then treats by itself. Not inherited, either.
+    takes_types: ClassVar[bool] = False
+    takes_mixed: ClassVar[bool] = False
     # Policies for which ``auto`` asks for an estimate of superbatches: the default, and other values of the option ``policy``.
     judged_with: ClassVar[tuple[str, ...]] = ("belady",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.takes_history = bool(vars(cls).get("takes_history", False))
+        for name in ("takes_history", "takes_types", "takes_mixed"):
+            setattr(cls, name, bool(vars(cls).get(name, False)))
 
     def __post_init__(self) -> None:
         check_fields(self)

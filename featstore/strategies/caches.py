@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from featstore.cache.base import OnlinePolicy, Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
-from featstore.cache.sizes import cache_bytes, rows_within
+from featstore.cache.sizes import rows_within
 from featstore.cache.table import FeatureCache
 from featstore.epochmemory import Use
 from featstore.errors import BudgetError, OptionError
@@ -79,12 +79,12 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
         return {}, prefetch
     n, widths, budget = nodes.n, nodes.row_bytes, context.budget
     if size != "auto":
-        return cache_bytes(size, n, widths, policy, budget, budget.available + budget.on_loan), prefetch
+        return nodes.divided(size, policy, budget.available + budget.on_loan), prefetch
     room, claimed = room_for_caches(context)
     spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
     if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
         return {}, prefetch  # no room for one row: the loader runs without caches
-    return cache_bytes(spare, n, widths, policy, budget, room), prefetch
+    return nodes.divided(spare, policy, room), prefetch
 
 
 def room_for_caches(context: Context) -> tuple[int, int]:

@@ -111,6 +111,8 @@ class Context:
         :meth:`~featstore.strategies.savedsplit.HistorySplit.divide`.
     has_history : bool
         A history prunes the batches, so that each depends on earlier ones.
+    has_types : bool
+        The graph has several types: a batch's nodes have the rows of ``nodes.rows``, and some have none.
     """
 
     graph: Graph
@@ -130,6 +132,7 @@ class Context:
     chosen: Chosen = Chosen()
     divide: Callable[..., None] | None = None
     has_history: bool = False
+    has_types: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:

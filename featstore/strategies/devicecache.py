@@ -119,10 +119,10 @@ def with_tier(context: Context, cache: DeviceCache) -> Context:
             raise OptionError(
                 "device_cache", "the layout of a pack is made for so many rows on the device: give a size"
             )  # decision 0013
-        if not context.features or not context.graph.num_nodes:
+        if not context.features or not context.nodes.n:
             return context
         return replace(context, on_device=FilledLater(cache.static_policy, parse_size(cache.reserve)))
-    n_rows = cache.rows(context.graph.num_nodes, context.nodes.row_bytes)
+    n_rows = cache.rows(context.nodes.n, context.nodes.row_bytes)
     if context.pack is not None:
         if cache.policy is not None:
             raise OptionError(

@@ -26,11 +26,11 @@ def make_tier(context: Context, policy: StaticPolicy, n_rows: int, go_on: Callab
         From choosing or reading; no memory is held then.
     """
     graph = context.graph
-    with AccessCounts(context) as counts, graph.policy_inputs(context.nodes.width, counts) as inputs:
+    with AccessCounts(context) as counts, graph.policy_inputs(context.nodes.width, counts, rows=context.nodes.rows) as inputs:
         rows = top_rows(inputs.scores(policy), n_rows)
     stores = context.nodes.stores
     shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-    tier = DeviceTier(rows, shapes, context.device, graph.pool, graph.num_nodes, context.copy_threads)
+    tier = DeviceTier(rows, shapes, context.device, graph.pool, context.nodes.n, context.copy_threads)
     try:
         for name in stores:
             step = max(1, FILL_BYTES // max(1, context.nodes.row_bytes[name]))

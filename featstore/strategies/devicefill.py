@@ -115,7 +115,7 @@ class FilledLater(OnDevice):
             self._failure = None if self._is_over else error
 
     def _fill(self, context: Context) -> None:
-        width, n = context.nodes.width, context.graph.num_nodes
+        width, n = context.nodes.width, context.nodes.n
         n_rows, left = rows_left(context.device, context.graph.budget, self._reserve, n, width)
         if not n_rows:
             self.why = (
@@ -143,7 +143,7 @@ class FilledLater(OnDevice):
             return len(self.tier)
         reserve = self._reserve + (taken if context.device.type == "cpu" else 0)
         width = context.nodes.width
-        return rows_left(context.device, context.graph.budget, reserve, context.graph.num_nodes, width)[0]
+        return rows_left(context.device, context.graph.budget, reserve, context.nodes.n, width)[0]
 
     def join(self) -> DeviceTier | None:
         """Wait until filling has ended; return the tier, or None if it failed."""

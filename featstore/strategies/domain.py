@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,12 @@ from featstore.budget import Budget
 from featstore.cache.base import OnlinePolicy, Policy
 from featstore.cache.sizes import cache_bytes
 from featstore.cache.table import FeatureCache
+from featstore.config import parse_size
 from featstore.errors import BusyError
 from featstore.gather.counters import ReadCounts
 from featstore.graph.feature import FeatureStore
 from featstore.pack.packgraph import Graph
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["Domain"]
 
@@ -35,27 +37,54 @@ class Domain:
         The features that are gathered, by name.
     reads : ReadCounts
         Counts the reads of these features.
+    rows : NodeRows
+        Which of the ids have a row, and which.
+    own_rows : mapping of str to NodeRows
+        Empty, unless features have different rows, being of different types of nodes; then the rows of each. Only strategies
+        that treat each feature by itself take such a domain, which is mixed.
     """
 
     graph: Graph
     n: int
     stores: Mapping[str, FeatureStore]
     reads: ReadCounts
+    rows: NodeRows
+    own_rows: Mapping[str, NodeRows] = field(default_factory=dict)
 
     @classmethod
     def of_nodes(cls, graph: Graph, names: Iterable[str]) -> Domain:
-        """Make the domain of a graph's nodes and the features of these names."""
-        return cls(graph, graph.num_nodes, {name: graph.features[name] for name in names}, ReadCounts())
+        """Make the domain of a graph's nodes, which are of one type, and the features of these names."""
+        stores = {name: graph.features[name] for name in names}
+        return cls(graph, graph.num_nodes, stores, ReadCounts(), NodeRows(graph.num_nodes))
+
+    @classmethod
+    def of_rows(cls, graph: Graph, stores: Mapping[str, FeatureStore], rows: Mapping[str, NodeRows]) -> Domain:
+        """Make the domain of features of several types of nodes, whose ``rows`` are given by name."""
+        kinds = list(rows.values()) or [NodeRows(graph.num_nodes)]
+        if all(each == kinds[0] for each in kinds):
+            return cls(graph, kinds[0].n, stores, ReadCounts(), kinds[0])
+        n = sum(each.n for each in kinds)
+        return cls(graph, n, stores, ReadCounts(), NodeRows(n), rows)
 
     @classmethod
     def of_edges(cls, graph: Graph, names: Iterable[str]) -> Domain:
         """Make the domain of a graph's edges and the features of these names."""
         stores = {name: graph.edge_features[name] for name in names}
-        return cls(graph, graph.num_edges if stores else 0, stores, ReadCounts())
+        n = graph.num_edges if stores else 0
+        return cls(graph, n, stores, ReadCounts(), NodeRows(n))
 
     def of(self, names: Iterable[str]) -> Domain:
         """Make the domain of the same ids with these features alone."""
         return replace(self, stores={name: self.stores[name] for name in names})
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether features have different rows."""
+        return bool(self.own_rows)
+
+    def rows_of(self, name: str) -> NodeRows:
+        """Get the rows of a feature."""
+        return self.own_rows.get(name, self.rows)
 
     @property
     def row_bytes(self) -> dict[str, int]:
@@ -86,7 +115,25 @@ class Domain:
         """
         if size is None or not self.n or not self.stores:
             return {}
-        return cache_bytes(size, self.n, self.row_bytes, policy, self.graph.budget, 1 << 62)
+        return self.divided(size, policy, 1 << 62)
+
+    def divided(self, size: int | float | str, policy: Policy | None, room: int) -> dict[str, int]:
+        """Divide ``size`` among the features' caches as :func:`~featstore.cache.sizes.cache_bytes` does.
+
+        Of features with different rows, each gets the same share of its rows.
+        """
+        widths, budget = self.row_bytes, self.graph.budget
+        if not self.is_mixed:
+            return cache_bytes(size, self.n, widths, policy, budget, room)
+        whole = sum(self.own_rows[name].n * width for name, width in widths.items())
+        given = size if isinstance(size, float) else parse_size(size)
+        found: dict[str, int] = {}
+        for name, width in widths.items():
+            n = self.own_rows[name].n
+            part = given if isinstance(given, float) else given * (n * width) // max(1, whole)
+            if n and part >= (0 if isinstance(given, float) else FeatureCache.least_bytes(1, width, n, policy)):
+                found |= cache_bytes(part, n, {name: width}, policy, budget, room)
+        return found
 
     def capacity(self, sizes: Mapping[str, int], policy: Policy | None = None) -> int:
         """Compute the number of rows that every cache of these sizes has room for."""

@@ -129,7 +129,9 @@ def _seen(workload: Workload, length: Length, policy: str) -> Workload:
     return replace(workload, loads=loads)
 
 
-def choose(workload: Workload, machine: Machine, lengths: Lengths, *, has_history: bool = False) -> Choice:
+def choose(
+    workload: Workload, machine: Machine, lengths: Lengths, *, has_history: bool = False, has_types: bool = False
+) -> Choice:
     """Take the cheapest of the strategies that estimate themselves and are possible.
 
     Parameters
@@ -141,15 +143,18 @@ def choose(workload: Workload, machine: Machine, lengths: Lengths, *, has_histor
         most passes.
     has_history : bool
         True: strategies that run batches in another order cannot be taken.
+    has_types : bool
+        True: strategies that do not take graphs of several types cannot be taken.
     """
     estimates = estimate_all(workload, machine, lengths)
-    if has_history:
-        estimates = [
-            each
-            if find_strategy(each.strategy).takes_history
-            else replace(each, impossible=each.impossible or "does not say that it takes a history")
-            for each in estimates
-        ]
+    for name, what, asked in (("takes_history", "a history", has_history), ("takes_types", "several types", has_types)):
+        if asked:
+            estimates = [
+                each
+                if getattr(find_strategy(each.strategy), name)
+                else replace(each, impossible=each.impossible or f"does not say that it takes {what}")
+                for each in estimates
+            ]
     taken, reason = cheapest(estimates, workload.epochs)
     length = lengths.get((taken.strategy, taken.policy)) or max(lengths.values(), key=lambda each: each.passes, default=None)
     if length is None:

@@ -32,4 +32,5 @@ class Ginex(Superbatch):
     """
 
     takes_history: ClassVar[bool] = True
+    takes_types: ClassVar[bool] = True
     overlap: ClassVar[bool] = False

@@ -15,7 +15,13 @@ from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
 from featstore.strategies.profile import Profile, least_batches
 
-__all__ = ["look_ahead", "rows_in_memory"]
+__all__ = ["degree_bytes", "look_ahead", "rows_in_memory"]
+
+
+def degree_bytes(context: Context) -> int:
+    """Count the bytes of the out-degrees of all nodes, 2 each, and of those of the rows, where some nodes have none."""
+    nodes = context.nodes
+    return 2 * (context.graph.num_nodes + (nodes.n if nodes.rows.kinds else 0))
 
 
 def rows_in_memory(context: Context, memory: Memory, size: int | float | str | None) -> int:
@@ -37,8 +43,8 @@ def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Pro
     try:
         profile = Profile(context, planning.run_dir, planning.disk, least_batches(context.batches.run_length))
         graph, n_batches = context.graph, len(context.batches)
-        with graph.budget.reserve("cost model", 0 if planning.looks_ahead else 2 * graph.num_nodes):
-            degrees = None if planning.looks_ahead else graph.short_degrees()
+        with graph.budget.reserve("cost model", 0 if planning.looks_ahead else degree_bytes(context)):
+            degrees = None if planning.looks_ahead else context.nodes.rows.select(graph.short_degrees())
             seen = observe(
                 profile.trace(), row_bytes=1, capacity=capacity, budget=graph.budget, n_batches=n_batches, out_degree=degrees
             )

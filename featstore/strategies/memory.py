@@ -91,7 +91,9 @@ def ask(
         context.graph.pool.trim()
         return context, Memory(context, needs, caches, plans=plans)
     try:
-        context = replace(context, batch=measure(context.graph, context.batches))
+        nodes = context.nodes
+        own = {name: nodes.rows_of(name) for name in nodes.stores if nodes.rows_of(name).kinds}
+        context = replace(context, batch=measure(context.graph, context.batches, own))
     except BudgetError as error:
         most = replace(context, batch=most_of(context.graph, context.batches))
         raise Memory(most, needs, caches, plans=plans).too_small(error) from None
@@ -134,7 +136,7 @@ class Memory:
         self._row_bytes, self._edge_row_bytes = context.nodes.row_bytes, context.edges.row_bytes
         self._threads, self._ahead = context.threads, max(0, context.prefetch - 1)
         self._has_tier, self._device_on_host = context.on_device is not None, context.device.type == "cpu"
-        self._plans, self._caches = plans, caches
+        self._plans, self._caches, self._has_types = plans, caches, context.has_types
         self.batch = context.batch or BatchSize(0)
         self.granted: dict[str, int] = {}
         self.tables = 0
@@ -152,16 +154,20 @@ class Memory:
 
     def batch_bytes(self, n_rows: int) -> int:
         """Count the bytes that a batch of ``n_rows`` holds while the loop has it."""
-        rows = sum(max(n_rows * width, pooled_bytes(n_rows * width)) for width in self._row_bytes.values())
-        n_edges = self.batch.of(n_rows).n_edges
+        batch = self.batch.of(n_rows)
+        sizes = (batch.rows_of.get(name, n_rows) * width for name, width in self._row_bytes.items())
+        rows = sum(max(n_bytes, pooled_bytes(n_bytes)) for n_bytes in sizes)
+        n_edges = batch.n_edges
         rows += sum(max(n_edges * width, pooled_bytes(n_edges * width)) for width in self._edge_row_bytes.values())
-        return self.batch.of(n_rows).sample_bytes * REUSE // (REUSE - 1) + rows
+        return batch.sample_bytes * REUSE // (REUSE - 1) + rows
 
     def _beside(self, n_rows: int) -> int:
         """Count the bytes of a batch that only exist until it is delivered: its plans, and its rows on the device."""
         batch, n_bytes = self.batch.of(n_rows), 0
         if self._plans:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * n_rows) + batch.sample_bytes  # a sample that waits to be written
+        if self._has_types:  # the sample, beside the batch whose ids are within types
+            n_bytes += batch.sample_bytes
         if EDGE_PLANNER in self.needs:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * batch.n_edges) + max(self._edge_row_bytes.values()) * batch.n_edges
         if self._has_tier:

@@ -77,6 +77,8 @@ class OnDemand(Strategy):
     edge_policy: str | Policy | type[Policy] = option("sieve", policy_of(OnlinePolicy), "which rows of edges stay in memory")
 
     takes_history: ClassVar[bool] = True
+    takes_types: ClassVar[bool] = True
+    takes_mixed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

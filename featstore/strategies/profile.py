@@ -7,6 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
@@ -75,7 +79,7 @@ class Profile(Memo):
 
     def __init__(self, context: Context, run_dir: str, disk: int | None, most: int | None = None) -> None:
         batches = context.batches
-        self._pool, self._n_nodes = context.graph.pool, context.graph.num_nodes
+        self._pool, self._n_nodes, self._rows = context.graph.pool, context.graph.num_nodes, context.nodes.rows
         order = batches.epoch(0)
         self._runs = RunDirectory(run_dir)
         # Code takes the lock itself, not the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
@@ -116,7 +120,14 @@ class Profile(Memo):
     def trace(self) -> Trace:
         """Return the trace of the sampled batches; it can be read until the profile is closed."""
         assert self._file is not None
-        return Trace.reading(self._file.ids, self._file.lengths, self._n_nodes)
+        file, rows = self._file, self._rows
+        if not rows.kinds:
+            return Trace.reading(file.ids, file.lengths, rows.n)
+
+        def found(number: int) -> npt.NDArray[Any]:
+            return rows.stored(file.ids(number))
+
+        return Trace.reading(found, np.array([len(found(number)) for number in range(len(file))], np.int64), rows.n)
 
     def batch(self, position: int) -> SampledBatch | None:
         """See :class:`Memo`."""

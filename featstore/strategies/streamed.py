@@ -84,6 +84,7 @@ class Streamed(Superbatch):
     """
 
     takes_history: ClassVar[bool] = True
+    takes_types: ClassVar[bool] = True
     judged_with: ClassVar[tuple[str, ...]] = (PLANNED, DEGREE)
 
     @classmethod

@@ -112,6 +112,7 @@ class Superbatch(Strategy):
             raise OptionError("edge_cache", "the scores of a static policy are of nodes: take a planned one, such as 'belady'")
 
     takes_history: ClassVar[bool] = True
+    takes_types: ClassVar[bool] = True
     overlap: ClassVar[bool] = True  # sample and plan while earlier batches are gathered and trained on
 
     @classmethod
@@ -187,7 +188,7 @@ def plan_ahead(
 ) -> Planning:
     """Collect the limits of planning for a strategy that looks ahead; arguments as of :class:`Superbatch`."""
     graph = context.graph
-    n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * context.nodes.width)
+    n_bytes = None if disk is None else parse_disk(disk, context.nodes.n * context.nodes.width)
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
     planned = get_policy(policy)
     misses = context.chosen.misses.of(not isinstance(planned, FixedRows))
@@ -295,7 +296,7 @@ class SuperbatchRunner(Runner):
     def _choose(self, policy: FixedRows, capacity: int) -> None:
         """Choose the rows that stay, before the caches take the memory that scoring needs."""
         graph, width = self.context.graph, self.context.nodes.width
-        with AccessCounts(self.context) as counts, graph.policy_inputs(width, counts) as inputs:
+        with AccessCounts(self.context) as counts, graph.policy_inputs(width, counts, rows=self.context.nodes.rows) as inputs:
             tier = self._beside = self.context.tier
             self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
 

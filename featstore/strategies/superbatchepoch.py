@@ -110,7 +110,9 @@ class SuperbatchEpoch(EpochRun):
                 start=start,
                 stop=len(order),
                 size=max(1, int(planning.superbatch)),  # 0 for an epoch without batches
-                planner=plans(planning.policy, graph.num_nodes, capacity, memory=planner),
+                planner=plans(planning.policy, context.nodes.n, capacity, memory=planner),
+                rows=context.nodes.rows,
+                num_nodes=graph.num_nodes,
                 threads=threads,
                 time=context.watch.time,
                 # Without features there is no cache to switch, but the schedule is still serial.

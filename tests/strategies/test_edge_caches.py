@@ -19,6 +19,7 @@ from featstore.cache.lru import LRU
 from featstore.gather.counters import ReadCounts
 from featstore.strategies import auto
 from featstore.strategies.domain import Domain
+from featstore.topology.noderows import NodeRows
 from tests.load.test_edges import FORMS, SAMPLERS, E, N, check, make
 from tests.support.kernel_counts import kernel_bytes
 from tests.support.sampled import covering
@@ -331,9 +332,9 @@ def test_whatever_the_memory(wide: Path, strategy: str, kib: int, tmp_path: Path
 
 def test_room_is_made_but_for_caches_in_use(graph: featstore.OutOfCoreGraph) -> None:
     """A cache of edges that is in use stays, those of nodes leave; and where nothing is named nothing is asked of the graph."""
-    Domain(object(), 0, {}, ReadCounts()).drop_caches()
-    edges = Domain(graph, graph.num_edges, {"w": graph.edge_features["w"]}, ReadCounts())
-    nodes = Domain(graph, N, {"x": graph.features["x"]}, ReadCounts())
+    Domain(object(), 0, {}, ReadCounts(), NodeRows(0)).drop_caches()
+    edges = Domain.of_edges(graph, ["w"])
+    nodes = Domain.of_nodes(graph, ["x"])
     strategy = featstore.Superbatch(length=3, edge_cache=0.5)
     options = {"edge_features": ["w"], "features": (), "labels": None, "strategy": strategy}
     with featstore.Loader(graph, SAMPLERS["neighbor"](graph), torch.arange(N), 70, **options) as loader:

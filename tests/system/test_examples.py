@@ -95,6 +95,15 @@ def test_pyg(tmp_path, options):
     assert float(printed.split("test accuracy ")[-1]) > 0.7
 
 
+def test_hetero(tmp_path):
+    common = [tmp_path / "g", "--papers", 1500, "--memory", "64MiB", "--batch-size", 200, "--epochs", 2]
+    printed = run("hetero.py", *common, cwd=tmp_path)
+    again = run("hetero.py", *common, "--features", "memory", cwd=tmp_path)
+    losses = [re.findall(r"loss ([0-9.]+)|accuracy ([0-9.]+)", each) for each in (printed, again)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
 def test_real_graph_of_a_folder(tmp_path):
     """A folder of the same form as the real graphs'."""
     rng = np.random.default_rng(0)

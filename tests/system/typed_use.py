@@ -67,6 +67,16 @@ def matrix(path: str, ids: torch.Tensor) -> torch.Tensor:
         return store[ids]
 
 
+def types(path: str, pairs: torch.Tensor) -> int:
+    nodes = {"paper": featstore.Nodes(2, {"x": np.eye(2)}, {"y": [0, 1]}), "author": featstore.Nodes(3)}
+    edges = {("author", "writes", "paper"): featstore.Edges(pairs, {"w": torch.ones(4)}), ("paper", "cites", "paper"): pairs}
+    with featstore.OutOfCoreGraph.create(path, nodes=nodes, edges=edges) as g:
+        names: list[str] = g.node_types
+        n_edges: list[int] = [g[key].num_edges for key in g.edge_types]
+        rows: torch.Tensor = g["paper"].features["x"][[0, 1]]
+        return len(names) + sum(n_edges) + len(rows)
+
+
 def make(path: str) -> int:
     try:
         with featstore.OutOfCoreGraph.create(path, np.zeros(3, np.int64), [], {"x": np.eye(2)}, {"y": torch.zeros(2)}) as g:

@@ -8,15 +8,16 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from featstore._core.blocks import begins_with
 from featstore.errors import OptionError
 from featstore.gather.arrays import first_seen
-from featstore.load.minibatch import MiniBatch
+from featstore.load.heterobatch import HeteroMiniBatch
+from featstore.load.minibatch import LoadedBatch, MiniBatch
 from featstore.sampling.batch import Block
 
-__all__ = ["check_names", "default_features", "edges_by_hop", "repeated_seeds", "sampled_nodes", "to_data"]
+__all__ = ["check_names", "default_features", "edges_by_hop", "repeated_seeds", "sampled_nodes", "to_data", "to_hetero_data"]
 
 # Names of a batch's attributes besides its features; no feature may have such a name.
 SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
@@ -27,7 +28,7 @@ _EDGE_NAMES = {"edge_pos": "e_id", "weight": "edge_weight"}  # PyG's prefix of e
 class _Kept:
     """Holder of the mini-batch while the ``Data`` lives, so that its memory is counted; deep copies and pickles drop it."""
 
-    def __init__(self, batch: MiniBatch | None = None) -> None:
+    def __init__(self, batch: LoadedBatch | None = None) -> None:
         self._batch = batch
 
     def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
@@ -88,6 +89,65 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     data.input_id = data.n_id[: len(number)] if input_id is None else input_id
     data.num_sampled_nodes = n_nodes
     data.num_sampled_edges = n_edges
+    data.__dict__["_featstore"] = _Kept(batch)
+    return data
+
+
+def to_hetero_data(batch: HeteroMiniBatch, input_id: torch.Tensor | None = None) -> HeteroData:
+    """Return a mini-batch of several types as PyG's ``HeteroData``.
+
+    Parameters
+    ----------
+    batch : HeteroMiniBatch
+    input_id : int64 tensor, shape (n_given,), optional
+        As for :func:`to_data`; by default the seeds' ids within their type.
+
+    Returns
+    -------
+    torch_geometric.data.HeteroData
+        Of each type of nodes the features by their names, ``n_id``, ``num_nodes``, and ``num_sampled_nodes``, of the seeds and of
+        each hop; of the seeds' type also ``y``, other labels by their names, ``batch_size`` and ``input_id``. Of each type of
+        edges ``edge_index``, edge features in its order, ``num_sampled_edges`` of each hop, and ``e_id`` and ``edge_weight`` if
+        the blocks have edge positions and weights.
+
+    Raises
+    ------
+    OptionError
+        A feature or a label is named like one of these.
+    NotImplementedError
+        Seeds repeat.
+
+    Notes
+    -----
+    Edges and memory are those of :func:`to_data`, of each type.
+    """
+    if len(batch.seeds) < len(batch.seed_index):
+        raise NotImplementedError("seeds that repeat are not built yet for PyG's HeteroData; use seed_index with the blocks")
+    has_weights = any(block.weight is not None for hop in batch.blocks for block in hop.values())
+    check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights=has_weights)
+    data = HeteroData()
+    for kind, ids in batch.input_ids.items():
+        store = data[kind]
+        store.n_id, store.num_nodes = ids, len(ids)
+        store.num_sampled_nodes = list(batch.num_sampled_nodes[kind])
+    for name, of_types in batch.features.items():
+        for kind, rows in of_types.items():
+            data[kind][name] = rows
+    for key in batch.blocks[0] if batch.blocks else ():
+        blocks = tuple(hop[key] for hop in batch.blocks)
+        edge_index, arrays, n_edges = edges_by_hop(blocks)
+        store = data[key]
+        store.edge_index, store.num_sampled_edges = edge_index, n_edges
+        for name, values in arrays.items():
+            store[_EDGE_NAMES[name]] = values
+        for name, hops in batch.edge_features.items():
+            if key in hops[0]:
+                store[name] = _rows_by_hop(blocks, tuple(hop[key] for hop in hops))
+    seeds = data[batch.seed_type]
+    for i, (name, rows) in enumerate(batch.labels.items()):
+        seeds["y" if i == 0 else name] = rows
+    seeds.batch_size = len(batch.seeds)
+    seeds.input_id = batch.seeds if input_id is None else input_id
     data.__dict__["_featstore"] = _Kept(batch)
     return data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -11,18 +11,20 @@ import numpy.typing as npt
 import torch
 from torch_geometric.data import Data
 
-from featstore.adapters.pyg.data import check_names, default_features, to_data
+from featstore.adapters.pyg.data import check_names, default_features, to_data, to_hetero_data
 from featstore.adapters.pyg.sampler import fanouts_of
 from featstore.config import check_flag
 from featstore.errors import OptionError, PluginError
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.loader import Loader
-from featstore.load.minibatch import MiniBatch
 from featstore.load.seedlabels import SeedLabels
+from featstore.load.typedarguments import types_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.strategies.base import Strategy
+from featstore.topology.types import Types
 
 __all__ = ["NeighborLoader"]
 
@@ -62,7 +64,7 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class NeighborLoader:
-    """Iterate over mini-batches of a dataset as ``torch_geometric.data.Data``, an epoch a ``for`` loop.
+    """Iterate over mini-batches of a dataset as ``torch_geometric.data.Data`` or ``HeteroData``, an epoch a ``for`` loop.
 
     A replacement for ``torch_geometric.loader.NeighborLoader``. It takes PyG's keywords if they mean the same, and the keywords
     of :class:`~featstore.Loader`, which does the work.
@@ -70,11 +72,13 @@ class NeighborLoader:
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-    num_neighbors : sequence of int, optional
-        Neighbours to draw in each hop, the seeds' own first; -1 takes all. Every node draws once, as in PyG. Without it, and
+    num_neighbors : sequence of int, or mapping of (str, str, str) to such, optional
+        Neighbours to draw in each hop, the seeds' own first; -1 takes all; of several types of edges, for each. Every node draws
+        once, as in PyG. Without it, and
         without ``neighbor_sampler``, the strategy brings its batches, as :class:`~featstore.Packed` does.
     input_nodes : integer array or tensor, boolean mask of shape (num_nodes,), or Batches, optional
-        Seeds; all nodes by default. One that a batch has twice is two nodes of it, as in PyG.
+        Seeds; all nodes by default. One that a batch has twice is two nodes of it, as in PyG. In a graph of several types: a
+        type, or ``(type, ids or mask)``.
     batch_size : int, optional
         Seeds a batch; 1 by default, as in PyG.
     shuffle, drop_last, replace : bool
@@ -112,8 +116,8 @@ class NeighborLoader:
     Raises
     ------
     OptionError
-        A keyword of PyG's that is not there; several ways to sample at once; ``num_neighbors`` for edge types; a feature or
-        a label with a name that PyG's batches use.
+        A keyword of PyG's that is not there; several ways to sample at once; ``num_neighbors`` for edge types that there are
+        not; a feature or a label with a name that PyG's batches use.
     ValueError, TypeError, IndexError, BusyError, BudgetError, ClosedError
         See :class:`~featstore.Loader`.
 
@@ -152,6 +156,7 @@ class NeighborLoader:
         **options: Any,
     ) -> None:
         _check_graph(g, is_sampled=num_neighbors is not None)
+        types = types_of(g)
         options = _own_options(options, num_workers)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable, not {type(transform).__name__}")
@@ -167,21 +172,28 @@ class NeighborLoader:
             assert not isinstance(g, PackedGraph), "_check_graph has refused it"
             if edges is None:
                 edges = bool(g.edge_features if edge_features is None else edge_features)
-            sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=edges)
-        if input_nodes is None and sampler is not None:
+            fanouts = fanouts_of(num_neighbors, has_types=types is not None)
+            sampler = NeighborSampler(g, fanouts, replace, seed, redraw=False, edges=edges)
+        kind = None
+        if types is not None:
+            input_nodes = _typed_nodes(types, input_nodes)
+            kind = types.nodes[input_nodes[0]]
+        elif input_nodes is None and sampler is not None:
             input_nodes = torch.arange(g.num_nodes, device="cpu")
         elif isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)):
             raise OptionError("input_nodes", f"{_HETEROGENEOUS}; give ids or a mask, such as g.node_data['train_idx']")
-        is_ids = isinstance(input_nodes, (torch.Tensor, np.ndarray, Sequence))
+        ids = input_nodes if kind is None else input_nodes[1]
+        is_ids = isinstance(ids, (torch.Tensor, np.ndarray, Sequence))
         if sampler is not None and is_ids and batch_size is None:
             batch_size = 1
-        names = default_features(g.features, "features") if features is None else _names(features)
+        there, of_edges_there = (_own_names(each) if types is not None else list(each) for each in (g.features, g.edge_features))
+        names: Any = default_features(there, "features") if features is None else _names(features)
         if edge_features is None:
-            edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
-        of_edges = _names(edge_features)
-        of_seeds: Any = SeedLabels(g, labels)  # which the loader takes as they are
-        check_names((*names, *of_edges), tuple(of_seeds))
-        self._gives_positions = is_ids and not _is_mask(input_nodes)
+            edge_features = of_edges_there if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
+        of_edges: Any = _names(edge_features)
+        of_seeds: Any = SeedLabels(g, labels, kind)  # which the loader takes as they are
+        check_names((*_flat(names), *_flat(of_edges)), tuple(of_seeds))
+        self._gives_positions = is_ids and not _is_mask(ids)
         self.loader = Loader(
             g,
             sampler,
@@ -197,10 +209,11 @@ class NeighborLoader:
             **options,
         )
 
-    def _batch(self, batch: MiniBatch) -> Any:
+    def _batch(self, batch: Any) -> Any:
         if self._gives_positions and batch.seed_positions is None:
             raise PluginError(f"batch {batch.index}: the sampler returned seeds that are not in input_nodes")
-        data = to_data(batch, batch.seed_positions if self._gives_positions else None)
+        make = to_hetero_data if isinstance(batch, HeteroMiniBatch) else to_data
+        data = make(batch, batch.seed_positions if self._gives_positions else None)
         return data if self.transform is None else self.transform(data)
 
     def __len__(self) -> int:
@@ -241,8 +254,30 @@ class NeighborLoader:
         self.loader.__exit__(kind, error, trace)
 
 
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _names(given: Any) -> Any:
+    """Make names a tuple; names by type stay as they are."""
+    return given if isinstance(given, Mapping) else (given,) if isinstance(given, str) else tuple(given)
+
+
+def _flat(names: Any) -> list[str]:
+    """List names that may be given by type, each once."""
+    if not isinstance(names, Mapping):
+        return list(names)
+    return list(dict.fromkeys(name for of_type in names.values() for name in _names(of_type)))
+
+
+def _own_names(fields: Iterable[str]) -> list[str]:
+    """List the names that fields have within their types, each once."""
+    return list(dict.fromkeys(field.rpartition("/")[2] for field in fields))
+
+
+def _typed_nodes(types: Types, given: Any) -> tuple[str, Any]:
+    """Read PyG's ``input_nodes`` of a graph of several types: a type, which stands for all of its nodes, or a type and ids."""
+    kind, ids = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not isinstance(kind, str) or kind not in types.nodes:
+        there = ", ".join(map(repr, types.nodes))
+        raise OptionError("input_nodes", f"give a type, or (type, ids), of the types {there}, not {given!r}")
+    return kind, torch.arange(types.nodes[kind].n, device="cpu") if ids is None else ids
 
 
 def _is_mask(ids: Any) -> bool:

@@ -21,10 +21,12 @@ from featstore.sampling.foreign import checked_sampler
 __all__ = ["Sampler", "fanouts_of"]
 
 
-def fanouts_of(num_neighbors: Any) -> list[int]:
-    """Return PyG's ``num_neighbors`` as fan-outs; OptionError where they are for edge types."""
+def fanouts_of(num_neighbors: Any, *, has_types: bool = False) -> Any:
+    """Return PyG's ``num_neighbors`` as fan-outs; OptionError where they are for edge types, and the graph has none."""
     values = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
     if isinstance(values, Mapping):
+        if has_types:
+            return {key: fanouts_of(each) for key, each in values.items()}
         raise OptionError("num_neighbors", "the graph has one type of edges: give a list, a number for each hop")
     try:
         return [operator.index(each) for each in values]
@@ -63,6 +65,10 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         n: Any = getattr(getattr(sampler, "graph", sampler), "num_nodes", None) if num_nodes is None else num_nodes
         if n is None:
             raise TypeError(f"num_nodes must be given: {type(sampler).__name__} does not say how many nodes there are")
+        if getattr(sampler, "fanouts_of_types", None) is not None:
+            raise NotImplementedError(
+                "PyG's loaders over a graph of several types are not built yet; take featstore.adapters.pyg.NeighborLoader"
+            )
         self.num_nodes: int = operator.index(n)
         self.sampler: OwnSampler = checked_sampler(sampler, self.num_nodes)
 

@@ -61,6 +61,7 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     """
     if not isinstance(g, OutOfCoreGraph):
         raise TypeError(f"stores are made of an OutOfCoreGraph, not of a {type(g).__name__}")
+    g.refuse_types("stores()")
     return NodeStore(g, attributes), EdgeStore(g)
 
 

@@ -13,6 +13,7 @@ cdef extern from "kernels/sampler.h" nogil:
         const void *records
         int wide
         int64_t *nodes
+        const int64_t *lists
         const int64_t *place
         const int64_t *degree
         int64_t n_nodes
@@ -49,11 +50,13 @@ cdef class Hops:
     cdef int64_t num_nodes
     cdef bint in_hop
     cdef Ids records, edge_ids
+    cdef const int64_t[::1] lists_view, list_place_view, list_degree_view
     cdef int64_t[::1] nodes_view, place_view, degree_view, src_view, dst_view, scratch_view, positions_view, edges_view
     cdef int64_t[::1] starts_view, edge_pos_view
     cdef uint64_t[::1] table_view
     cdef int _begin_hop(self, fs_hop *hop, int64_t n_dst, int64_t fanout, bint replace, uint64_t key,
                         int64_t[::1] scratch) except -1
+    cdef int _expand_nodes(self) except -1
     cdef int _check_dst(self, int64_t n_dst) except -1
     cdef int _check_room(self) except -1
     cdef int _end_hop(self) except -1

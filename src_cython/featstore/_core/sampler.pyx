@@ -88,7 +88,9 @@ cdef class Hops:
         if size != <int64_t>1 << bits or size < 2 or (size < 2 * capacity and size < self.num_nodes):
             raise ValueError("the table's size is a power of two and twice the nodes' room, or at least the number of nodes")
         self.nodes_view, self.place_view, self.degree_view, self.table_view = nodes, place, degree, table
-        self.hop.nodes, self.hop.place, self.hop.degree, self.hop.table = &nodes[0], &place[0], &degree[0], &table[0]
+        self.hop.nodes, self.hop.table = &nodes[0], &table[0]
+        if self.lists_view is None:
+            self._expand_nodes()
         self.hop.limit = INT64_MAX if capacity > self.num_nodes else capacity
         if self.hop.limit > MAX_NODES:
             self.hop.limit = INT64_MAX if self.num_nodes < MAX_NODES else MAX_NODES
@@ -102,6 +104,30 @@ cdef class Hops:
             done = fs_enter(&self.hop, self.hop.n_nodes)
         if done >= 0:
             raise RuntimeError("a node is numbered twice")
+
+    cdef int _expand_nodes(self) except -1:
+        """Let hops go from the nodes, of which each has one list."""
+        self.lists_view = self.list_place_view = self.list_degree_view = None
+        self.hop.lists, self.hop.place, self.hop.degree = self.hop.nodes, &self.place_view[0], &self.degree_view[0]
+        return 0
+
+    def expand_lists(self, const int64_t[::1] lists not None, const int64_t[::1] place not None,
+                     const int64_t[::1] degree not None):
+        """Let the hops from here on go from these lists, until :meth:`begin`; drawn nodes are numbered among those of the batch.
+
+        Parameters
+        ----------
+        lists : int64 array, shape (n,)
+            Numbers of lists, which key the draws; a hop's ``dst`` are positions among them.
+        place, degree : int64 array, shape (n,)
+            Where each list begins, as for :meth:`attach`, and its length.
+        """
+        if place.shape[0] != lists.shape[0] or degree.shape[0] != lists.shape[0]:
+            raise ValueError("lists, their places and their lengths are as many")
+        self._end_hop()
+        self.lists_view, self.list_place_view, self.list_degree_view = lists, place, degree
+        if lists.shape[0]:
+            self.hop.lists, self.hop.place, self.hop.degree = &lists[0], &place[0], &degree[0]
 
     def begin(self, const int64_t[::1] seeds not None):
         """Forget the last batch and number ``seeds`` from 0.
@@ -117,6 +143,7 @@ cdef class Hops:
         self._end_hop()
         if not self.hop.nodes or self.nodes_view.shape[0] < n:
             raise ValueError("no room for the seeds")
+        self._expand_nodes()
         if self.num_nodes >= MAX_NODES and n > MAX_NODES:
             raise OverflowError("a batch has at most 2**31 nodes")
         if self.hop.base + <uint64_t>self.hop.n_nodes >= MAX_NODES:
@@ -284,7 +311,7 @@ cdef class Hops:
         return 0
 
     cdef int _check_dst(self, int64_t n_dst) except -1:
-        if n_dst < 0 or n_dst > self.hop.n_nodes:
+        if n_dst < 0 or n_dst > (self.hop.n_nodes if self.lists_view is None else self.lists_view.shape[0]):
             raise ValueError("more destinations than nodes")
         return 0
 

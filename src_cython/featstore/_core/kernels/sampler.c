@@ -77,7 +77,7 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
             if (place >= 0 && count)
                 fs_prefetch_record(hop->records, wide, place + count - 1);
         } else if (count > 0) {
-            const uint64_t key = fs_absorb(hop->key, (uint64_t)hop->nodes[i]);
+            const uint64_t key = fs_absorb(hop->key, (uint64_t)hop->lists[i]);
             if (fanout <= FS_LANE_DRAWS && degree <= UINT32_MAX) {
                 edge_of[lanes] = edge;
                 place_of[lanes] = place;

@@ -30,7 +30,7 @@ typedef struct {
     int wide;
     /* the batch's nodes: id, place of the first neighbour (index into records, or ~position in the file) and degree */
     int64_t *nodes;
-    const int64_t *place, *degree;
+    const int64_t *lists, *place, *degree; /* of the destinations; lists, which key the draws, are the nodes where each has one */
     int64_t n_nodes, limit; /* numbered so far; how many may be */
     /* the table of numbers: open addressing, entry = low half of the id << 32 | (base + number); entries below base are of
      * earlier batches and count as empty, so that a new batch clears nothing */

@@ -1,0 +1,171 @@
+"""Batches of several types as PyG's ``HeteroData``: a model gives for them what it gives for the whole graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore import LaborSampler, Loader, NeighborSampler, OptionError
+from tests.support.pyg import HeteroConv, HeteroData, SAGEConv, trim_to_layer
+from tests.support.typed import TypedArrays, academic
+
+from featstore.adapters.pyg import NeighborLoader, Sampler, stores  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
+
+pytestmark = pytest.mark.shares_resources
+
+
+def whole_of(graph: TypedArrays) -> Any:
+    """Make PyG's data of a graph in memory; types without features get ones."""
+    data = HeteroData()
+    for kind, n in graph.n.items():
+        data[kind].num_nodes = n
+        data[kind].x = torch.ones(n, 1)
+        for name, rows in graph.features.get(kind, {}).items():
+            data[kind][name] = torch.from_numpy(rows)
+        for name, rows in graph.data.get(kind, {}).items():
+            data[kind][name] = torch.from_numpy(rows)
+    for key, pairs in graph.edges.items():
+        data[key].edge_index = torch.from_numpy(pairs)
+        for name, rows in graph.edge_features.get(key, {}).items():
+            data[key][name] = torch.from_numpy(rows)
+    return data
+
+
+class Relational(torch.nn.Module):
+    """Two hops of a convolution a type of edges; trims its input to each hop where the batch says how."""
+
+    def __init__(self, keys: list[Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.hops = torch.nn.ModuleList(HeteroConv({key: SAGEConv((-1, -1), 8) for key in keys}) for _ in range(2))
+
+    def forward(self, data: Any, *, trims: bool = False) -> Any:
+        x = {kind: data[kind].x.float() if "x" in data[kind] else torch.ones(data[kind].num_nodes, 1) for kind in data.node_types}
+        edges = data.edge_index_dict
+        for number, hop in enumerate(self.hops):
+            if trims:
+                nodes = {kind: data[kind].num_sampled_nodes for kind in data.node_types}
+                added = {key: data[key].num_sampled_edges for key in data.edge_types}
+                x, edges, _ = trim_to_layer(number, nodes, added, x, edges)
+            x = {kind: rows.relu() for kind, rows in hop(x, edges).items()}
+        return x
+
+
+@pytest.fixture(scope="module")
+def graph() -> TypedArrays:
+    made = academic(papers=600)
+    employs = made.edges["institution", "employs", "author"]
+    made.edges["author", "rev_employs", "institution"] = employs[::-1].copy()  # else institutions have no second layer
+    key = ("paper", "cites", "paper")
+    made.edge_features[key] = {"w": np.random.default_rng(1).random((made.edges[key].shape[1], 3)).astype(np.float32)}
+    return made
+
+
+@pytest.fixture(scope="module")
+def g(graph: TypedArrays, tmp_path_factory: Any) -> Any:
+    with graph.create(tmp_path_factory.mktemp("g") / "g", memory="64MiB") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def outputs(graph: TypedArrays) -> tuple[Relational, Any]:
+    data, model = whole_of(graph), Relational(list(graph.edges))
+    with torch.no_grad():
+        return model, model(data)
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+@pytest.mark.parametrize("kind", ["paper", "author", "institution"])
+@pytest.mark.parametrize("make", [NeighborSampler, LaborSampler])
+def test_a_model_gives_what_it_gives_for_the_whole_graph(g: Any, outputs: Any, redraw: bool, kind: str, make: Any) -> None:
+    model, expected = outputs
+    ids = np.random.default_rng(0).permutation(g[kind].num_nodes)[:40]
+    with Loader(g, make(g, [-1, -1], redraw=redraw), (kind, ids), 15, strategy="ondemand") as loader, torch.no_grad():
+        for batch in loader:
+            data = batch.to_pyg()
+            data.validate()
+            n = data[kind].batch_size
+            assert data[kind].input_id.equal(data[kind].n_id[:n])
+            for trims in (False, True):
+                torch.testing.assert_close(model(data, trims=trims)[kind][:n], expected[kind][data[kind].n_id[:n]])
+
+
+def test_the_batch_is_a_part_of_the_graph(g: Any, graph: TypedArrays) -> None:
+    data = whole_of(graph)
+    sampler = NeighborSampler(g, [4, 3], redraw=False, edges=True)
+    with Loader(g, sampler, ("paper", np.arange(90)), 30, strategy="superbatch", edge_features="w") as loader:
+        for batch in loader:
+            found = batch.to_pyg()
+            assert found["paper"].x.equal(data["paper"].x[found["paper"].n_id])
+            assert found["paper"].y.equal(data["paper"].y[found["paper"].n_id[:30]])
+            for key in graph.edges:
+                store = found[key]
+                ends = torch.stack([found[key[0]].n_id[store.edge_index[0]], found[key[2]].n_id[store.edge_index[1]]])
+                assert ends.equal(data[key].edge_index[:, store.e_id])
+                assert sum(store.num_sampled_edges) == len(store.e_id)
+                if key == ("paper", "cites", "paper"):
+                    assert store.w.equal(data[key].w[store.e_id])
+            assert sum(found["author"].num_sampled_nodes) == found["author"].num_nodes
+
+
+@pytest.mark.parametrize("nodes", ["paper", ("paper", None), ("author", [5, 2, 9]), ("paper", np.arange(600) % 7 == 0)])
+def test_the_loader_with_pygs_keywords(g: Any, graph: TypedArrays, outputs: Any, nodes: Any) -> None:
+    model, expected = outputs
+    fanouts = {key: [-1, -1] for key in graph.edges}
+    kind = nodes if isinstance(nodes, str) else nodes[0]
+    with NeighborLoader(g, fanouts, nodes, batch_size=200, features="x", strategy="ondemand") as loader, torch.no_grad():
+        found = list(loader)
+    for data in found:
+        n = data[kind].batch_size
+        torch.testing.assert_close(model(data, trims=True)[kind][:n], expected[kind][data[kind].n_id[:n]])
+        assert len(data["paper", "cites", "paper"].w) == data["paper", "cites", "paper"].edge_index.shape[1]
+    given = torch.arange(600) if not isinstance(nodes, tuple) or nodes[1] is None else torch.as_tensor(nodes[1])
+    ids = torch.cat([data[kind].n_id[: data[kind].batch_size] for data in found])
+    if given.dtype == torch.bool:
+        assert ids.equal(given.nonzero().flatten())
+    else:
+        assert ids.equal(given)
+        positions = torch.cat([data[kind].input_id for data in found])
+        assert given[positions].equal(ids)
+
+
+def test_keywords_that_do_not_fit(g: Any) -> None:
+    for nodes in (None, [1, 2], "venue", ("venue", [1])):
+        with pytest.raises(OptionError, match="input_nodes"):
+            NeighborLoader(g, [2], nodes)
+    with pytest.raises(ValueError, match="no edge type"):
+        NeighborLoader(g, {("a", "b", "c"): [2]}, "paper")
+    with pytest.raises(NotImplementedError, match="stores"):
+        stores(g)
+    with pytest.raises(NotImplementedError, match="several types"):
+        Sampler(NeighborSampler(g, [2]))
+
+
+def test_repeated_seeds_and_taken_names_are_refused(g: Any, graph: TypedArrays, tmp_path: Any) -> None:
+    with Loader(g, NeighborSampler(g, [2]), ("paper", [1, 2, 1]), 3, strategy="ondemand") as loader:
+        (batch,) = loader
+        with pytest.raises(NotImplementedError, match="repeat"):
+            batch.to_pyg()
+    named = TypedArrays({"a": 3}, {("a", "to", "a"): np.array([[0], [1]])}, {"a": {"n_id": np.zeros((3, 1), np.float32)}})
+    with named.create(tmp_path / "g") as other:
+        with Loader(other, NeighborSampler(other, [2]), ("a", [0]), 1, features="n_id", strategy="ondemand") as loader:
+            (batch,) = loader
+            with pytest.raises(OptionError, match="n_id"):
+                batch.to_pyg()
+
+
+def test_from_pyg_and_back(graph: TypedArrays, tmp_path: Any) -> None:
+    data = whole_of(graph)
+    with featstore.OutOfCoreGraph.from_pyg(tmp_path / "g", data, progress=False) as g:
+        assert g.node_types == data.node_types
+        assert g.edge_types == data.edge_types
+        with Loader(g, NeighborSampler(g, [-1]), ("paper", np.arange(600)), 600, shuffle=False, strategy="ondemand") as loader:
+            (batch,) = loader
+        found = batch.to_pyg()
+        assert found["paper"].x.equal(data["paper"].x)
+        assert found["paper"].y.equal(data["paper"].y)
+        assert found["author"].x.equal(data["author"].x[found["author"].n_id])

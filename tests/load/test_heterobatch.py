@@ -1,0 +1,353 @@
+"""Batches of graphs of several types: the edges and rows that there are, the same from every strategy and form."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore import Ginex, HeteroMiniBatch, LaborSampler, Loader, NeighborSampler, OnDemand, OptionError, Streamed, Superbatch
+from tests.support.typed import TypedArrays, academic, check_batch, random_types, reached
+
+pytestmark = pytest.mark.shares_resources
+
+
+def drawn(batch: HeteroMiniBatch) -> list[dict[Any, set[tuple[int, int, int]]]]:
+    """Name the edges of each hop, the seeds' own first, by ids within their types and numbers within their type of edges."""
+    return [
+        {
+            key: set(
+                zip(
+                    batch.input_ids[key[0]][block.src].tolist(),
+                    batch.input_ids[key[2]][block.dst].tolist(),
+                    block.edge_pos.tolist(),
+                    strict=True,
+                )
+            )
+            for key, block in hop.items()
+        }
+        for hop in reversed(batch.blocks)
+    ]
+
+
+def tensors(batch: HeteroMiniBatch) -> list[torch.Tensor]:
+    of_blocks = [each for hop in batch.blocks for block in hop.values() for each in block.tensors]
+    of_rows = [rows for of_types in batch.features.values() for rows in of_types.values()]
+    of_edges = [rows for hops in batch.edge_features.values() for hop in hops for rows in hop.values()]
+    return [*batch.input_ids.values(), *of_blocks, *of_rows, *of_edges, *batch.labels.values(), batch.seed_index]
+
+
+def same(one: list[HeteroMiniBatch], other: list[HeteroMiniBatch]) -> bool:
+    one, other = (sorted(each, key=lambda batch: batch.index) for each in (one, other))
+    return len(one) == len(other) and all(
+        len(tensors(a)) == len(tensors(b)) and all(map(torch.equal, tensors(a), tensors(b)))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.booleans(), st.integers(1, 3), st.sampled_from([NeighborSampler, LaborSampler]))
+def test_whole_lists_reach_what_sets_reach(tmp_path_factory: Any, seed: int, redraw: bool, depth: int, make: Any) -> None:
+    graph = random_types(seed)
+    kind = next(kind for kind, n in graph.n.items() if n)
+    with graph.create(tmp_path_factory.mktemp("g") / "g") as g:
+        sampler = make(g, [-1] * depth, edges=True, redraw=redraw)
+        ids = np.random.default_rng(seed).permutation(graph.n[kind])[:5]
+        with Loader(g, sampler, (kind, ids), 3, strategy="ondemand", edge_features="w", shuffle=False) as loader:
+            for batch in loader:
+                check_batch(graph, batch, edges=True)
+                assert drawn(batch) == reached(graph, kind, batch.seeds.numpy(), depth)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.booleans(), st.booleans())
+def test_fanouts_are_kept_a_type(tmp_path_factory: Any, seed: int, redraw: bool, replace: bool) -> None:
+    graph = random_types(seed, most=12)
+    rng = np.random.default_rng(seed)
+    fanouts = {key: rng.integers(-1, 4, 2).tolist() for key in graph.edges if rng.random() < 0.7} or None
+    if fanouts is None:
+        return
+    kind = max(graph.n, key=lambda each: graph.n[each])
+    with graph.create(tmp_path_factory.mktemp("g") / "g") as g:
+        sampler = NeighborSampler(g, fanouts, replace=replace, redraw=redraw, edges=True)
+        with Loader(g, sampler, (kind, np.arange(graph.n[kind])), 4, strategy="ondemand") as loader:
+            for batch in loader:
+                check_batch(graph, batch, edges=True)
+                for number, hop in enumerate(reversed(batch.blocks)):
+                    for key, block in hop.items():
+                        fanout = fanouts.get(key, [0, 0])[number]
+                        degree = np.bincount(graph.edges[key][1], minlength=graph.n[key[2]])
+                        ids = batch.input_ids[key[2]][: block.n_dst].numpy()
+                        least = np.where(degree[ids] > 0, fanout, 0) if replace else np.minimum(degree[ids], fanout)
+                        expected = degree[ids] if fanout < 0 else least
+                        got = np.bincount(block.dst.numpy(), minlength=block.n_dst)
+                        if redraw or number == 0:
+                            assert np.array_equal(got, expected)
+                        if not replace and number == 0:
+                            assert len(np.unique(block.edge_pos.numpy())) == len(block.edge_pos)
+
+
+@pytest.fixture(scope="module")
+def graph() -> TypedArrays:
+    return academic()
+
+
+@pytest.fixture(scope="module", params=["csc", "chunked"])
+def g(request: pytest.FixtureRequest, tmp_path_factory: Any, graph: TypedArrays) -> Any:
+    with graph.create(tmp_path_factory.mktemp("mag") / "mag", topology=request.param, memory="64MiB") as opened:
+        yield opened
+
+
+def epochs(g: Any, strategy: Any, n: int = 2, **options: Any) -> list[HeteroMiniBatch]:
+    sampler = NeighborSampler(g, options.pop("fanouts", [5, 5]), edges=True, redraw=options.pop("redraw", True))
+    ids = np.arange(0, 3000, 3)
+    with Loader(g, sampler, ("paper", ids), 100, strategy=strategy, **options) as loader:
+        return [batch for _ in range(n) for batch in sorted(loader, key=lambda each: each.index)]
+
+
+STRATEGIES = {
+    "ondemand": "ondemand",
+    "auto": "auto",
+    "online": OnDemand(cache="100KiB", policy="lru"),
+    "frequency": OnDemand(cache=0.1, policy="frequency"),
+    "none": OnDemand(cache=None),
+    "superbatch": Superbatch(length=3, cache="20KiB"),
+    "fixed": Superbatch(length=4, cache=0.2, policy="degree"),
+    "ginex": Ginex(length=4, cache="50KiB"),
+    "streamed": Streamed(length=4, cache=0.1),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_give_the_same_batches(g: Any, graph: TypedArrays, name: str) -> None:
+    found = epochs(g, STRATEGIES[name])
+    for batch in found:
+        check_batch(graph, batch, edges=True)
+    assert same(found, epochs(g, OnDemand(cache=None)))
+
+
+def test_forms_give_the_same_batches(graph: TypedArrays, tmp_path: Path) -> None:
+    with graph.create(tmp_path / "a") as a, graph.create(tmp_path / "b", topology="chunked", chunk_bytes="4KiB") as b:
+        assert same(epochs(a, "ondemand"), epochs(b, "ondemand"))
+
+
+@pytest.mark.parametrize("budget", ["120KiB", "8MiB"])
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_neighbour_cache_gives_the_same_batches(g: Any, graph: TypedArrays, budget: str, edges: bool) -> None:
+    before = epochs(g, "ondemand")
+    g.cache_neighbors(budget, edges=edges, progress=False)
+    try:
+        n_lists = g.topology.num_lists
+        assert (g.neighbor_cache.n_cached == n_lists) == (budget == "8MiB")
+        assert g.neighbor_cache.n_cached
+        assert same(before, epochs(g, "ondemand"))
+    finally:
+        g.cache_neighbors(0)
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+@pytest.mark.parametrize("options", [{}, {"importance_sampling": -1}, {"layer_dependency": True, "batch_dependency": 4}])
+def test_layer_neighbour_sampling(g: Any, graph: TypedArrays, redraw: bool, options: dict[str, Any]) -> None:
+    """Sources are drawn for all destinations of a type of edges together: about the fan-out of each, and fewer in all."""
+    fanouts = {("paper", "cites", "paper"): [4, 2], ("author", "writes", "paper"): [1, 0]}
+    sampler = LaborSampler(g, fanouts, edges=True, redraw=redraw, **options)
+    with Loader(g, sampler, ("paper", np.arange(0, 3000, 2)), 500, strategy="ondemand") as loader:
+        batches = list(loader)
+    for batch in batches:
+        check_batch(graph, batch, edges=True)
+    own = [batch.blocks[-1] for batch in batches]
+    for key, fanout in (("paper", "cites", "paper"), 4), (("author", "writes", "paper"), 1):
+        degree = np.bincount(graph.edges[key][1], minlength=3000)[::2]
+        drawn = sum(len(hop[key].src) for hop in own)
+        expected = np.minimum(degree, fanout).sum()
+        assert 0.95 * expected < drawn
+        assert drawn < (1.05 if not options.get("importance_sampling") else 3) * expected
+    assert not sum(len(batch.blocks[0]["institution", "employs", "author"].src) for batch in batches)
+
+
+def test_rows_that_a_device_has(g: Any) -> None:
+    before = epochs(g, OnDemand(cache=None))
+    for strategy in (OnDemand(cache="30KiB"), Superbatch(length=3, cache="20KiB")):
+        assert same(before, epochs(g, strategy, device_cache=0.2))
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+def test_a_type_that_is_not_named_is_not_drawn_from(g: Any, graph: TypedArrays, redraw: bool) -> None:
+    only = ("paper", "cites", "paper")
+    for batch in epochs(g, "ondemand", 1, fanouts={only: [3, 2]}, redraw=redraw):
+        check_batch(graph, batch, edges=True)
+        assert {key for hop in batch.blocks for key, block in hop.items() if len(block.src)} == {only}
+        assert not len(batch.input_ids["author"])
+
+
+def test_seeds_of_another_type_and_repeated_ones(g: Any, graph: TypedArrays) -> None:
+    sampler = NeighborSampler(g, [3, 3])
+    table = np.array([5, 7, 5, 9, 7, 5])
+    rows = np.arange(6) * 1.5
+    with Loader(g, sampler, ("author", table), 4, labels=rows, strategy="ondemand", shuffle=False) as loader:
+        first, second = loader
+    assert first.seeds.tolist() == [5, 7, 9]
+    assert first.seed_index.tolist() == [0, 1, 0, 2]
+    assert first.y.tolist() == [0, 1.5, 3, 4.5]
+    assert second.y.tolist() == [6, 7.5]
+    assert first.seed_type == "author"
+
+
+def test_labels_are_those_of_the_seeds_type(g: Any, graph: TypedArrays) -> None:
+    with Loader(g, NeighborSampler(g, [3]), ("author", np.arange(9, 200)), 70, strategy="ondemand") as loader:
+        for batch in loader:
+            assert list(batch.labels) == ["y"]
+            check_batch(graph, batch, edges=False)
+
+
+@pytest.mark.parametrize("make", [NeighborSampler, LaborSampler])
+def test_relations_that_differ_in_their_name_alone(tmp_path: Path, make: Any) -> None:
+    """Each draws for itself in the one sampler; in the other they share the numbers of their sources, and draw the same."""
+    rng = np.random.default_rng(0)
+    pairs = np.stack([rng.integers(0, 300, 6000), rng.integers(0, 100, 6000)])
+    graph = TypedArrays({"a": 300, "b": 100}, {("a", "one", "b"): pairs, ("a", "two", "b"): pairs.copy()})
+    with graph.create(tmp_path / "g") as g:
+        with Loader(g, make(g, [4], edges=True), ("b", np.arange(100)), 100, features=[], strategy="ondemand") as loader:
+            (batch,) = loader
+        check_batch(graph, batch, edges=True)
+        one, two = (set(block.edge_pos.tolist()) for block in batch.blocks[0].values())
+        if make is NeighborSampler:
+            assert len(one) == len(two) == 400
+            assert len(one & two) < 120  # of lists of 60, by chance 27
+        else:
+            assert one == two
+
+
+def test_a_mask_is_of_the_type(g: Any) -> None:
+    mask = np.zeros(1500, bool)
+    mask[[3, 8]] = True
+    with Loader(g, NeighborSampler(g, [2]), ("author", mask), 10, strategy="ondemand") as loader:
+        (batch,) = loader
+    assert sorted(batch.seeds.tolist()) == [3, 8]
+
+
+def test_features_of_different_types(tmp_path: Path) -> None:
+    graph = academic()
+    rng = np.random.default_rng(3)
+    graph.features["author"] = {"x": rng.standard_normal((1500, 5)).astype(np.float32), "age": rng.integers(0, 9, (1500, 1))}
+    with graph.create(tmp_path / "g") as g:
+        asked = [
+            ("x", {"x"}),
+            (["x", "age"], {"x", "age"}),
+            ({"paper": "x", "author": ["age"]}, {"x", "age"}),
+            ({"author": "x"}, {"x"}),
+            ([], set()),
+        ]
+        for features, names in asked:
+            for strategy in ("auto", OnDemand(cache="30KiB"), OnDemand(cache=0.1)):
+                for batch in epochs(g, strategy, 1, features=features):
+                    check_batch(graph, batch, edges=True)
+                    assert set(batch.features) == names
+        with pytest.raises(NotImplementedError, match="plans one cache"):
+            epochs(g, "superbatch", features="x")
+        assert epochs(g, "superbatch", 1, features={"author": ["x", "age"]})
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_feature_that_types_share_is_one_column(tmp_path: Path, name: str) -> None:
+    """Types whose ``x`` has one form lie in one file: one plan and one cache serve all of them, or some."""
+    graph = academic()
+    rng = np.random.default_rng(3)
+    for kind in ("institution", "author"):
+        graph.features[kind] = {"x": rng.standard_normal((graph.n[kind], 16)).astype(np.float16)}
+    with graph.create(tmp_path / "g", memory="64MiB") as g:
+        assert list(g.columns) == ["paper,author,institution/x"]
+        assert list(g.features) == ["paper/x", "author/x", "institution/x"]
+        for kind in graph.n:
+            store, rows = g[kind].features["x"], graph.features[kind]["x"]
+            assert len(store) == graph.n[kind]
+            assert np.array_equal(store[[3, 0, -1]].numpy(), rows[[3, 0, -1]])
+            assert np.array_equal(store[:].numpy(), rows)
+            with pytest.raises(IndexError):
+                store[graph.n[kind]]
+            assert np.array_equal(pickle.loads(pickle.dumps(store))[[2]].numpy(), rows[[2]])
+        for features in ("x", {"paper": "x", "institution": "x"}):
+            found = epochs(g, STRATEGIES[name], features=features)
+            for batch in found:
+                check_batch(graph, batch, edges=True)
+                assert list(batch.x) == ["paper", "author", "institution"] if features == "x" else ["paper", "institution"]
+            assert same(found, epochs(g, OnDemand(cache=None), features=features))
+        g.verify(progress=False)
+
+
+def test_caches_of_features(tmp_path: Path) -> None:
+    graph = academic()
+    graph.features["institution"] = {"x": np.ones((150, 16), np.float16), "z": np.ones((150, 3))}
+    with graph.create(tmp_path / "g", memory="64MiB") as g:
+        for size, name in ("40KiB", "institution/x"), (0.3, "paper/x"), ("90KiB", None), (0.5, None), ("auto", None):
+            g.cache(name, size)
+            caches = {column: store.cache for column, store in g.columns.items()}
+            assert caches["paper,institution/x"].capacity
+            assert (caches["institution/z"] is not None) == (name is None)
+            assert np.array_equal(g.columns["paper,institution/x"][:3000].numpy(), graph.features["paper"]["x"])
+            g.cache(None, 0)
+        with pytest.raises(KeyError, match="no feature 'author/x'"):
+            g.cache("author/x", 0.5)
+
+
+def test_copies_of_a_batch(g: Any, graph: TypedArrays) -> None:
+    batch = epochs(g, "ondemand", 1)[0]
+    copied = batch.to("cpu")
+    assert all(map(torch.equal, tensors(batch), tensors(copied)))
+    assert batch.nbytes == copied.nbytes > 0
+    assert "paper=" in repr(batch)
+    assert batch.to("meta").x["paper"].is_meta
+    assert batch.x["paper"].dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"seeds": np.arange(3)}, TypeError, r"\(type, ids\)"),
+        ({"seeds": ("venue", [1])}, ValueError, "no node type 'venue'"),
+        ({"seeds": ("author", [1500])}, IndexError, "seed 1500 at position 0"),
+        ({"seeds": ("author", np.zeros(7, bool))}, ValueError, r"one entry a node \(1500\)"),
+        ({"seeds": ("author", np.arange(1500).astype(np.uint8) % 2)}, ValueError, "look like a mask"),
+        ({"features": "z"}, ValueError, "no type has 'z'"),
+        ({"features": {"author": "x"}}, ValueError, "'author' has no 'x'"),
+        ({"features": {"venue": "x"}}, ValueError, "no node type 'venue'"),
+        ({"features": ["x", "x"]}, ValueError, "twice"),
+        ({"labels": "z"}, ValueError, "no 'z'; it has"),
+        ({"history": featstore.History(4)}, NotImplementedError, "history"),
+        ({"strategy": OnDemand(edge_cache=0.5)}, OptionError, "edge_cache"),
+        ({"sampler": lambda seeds: None}, NotImplementedError, "several types of edges"),
+    ],
+)
+def test_arguments_that_do_not_fit(g: Any, change: dict[str, Any], error: type[Exception], text: str) -> None:
+    options = {"sampler": NeighborSampler(g, [2, 2]), "seeds": ("paper", np.arange(9)), "strategy": "ondemand", **change}
+    with pytest.raises(error, match=text):
+        Loader(g, options.pop("sampler"), options.pop("seeds"), 3, **options)
+
+
+@pytest.mark.parametrize("make", [featstore.EpochSampler, featstore.ShadowSampler])
+def test_samplers_that_draw_one_type_say_so(g: Any, make: Any) -> None:
+    with pytest.raises(NotImplementedError, match="does not sample several types of edges"):
+        make(g, [3, 3])
+
+
+def test_a_loader_goes_on_where_it_stood(g: Any) -> None:
+    def loader() -> Loader:
+        return Loader(g, NeighborSampler(g, [3, 3]), ("paper", np.arange(900)), 100, strategy="ondemand")
+
+    with loader() as one:
+        whole = list(one)
+    with loader() as one:
+        it = iter(one)
+        first = [next(it) for _ in range(4)]
+        state = one.state_dict()
+        it.close()
+    with loader() as one:
+        one.load_state_dict(state)
+        assert same(whole, first + list(one))
