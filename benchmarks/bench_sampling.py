@@ -39,6 +39,7 @@ from featstore.sampling.sampledbatches import Drawn
 from featstore.sampling.shadow import ShadowSampler
 from featstore.storage.rowfile import RowFile
 from featstore.topology.base import CscTopology, huge_bytes
+from featstore.topology.types import Types
 
 FANOUTS = (10, 10, 10)
 BATCH_SIZE = 1000
@@ -55,6 +56,10 @@ class View:
     neighbor_cache: NeighborCache | None
     pool: BufferPool
     budget: Budget
+
+    @property
+    def types(self) -> Types:
+        return Types.one(self.num_nodes, self.topology.num_edges)
 
     @property
     def neighbor_lists(self) -> View:

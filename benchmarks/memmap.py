@@ -24,13 +24,13 @@ class MemmapRows:
 
     Parameters
     ----------
-    path : str or path
+    path : str, path or memmap
     n_threads : int
         Threads that read; 1 is what ``rows[ids]`` does.
     """
 
-    def __init__(self, path: str | os.PathLike[str], n_threads: int = N_THREADS) -> None:
-        self.rows = np.load(path, mmap_mode="r")
+    def __init__(self, path: str | os.PathLike[str] | np.memmap, n_threads: int = N_THREADS) -> None:
+        self.rows = path if isinstance(path, np.memmap) else np.load(path, mmap_mode="r")
         self.rows._mmap.madvise(mmap.MADV_RANDOM)
         self.n_threads = n_threads
         self._pool = ThreadPoolExecutor(n_threads)
