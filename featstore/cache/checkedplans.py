@@ -66,6 +66,11 @@ class CheckedPolicy:
         return n_bytes
 
     @property
+    def check_bytes(self) -> int:
+        """Bytes of the tables that plans are checked against, from :meth:`start` on."""
+        return int(self._map.slot_of_row.nbytes + self._row_of_slot.nbytes)
+
+    @property
     def looks_ahead(self) -> bool:
         """Whether the policy's plans depend on later batches."""
         with self._guard("looks_ahead"):

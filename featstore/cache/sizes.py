@@ -10,7 +10,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import parse_size
 from featstore.errors import BudgetError
 
-__all__ = ["cache_bytes", "rows_within"]
+__all__ = ["cache_bytes", "in_proportion", "rows_within"]
 
 
 def cache_bytes(
@@ -54,3 +54,8 @@ def rows_within(n_bytes: int, n: int, widths: Sequence[int], policy: Policy | No
     """
     one, two = (sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2))
     return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))
+
+
+def in_proportion(n_bytes: int, wholes: Sequence[int]) -> list[int]:
+    """Divide ``n_bytes`` among caches of features that have different rows, each of ``wholes`` bytes: the same share of each."""
+    return [n_bytes * whole // max(1, sum(wholes)) for whole in wholes]

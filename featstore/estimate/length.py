@@ -57,11 +57,13 @@ class Planning:
     misses : Misses
         Share of a batch's rows that the cache will lack, as far as is known; these rows are packed.
     capacity : int, optional
-        Rows of the cache, if its size was given.
+        Rows of the cache, if its size was given; of all caches whose features have different rows.
     edge_policy : PlannedPolicy, optional
         Policy of the caches of edge features, if there are any.
     edge_capacity : int
         Rows of each cache of edge features.
+    others : tuple of Policy
+        Policies like ``policy``, for the caches of features that have other rows than the first.
     """
 
     policy: Policy
@@ -73,6 +75,12 @@ class Planning:
     capacity: int | None = None
     edge_policy: PlannedPolicy | None = None
     edge_capacity: int = 0
+    others: tuple[Policy, ...] = ()
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """All policies, one for the features with the same rows."""
+        return self.policy, *self.others
 
     @property
     def looks_ahead(self) -> bool:
@@ -168,9 +176,8 @@ def judge_length(
     return Length(size, -(-n_batches // max(1, size)), advice)
 
 
-def passes_over(n_bytes: int, row_bytes: int, n_batches: int, n_accesses: int, miss_share: float) -> PackingPasses:
-    """Compute the cost of passes over features of ``n_bytes``, from a batch's rows and the share that the cache lacks."""
-    gathered = n_accesses * row_bytes
+def passes_over(n_bytes: int, n_batches: int, gathered: int, miss_share: float) -> PackingPasses:
+    """Compute the cost of passes over features of ``n_bytes``: a batch has ``gathered`` bytes, of which a share is not cached."""
     return PackingPasses(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
 
 

@@ -13,7 +13,7 @@ from featstore.budget import Budget
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
-from featstore.cache.sizes import cache_bytes, rows_within
+from featstore.cache.sizes import cache_bytes, in_proportion, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least, parse_cache_size
 from featstore.errors import BudgetError
@@ -68,8 +68,8 @@ class RowCaches:
             n_bytes = graph.budget.available // 8 * 7 if is_auto else size
             if len({len(graph.columns[each]) for each in names}) > 1:  # of different types of nodes: the same share of each
                 if is_auto or not isinstance(size, float):
-                    whole = sum(graph.columns[each].nbytes for each in names)
-                    sizes = {each: int(n_bytes) * graph.columns[each].nbytes // max(1, whole) for each in names}
+                    parts = in_proportion(int(n_bytes), [graph.columns[each].nbytes for each in names])
+                    sizes = dict(zip(names, parts, strict=True))
             elif not is_auto or rows_within(int(n_bytes), len(graph.columns[names[0]]), list(widths.values()), chosen):
                 sizes = cache_bytes(n_bytes, len(graph.columns[names[0]]), widths, chosen, graph.budget, graph.budget.available)
         for each, of_each in sizes.items():

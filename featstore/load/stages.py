@@ -176,7 +176,7 @@ class Stages:
                 check(batch, position)
             tier = None if self._on_device is None else self._on_device.tier
             if tier is not None and batch.plans is None:
-                rows = self._context.nodes.rows.of(batch.sampled.input_ids.numpy(), self._g.pool.array)
+                rows = batch.rows_of(self._context.nodes.rows, self._g.pool.array)
                 part, others = tier.split(rows, self._g.pool.array)
                 batch.split = part, torch.from_numpy(others)
             return batch
@@ -284,9 +284,7 @@ class Stages:
         if plan is None and batch.split is not None:
             ids = batch.split[1]
         else:
-            of = self._context.nodes.rows_of(name)
-            ids = batch.sampled.input_ids
-            ids = ids if not of.kinds else torch.from_numpy(of.of(ids.numpy(), self._g.pool.array))
+            ids = torch.from_numpy(batch.rows_of(self._context.nodes.rows_of(name), self._g.pool.array))
         rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)

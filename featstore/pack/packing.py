@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +89,13 @@ class PackCounts:
     memory_bytes: int = 0
     disk_bytes: int = 0
 
+    @classmethod
+    def joined(cls, each: Sequence[PackCounts]) -> PackCounts:
+        """Join the counts of packers that each pack a part of the features of every superbatch."""
+        done, others = min((counts.done for counts in each), default=0), [vars(counts) for counts in each]
+        most = {name: max((counts[name] for counts in others), default=0) for name in vars(cls())}
+        return cls(**{**most, "done": done})
+
 
 class RunPacker:
     """Packer of superbatches into run files; see :class:`featstore.plan.overlapped.PackSuperbatch`.
@@ -96,7 +103,7 @@ class RunPacker:
     ``bases`` are the features' files. Packing may hold ``memory``; reading a feature's extents takes ``window_bytes``, which are
     reserved. Files of ``reuse``, whose batches have run, are overwritten. ``reads`` is called with the cost of reads while
     packing, and of extents read in vain. ``keep(name)`` lends the rows of a feature, if any, that a pass also copies to memory.
-    ``may_skip``: do not pack a superbatch that does not fit the disk.
+    ``may_skip``: do not pack a superbatch that does not fit the disk. ``label`` is a part of the names of the files.
     """
 
     def __init__(
@@ -113,7 +120,9 @@ class RunPacker:
         *,
         keep: Callable[[str], AbstractContextManager[Kept | None]],
         may_skip: bool = False,
+        label: str = "",
     ) -> None:
+        self._label = label
         self._keep, self._may_skip, self._reuse = keep, may_skip, reuse
         self.counts = PackCounts()
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
@@ -142,7 +151,7 @@ class RunPacker:
         try:
             for number, (name, base) in enumerate(self._bases.items()):
                 extents = ExtentMap(n_missed, base.row_bytes)
-                path = self._runs.file(f"extents-{k}-{number}.rows")
+                path = self._runs.file(f"extents-{self._label}{k}-{number}.rows")
                 with ExtentWriter(path, extents, self._disk, reuse=self._reuse) as writer:
                     least = least_memory(base.row_bytes, int(extents.n_rows.max(initial=0)))
                     if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:

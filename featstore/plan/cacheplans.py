@@ -67,6 +67,11 @@ class CachePlanner:
         """Whether plans depend on later batches."""
         return self._policy.looks_ahead
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of ``memory`` that are held between plans."""
+        return self._policy.nbytes + self._policy.check_bytes
+
     def start(self, residents: Int64s = NO_ROWS, *, keeps_memory: bool | None = None) -> None:
         """Start the policy with ``residents`` in the caches. ``keeps_memory``: whether it may hold memory between plans."""
         if keeps_memory is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -97,6 +97,6 @@ class Switch(Protocol):
         """Give the memory to the neighbour cache before sampling. All batches of earlier superbatches have run."""
         ...
 
-    def to_features(self, rows: npt.NDArray[np.int64], check: Callable[[], None]) -> None:
-        """Give the memory to the feature caches before running. Plans begin with ``rows`` in the cache, the i-th in slot i."""
+    def to_features(self, rows: Mapping[str, npt.NDArray[np.int64]], check: Callable[[], None]) -> None:
+        """Give the memory to the feature caches before running; plans begin with ``rows[name]`` in each, the i-th in slot i."""
         ...

@@ -16,19 +16,18 @@ from featstore.plan.planfile import PlanFile
 from featstore.plan.samples import SampleFile
 from featstore.topology.noderows import NodeRows
 
-__all__ = ["SampledSuperbatch"]
+__all__ = ["PlannedRows", "SampledSuperbatch"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
-class SampledSuperbatch:
-    """The batches of a superbatch: sampled, and planned later.
+class PlannedRows:
+    """The rows of a superbatch's batches in features that have the same rows, and their plans, made later.
 
     ``rows`` are those of the nodes. ``tier`` holds the device's rows at the time of planning; ``plans`` cover all other rows.
-    ``packed`` has the extents of the missed rows. ``edges`` and ``edge_plans`` exist if the caches of edge features are planned,
-    too.
+    ``packed`` has the extents of the missed rows.
     """
 
     samples: SampleFile
@@ -36,8 +35,6 @@ class SampledSuperbatch:
     plans: PlanFile | None = None
     packed: SuperbatchExtents | None = None
     tier: DeviceTier | None = None
-    edges: EdgeTrace | None = None
-    edge_plans: PlanFile | None = None
     _counted: tuple[DeviceTier | None, Int64s] | None = field(default=None, init=False)  # the lengths beside this tier
 
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ints:
@@ -61,6 +58,25 @@ class SampledSuperbatch:
         return np.take(self.ids(number), self.plans.missed(number))
 
     def remove(self) -> None:
-        for file in (self.samples, self.plans, self.edges, self.edge_plans, self.packed):
+        for file in (self.plans, self.packed):
+            if file is not None:
+                file.remove()
+
+
+@dataclass
+class SampledSuperbatch:
+    """The batches of a superbatch: sampled, and planned later.
+
+    ``parts`` are the rows of features, those of features with the same rows together. ``edges`` and ``edge_plans`` exist if the
+    caches of edge features are planned, too.
+    """
+
+    samples: SampleFile
+    parts: tuple[PlannedRows, ...]
+    edges: EdgeTrace | None = None
+    edge_plans: PlanFile | None = None
+
+    def remove(self) -> None:
+        for file in (self.samples, self.edges, self.edge_plans, *self.parts):
             if file is not None:
                 file.remove()

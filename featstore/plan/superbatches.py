@@ -14,38 +14,34 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.devicetier import REST_BYTES, DeviceTier
-from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch
+from featstore.budget import Budget
+from featstore.cache.devicetier import DeviceTier
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.plan import BatchPlan, EdgePlan, Tier
+from featstore.gather.buffers import BufferPool
+from featstore.gather.plan import BatchPlan, EdgePlan
 from featstore.gather.sources import ExtentSource
-from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter
-from featstore.plan.overlapped import MissedRows, OverlappedPacking, PackSuperbatch, SuperbatchExtents
-from featstore.plan.planfile import PlanFile, most_bytes, write_plan
 from featstore.plan.planmemory import Switch
-from featstore.plan.sampledsuperbatch import SampledSuperbatch
+from featstore.plan.rowplans import RowPlanner
+from featstore.plan.sampledsuperbatch import PlannedRows, SampledSuperbatch
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
-from featstore.storage.sections import SectionWriter
-from featstore.topology.noderows import NodeRows
+from featstore.storage.rundir import DiskQuota, RunDirectory
 
 __all__ = ["SuperbatchInspector"]
 
 AT_ONCE = 4  # superbatches whose run files lie on disk
 
-Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
 _Sample: TypeAlias = "tuple[SampledBatch, DistinctEdges | None]"
 
@@ -59,10 +55,14 @@ class SuperbatchInspector:
         ``sample(position)`` samples the batch that runs as number ``position``; called from several threads.
     start, stop, size : int
         Number of the first batch, number behind the last, and batches a superbatch.
-    planner : CachePlanner
-        The planner of the domain of nodes. Samples use its run directory, disk quota, budget and pool, too.
-    rows : NodeRows
-        The rows of the batches' nodes, which are planned.
+    planners : sequence of RowPlanner
+        The planners of the features of nodes, those with the same rows together; at least one. They plan one after the other,
+        in the same memory.
+    runs : RunDirectory
+    disk : DiskQuota
+        Where run files of samples go, and what counts their bytes.
+    budget : Budget
+    pool : BufferPool
     num_nodes : int
         Of the graph.
     threads : int
@@ -71,11 +71,6 @@ class SuperbatchInspector:
         ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` or ``"load"``.
     switch : Switch, optional
         Makes the schedule serial: one superbatch after the other, each planned alone.
-    pack : PackSuperbatch, optional
-        Copies missed rows into extents, which batches then read in place of the base file.
-    residents : int64 array, optional
-        Rows that the cache begins with, the i-th in slot i: of every superbatch with a switch, else of the first. By default
-        none, or with a switch the rows that the superbatch uses first.
     tier : callable () -> DeviceTier or None
         Called when a superbatch is planned. Returns the rows on the device, which the superbatch's plans leave out.
     edges : EdgePlanner, optional
@@ -89,26 +84,24 @@ class SuperbatchInspector:
         start: int,
         stop: int,
         size: int,
-        planner: CachePlanner,
-        rows: NodeRows,
+        planners: Sequence[RowPlanner],
+        runs: RunDirectory,
+        disk: DiskQuota,
+        budget: Budget,
+        pool: BufferPool,
         num_nodes: int,
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
-        pack: PackSuperbatch | None = None,
-        residents: Int64s | None = None,
         tier: Callable[[], DeviceTier | None] = lambda: None,
         edges: EdgePlanner | None = None,
     ) -> None:
         self._sample, self._tier, self._edges = sample, tier, edges
         self._start, self._stop, self._size = start, stop, size
-        self._planner, self._pool = planner, planner.pool
-        self._rows, self._num_nodes = rows, num_nodes
-        self._residents = None if switch is None else residents
-        self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
-        # With a switch the planner's memory has other uses between plans.
-        planner.start(NO_ROWS if residents is None else residents, keeps_memory=switch is None)
-        self._looks_ahead = switch is None and planner.looks_ahead
+        self._planners, self._pool, self._num_nodes = planners, pool, num_nodes
+        self._runs, self._disk, self._budget = runs, disk, budget
+        self._threads, self._time, self._switch = threads, time, switch
+        self._looks_ahead = any(planner.looks_ahead for planner in planners)
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, SampledSuperbatch] = {}
         self._n_alive = self._n_sampling = 0  # samples being made or not yet written; samples being made
@@ -116,7 +109,6 @@ class SuperbatchInspector:
         self._awaited: Future[_Sample] | None = None  # the sample to be written next
         self._shortage: BudgetError | None = None
         self._n_freed = 0  # counts events that may have freed memory: threads that lacked memory then try again
-        self._first_rows = NO_ROWS  # rows that the cache begins with, in the serial schedule
         self._reached = 0  # superbatch that is being consumed
         self._n_passed = start  # batches before this one have run
         self._error: BaseException | None = None
@@ -137,8 +129,8 @@ class SuperbatchInspector:
 
     # The consumer's side.
 
-    def batch(self, position: int) -> tuple[SampledBatch, BatchPlan]:
-        """Return a batch and its plan, waiting until its superbatch is planned.
+    def batch(self, position: int) -> tuple[SampledBatch, list[tuple[RowPlanner, Int64s, BatchPlan]]]:
+        """Return a batch, and for each planner its rows and plan, waiting until its superbatch is planned.
 
         Raises
         ------
@@ -159,15 +151,13 @@ class SuperbatchInspector:
                     raise BudgetError(self._shortage.reason, self._shortage.needed)
                 raise self._error or ClosedError("the epoch is over")
             superbatch = self._ready[k]
-        assert superbatch.plans is not None
         with self._time("load"):
             sampled = superbatch.samples.batch(number, self._pool)
-            array = self._pool.array
-            rows = self._rows.of(sampled.input_ids.numpy(), array)
-            if superbatch.tier is None:
-                return sampled, superbatch.plans.plan(number, rows, array)
-            part, rest = superbatch.tier.split(rows, array)
-            return sampled, replace(superbatch.plans.plan(number, rest, array), device=part)
+            array, ids, found = self._pool.array, sampled.input_ids.numpy(), []
+            for planner, part in zip(self._planners, superbatch.parts, strict=True):
+                rows = part.rows.of(ids, array)
+                found.append((planner, rows, planner.of(part, number, rows, array)))
+            return sampled, found
 
     def edges(self, position: int) -> EdgePlan | None:
         """Return the plan for the edge rows of a batch that :meth:`batch` has returned; None if edges are not planned.
@@ -188,8 +178,8 @@ class SuperbatchInspector:
         """Return whether a batch's superbatch can be prepared now; with a switch, all earlier ones must have run."""
         return self._switch is None or (position - self._start) // self._size <= self._current
 
-    def misses(self, position: int, wait: bool, most: int) -> Int64s | int | None:
-        """Return the rows that a batch will miss; if they are more than ``most``, their number alone, without reading them.
+    def misses(self, at: int, position: int, wait: bool, most: int) -> Int64s | int | None:
+        """Return the rows of planner number ``at`` that a batch will miss; their number alone, if they are more than ``most``.
 
         None if the batch is not planned. With ``wait`` the call first waits for its plan, which does not hasten planning as
         :meth:`batch` does; None then means that the epoch ended or failed.
@@ -199,25 +189,30 @@ class SuperbatchInspector:
             if wait:
                 self._changed.wait_for(lambda: k in self._ready or self._error is not None or self._closed)
             superbatch = None if self._closed else self._ready.get(k)
-        if superbatch is None or superbatch.plans is None:
+        part = None if superbatch is None else superbatch.parts[at]
+        if part is None or part.plans is None:
             return None
-        n_missed = int(superbatch.plans.n_missed[number])
+        n_missed = int(part.plans.n_missed[number])
         if n_missed > most:
             return n_missed
         array = self._pool.array
-        return superbatch.plans.misses(number, superbatch.ids(number, array), array)
+        return part.plans.misses(number, part.ids(number, array), array)
 
     def source(self, position: int, name: str) -> ExtentSource | None:
         """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None if its superbatch is not packed."""
         k = (position - self._start) // self._size
         with self._lock:
             for old, earlier in self._ready.items():
-                if old < k and earlier.packed is not None:
-                    earlier.packed.stop()
+                if old < k:
+                    for part in earlier.parts:
+                        if part.packed is not None:
+                            part.packed.stop()
             superbatch = self._ready.get(k)
             if superbatch is None:
                 raise ClosedError("the epoch is over")
-            return None if superbatch.packed is None else superbatch.packed.source(name)
+            at = next(at for at, planner in enumerate(self._planners) if name in planner.names)
+            packed = superbatch.parts[at].packed
+            return None if packed is None else packed.source(name)
 
     def passed(self, position: int) -> None:
         """Note that the batch and all before it have run; remove the run files of earlier superbatches."""
@@ -291,7 +286,7 @@ class SuperbatchInspector:
                     superbatch = self._take(k, sampled)
                     try:
                         if self._switch is None:
-                            self._plan_and_pack(k, superbatch, sampled.get(k + 1) if self._looks_ahead else None)
+                            self._plan(k, superbatch, sampled.get(k + 1) if self._looks_ahead else None, self._tier())
                         else:
                             self._plan_beside_sampling(k, superbatch, sampled, workers)
                     except BaseException:
@@ -367,12 +362,12 @@ class SuperbatchInspector:
             raise _Stopped
 
     def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> SampledSuperbatch:
-        planner, first = self._planner, self._start + k * self._size
+        first = self._start + k * self._size
         positions = range(first, min(first + self._size, self._stop))
         pending: deque[Future[_Sample]] = deque()
         with (
             self._time("sample"),
-            SampleWriter(planner.runs.file(f"samples-{k}"), self._num_nodes, planner.disk, planner.memory.budget) as writer,
+            SampleWriter(self._runs.file(f"samples-{k}"), self._num_nodes, self._disk, self._budget) as writer,
             nullcontext() if self._edges is None else self._edges.writer(k) as edges,
         ):
             try:
@@ -385,7 +380,8 @@ class SuperbatchInspector:
             finally:
                 for future in pending:
                     future.cancel()
-            superbatch = SampledSuperbatch(writer.finish_samples(), self._rows)
+            samples = writer.finish_samples()
+            superbatch = SampledSuperbatch(samples, tuple(PlannedRows(samples, planner.rows) for planner in self._planners))
             try:
                 if edges is not None:
                     superbatch.edges = edges.finish_trace()
@@ -461,81 +457,28 @@ class SuperbatchInspector:
     ) -> None:
         """Plan superbatch ``k`` while ``k + 1`` is sampled, then give the memory to the feature caches (Ginex, figure 9)."""
         assert self._switch is not None
-        superbatch.tier = self._tier()
+        tier = self._tier()
         with ThreadPoolExecutor(1, thread_name_prefix="featstore-plan") as planner:
-            planned = planner.submit(self._plan, k, superbatch, None, None)
+            planned = planner.submit(self._plan, k, superbatch, None, tier)
             try:
                 if k + 1 < self._n:
                     sampled[k + 1] = self._sample_superbatch(k + 1, workers)
             finally:
-                superbatch.plans = planned.result()
+                planned.result()
+        first_rows = {name: planner.first_rows for planner in self._planners for name in planner.names}
         with self._time("switch"):
-            self._switch.to_features(self._first_rows, self._check)
+            self._switch.to_features(first_rows, self._check)
 
-    def _plan_and_pack(self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None) -> None:
-        samples, pack, superbatch.tier = superbatch.samples, self._pack, self._tier()
-        if pack is None:
-            superbatch.plans = self._plan(k, superbatch, ahead, None)
-            return
-
-        def may_begin(n_missed: Int64s) -> bool:
-            plans = most_bytes(len(samples), int(samples.lengths.sum()), int(n_missed.sum()), self._planner.capacity)
-            return pack.fits(n_missed, plans)
-
-        def run(n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
-            with self._time("pack"):
-                return pack(k, n_missed, rows_of, check)
-
-        with OverlappedPacking(
-            len(samples), superbatch.ids, superbatch.missed, pack.most_held, run, may_begin, self._check
-        ) as packing:
-            superbatch.plans = self._plan(k, superbatch, ahead, packing)
-            superbatch.packed = packing.finish()
-        if superbatch.packed is None:
-            superbatch.plans.tier = Tier.BASE
-
-    def _plan(
-        self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, packing: OverlappedPacking | None
-    ) -> PlanFile:
-        samples, tier, planner = superbatch.samples, superbatch.tier, self._planner
+    def _plan(self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, tier: DeviceTier | None) -> None:
+        """Plan superbatch ``k`` by all planners, and pack the rows that it misses."""
+        first = self._start + k * self._size
         if self._edges is not None:
             with self._time("plan"):
-                self._edges.plan(k, superbatch, ahead, self._start + k * self._size, self._check)
-        if ahead is not None:
-            ahead.tier = tier  # until it is planned itself
-        horizon_of = [superbatch] if ahead is None else [superbatch, ahead]
-        lengths = np.concatenate([each.lengths for each in horizon_of])
-        longest = max(int(each.samples.lengths.max(initial=0)) for each in horizon_of)
-        split_bytes = 0 if tier is None else REST_BYTES * longest
-        n = len(samples)
-
-        last: tuple[int, Ints] = (-1, NO_ROWS)
-
-        def ids(b: int) -> Ints:
-            nonlocal last
-            if b >= n:
-                assert ahead is not None
-                return ahead.ids(b - n)
-            if last[0] != b:  # kept, because first the policy reads a batch's ids, then write()
-                last = b, superbatch.ids(b)
-            return last[1]
-
-        def begin(horizon: Horizon) -> None:
-            if self._switch is not None:
-                self._first_rows = horizon.first_rows(planner.capacity) if self._residents is None else self._residents
-                planner.start(self._first_rows)
-
-        def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:
-            positions = write_plan(writer.append, planned, None if packing is None else ids(number))
-            if packing is not None:
-                packing.planned(number, ids(number).take(positions))
-            self._check()
-
-        announce = None if packing is None else packing.announce
-        with self._time("plan"):
-            first = self._start + k * self._size
-            file = planner.plan(k, lengths, ids, n, first, write, begin=begin, announce=announce, beside=split_bytes)
-        return PlanFile(file, Tier.BASE if self._pack is None else Tier.PACKED)
+                self._edges.plan(k, superbatch, ahead, first, self._check)
+        held = sum(planner.nbytes for planner in self._planners)
+        for at, planner in enumerate(self._planners):
+            part, more = superbatch.parts[at], None if ahead is None else ahead.parts[at]
+            planner.plan(k, part, more, first, tier, self._time, self._check, beside=held - planner.nbytes)
 
 
 class _Stopped(Exception):

@@ -101,11 +101,6 @@ class Auto(Strategy):
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache, lists = context.pack, self.cache, AS_THEY_ARE
-        if context.nodes.is_mixed:  # other strategies plan one cache
-            decision = _taken("ondemand", DEGREE, "the features are of different types of nodes")
-            options: dict[str, Any] = {"cache": cache, "policy": None if cache is None else DEGREE}
-            options = {name: value for name, value in options.items() if value is not None or name == "cache"}
-            return AutoRunner(made_with(OnDemand, options).run(context), decision, lists)
         if pack is None and cache == "auto" and are_cached(context):
             if may_keep_lists(context):
                 context, _ = ask(context)
@@ -251,7 +246,8 @@ def _estimated(
     context: Context, planning: Planning, options: Mapping[str, Any], capacity: int, epochs: int, lists: Lists
 ) -> Decision:
     """Choose the strategy, the policy and the bytes of lists by estimates."""
-    graph, pack, widths = context.graph, context.pack, list(context.nodes.row_bytes.values())
+    graph, pack, nodes = context.graph, context.pack, context.nodes
+    widths, width = list(nodes.row_bytes.values()), nodes.mean_width(context.batch or BatchSize(0))
     with ExitStack() as held:
         profile = None
         if pack is None:
@@ -263,12 +259,12 @@ def _estimated(
         sources = [store.source for store in graph.features.values()]
         speed = drive_speed(graph.reader, graph.path, sources, planning.run_dir, left)
         layouts, counted = ({}, {}) if pack is None else _packs(context, planning, capacity, widths, speed.gap_bytes)
-        with _on_device(context, capacity * sum(widths)) as (n_device, on_device):
-            copies = copy_speed(graph.path, sum(widths), graph.options.threads, graph.budget)
-            machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, context.nodes.n, graph.budget)))
+        with _on_device(context, capacity * width) as (n_device, on_device):
+            copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
+            machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, nodes.n, graph.budget)))
             look = partial(
                 observe,
-                row_bytes=sum(widths),
+                row_bytes=width,
                 budget=graph.budget,
                 n_batches=len(context.batches),
                 passes_s=0.0 if profile is None else profile.passes_s,
@@ -282,7 +278,7 @@ def _estimated(
                 device_on_host=context.device.type == "cpu",
                 online=ONLINE,
                 ahead_bytes=min(ahead_bytes(context), int(graph.budget.total * FRACTIONS[AHEAD])),
-                out_degree=context.nodes.rows.select(graph.short_degrees()) if capacity else None,
+                out_degree=nodes.rows.select(graph.short_degrees()) if capacity else None,
             )
             trial = _Trial(context, options, capacity, machine, lists, profile, trace, sample_s, look, counted)
             choices = {n_bytes: trial.choose(n_bytes) for n_bytes in (lists.held, *lists.fewer(context))}

@@ -9,7 +9,7 @@ and returns a plan for each feature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from featstore.sampling.sampledbatches import SampledBatches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
 from featstore.strategies.options import check_fields
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["Batch", "EpochRun", "Runner", "Strategy"]
 
@@ -58,6 +59,8 @@ class Batch:
         Features of which the device holds rows.
     tally : Tally
         Seconds and reads of gathering.
+    rows : dict of NodeRows to int64 array
+        The rows of the batch's nodes, where nodes of some types have none; see :meth:`rows_of`.
     """
 
     position: int
@@ -69,6 +72,15 @@ class Batch:
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict, init=False)
     apart: dict[str, Apart] = field(default_factory=dict, init=False)
     tally: Tally = field(default_factory=Tally, init=False)
+    rows: dict[NodeRows, npt.NDArray[np.int64]] = field(default_factory=dict, init=False)
+
+    def rows_of(self, of: NodeRows, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+        """Find the rows of the batch's nodes, once; ``array(n, dtype)`` allocates them. Without types these are the nodes."""
+        if not of.kinds:
+            return self.sampled.input_ids.numpy()
+        if of not in self.rows:
+            self.rows[of] = of.of(self.sampled.input_ids.numpy(), array)
+        return self.rows[of]
 
 
 class EpochRun(ABC):

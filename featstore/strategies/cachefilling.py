@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,6 +13,7 @@ from featstore.cache.planned import NO_ROWS
 from featstore.cache.table import FeatureCache
 from featstore.storage.extents import Kept
 from featstore.strategies.context import Context
+from featstore.strategies.domain import Domain
 
 __all__ = ["CacheFilling"]
 
@@ -33,10 +34,13 @@ class CacheFilling:
         self._context, self._filled = context, filled
         self._waiting: dict[str, FeatureCache] = {}  # caches whose rows have slots, but are not read yet
 
-    def begin(self, rows: Int64s | None) -> Int64s:
-        """Assign slots to ``rows`` in all caches not filled yet; without ``rows``, empty the caches. Return the rows by slot."""
+    def begin(self, domain: Domain, rows: Int64s | None) -> Int64s:
+        """Assign slots to ``rows`` in a domain's caches not filled yet; without ``rows``, empty them. Return the rows by slot.
+
+        The domain's features have the same rows.
+        """
         found = NO_ROWS
-        for name, store in self._context.nodes.stores.items():
+        for name, store in domain.stores.items():
             cache = store.cache
             if cache is None:
                 continue
@@ -63,9 +67,10 @@ class CacheFilling:
             yield (rows, array) if len(rows) else None
         self._filled[name] = cache
 
-    def finish(self) -> None:
-        """Read the rows that no pass has read."""
-        for name, cache in list(self._waiting.items()):
+    def finish(self, names: Iterable[str]) -> None:
+        """Read the rows of features that no pass has read."""
+        for name in names:
+            cache = self._waiting.get(name)
             with self.kept(name) as kept:
-                if kept is not None:
+                if kept is not None and cache is not None:
                     cache.read_into(*kept, partial(self._context.nodes.read, name))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from featstore.cache.base import OnlinePolicy, Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
-from featstore.cache.sizes import rows_within
 from featstore.cache.table import FeatureCache
 from featstore.epochmemory import Use
 from featstore.errors import BudgetError, OptionError
@@ -77,12 +76,11 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
     nodes, prefetch = context.nodes, context.prefetch
     if size is None or not nodes.stores or not nodes.n:
         return {}, prefetch
-    n, widths, budget = nodes.n, nodes.row_bytes, context.budget
     if size != "auto":
-        return nodes.divided(size, policy, budget.available + budget.on_loan), prefetch
+        return nodes.divided(size, policy, context.budget.available + context.budget.on_loan), prefetch
     room, claimed = room_for_caches(context)
     spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
-    if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
+    if not nodes.fitting(spare, policy):
         return {}, prefetch  # no room for one row: the loader runs without caches
     return nodes.divided(spare, policy, room), prefetch
 
@@ -185,10 +183,10 @@ class ClaimedCaches:
         domain = self._domain
         for name in domain.stores:
             domain.make_cache(name, 0)
-        rows = rows_within(room(), domain.n, list(domain.row_bytes.values()))
+        rows = domain.fitting_each(room())
         try:
             for name, capacity in self._capacities.items():
-                self._make(name, min(capacity, rows))
+                self._make(name, min(capacity, rows[name]))
         except BudgetError:  # other holders took the memory first: caches on loan are optional, the epoch runs without
             for name in self._capacities:
                 self._make(name, 0)

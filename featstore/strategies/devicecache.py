@@ -113,7 +113,15 @@ def with_tier(context: Context, cache: DeviceCache) -> Context:
         The policy failed.
     RuntimeError
         torch has no memory on the device.
+    NotImplementedError
+        Features are rows of different types of nodes.
     """
+    if context.nodes.is_mixed:
+        names = ", ".join(map(repr, context.features))
+        raise NotImplementedError(
+            f"device_cache: {names} are rows of different types of nodes, and a device cache holds the same rows of all "
+            "features; take the features of one type, or no device_cache"
+        )
     if cache.size == "auto":
         if context.pack is not None:
             raise OptionError(

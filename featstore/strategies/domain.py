@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget
 from featstore.cache.base import OnlinePolicy, Policy
-from featstore.cache.sizes import cache_bytes
+from featstore.cache.sizes import cache_bytes, in_proportion, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_size
 from featstore.errors import BusyError
+from featstore.estimate.batchsize import BatchSize
 from featstore.gather.counters import ReadCounts
 from featstore.graph.feature import FeatureStore
 from featstore.pack.packgraph import Graph
-from featstore.topology.noderows import NodeRows
+from featstore.topology.noderows import NodeRows, joined_rows
 
 __all__ = ["Domain"]
 
@@ -39,9 +40,9 @@ class Domain:
         Counts the reads of these features.
     rows : NodeRows
         Which of the ids have a row, and which.
-    own_rows : mapping of str to NodeRows
-        Empty, unless features have different rows, being of different types of nodes; then the rows of each. Only strategies
-        that treat each feature by itself take such a domain, which is mixed.
+    parts : tuple of Domain
+        Empty, unless features have different rows, being of different types of nodes; then the domains of features that have
+        the same rows. Each has caches and plans of its own. ``rows`` are those of all parts, one behind the other.
     """
 
     graph: Graph
@@ -49,7 +50,7 @@ class Domain:
     stores: Mapping[str, FeatureStore]
     reads: ReadCounts
     rows: NodeRows
-    own_rows: Mapping[str, NodeRows] = field(default_factory=dict)
+    parts: tuple[Domain, ...] = ()
 
     @classmethod
     def of_nodes(cls, graph: Graph, names: Iterable[str]) -> Domain:
@@ -60,11 +61,18 @@ class Domain:
     @classmethod
     def of_rows(cls, graph: Graph, stores: Mapping[str, FeatureStore], rows: Mapping[str, NodeRows]) -> Domain:
         """Make the domain of features of several types of nodes, whose ``rows`` are given by name."""
-        kinds = list(rows.values()) or [NodeRows(graph.num_nodes)]
-        if all(each == kinds[0] for each in kinds):
-            return cls(graph, kinds[0].n, stores, ReadCounts(), kinds[0])
-        n = sum(each.n for each in kinds)
-        return cls(graph, n, stores, ReadCounts(), NodeRows(n), rows)
+        reads, names = ReadCounts(), dict[NodeRows, list[str]]()
+        for name in stores:
+            names.setdefault(rows[name], []).append(name)
+        parts = [cls(graph, of.n, {name: stores[name] for name in same}, reads, of) for of, same in names.items()]
+        return cls._joined(graph, stores, reads, parts)
+
+    @classmethod
+    def _joined(cls, graph: Graph, stores: Mapping[str, FeatureStore], reads: ReadCounts, parts: Sequence[Domain]) -> Domain:
+        if len(parts) == 1:
+            return parts[0]
+        rows = joined_rows([part.rows for part in parts]) if parts else NodeRows(graph.num_nodes)
+        return cls(graph, rows.n, stores, reads, rows, tuple(parts))
 
     @classmethod
     def of_edges(cls, graph: Graph, names: Iterable[str]) -> Domain:
@@ -75,16 +83,25 @@ class Domain:
 
     def of(self, names: Iterable[str]) -> Domain:
         """Make the domain of the same ids with these features alone."""
-        return replace(self, stores={name: self.stores[name] for name in names})
+        stores = {name: self.stores[name] for name in names}
+        if not self.parts:
+            return replace(self, stores=stores)
+        parts = [part.of(name for name in part.stores if name in stores) for part in self.parts]
+        return self._joined(self.graph, stores, self.reads, [part for part in parts if part.stores])
+
+    @property
+    def each(self) -> tuple[Domain, ...]:
+        """The parts, or the domain itself: domains of features that have the same rows."""
+        return self.parts or (self,)
 
     @property
     def is_mixed(self) -> bool:
         """Whether features have different rows."""
-        return bool(self.own_rows)
+        return bool(self.parts)
 
     def rows_of(self, name: str) -> NodeRows:
         """Get the rows of a feature."""
-        return self.own_rows.get(name, self.rows)
+        return next((part.rows for part in self.parts if name in part.stores), self.rows)
 
     @property
     def row_bytes(self) -> dict[str, int]:
@@ -92,9 +109,31 @@ class Domain:
         return {name: store.dtype.itemsize * math.prod(store.shape[1:]) for name, store in self.stores.items()}
 
     @property
+    def n_bytes(self) -> int:
+        """Bytes of all features."""
+        return sum(part.n * sum(part.row_bytes.values()) for part in self.each)
+
+    @property
     def width(self) -> int:
-        """Bytes of a row of all features together."""
-        return sum(self.row_bytes.values())
+        """Bytes of a row of all features together; if they have different rows, of a mean row."""
+        return -(-self.n_bytes // max(1, self.n)) if self.parts else sum(self.row_bytes.values())
+
+    def accesses(self, batch: BatchSize) -> int:
+        """Count the rows that a batch asks for, a row of several features once."""
+        return sum(batch.rows_of.get(next(iter(part.stores), ""), batch.n_rows) for part in self.each)
+
+    def asked(self, batch: BatchSize) -> dict[str, int]:
+        """Count the rows of each feature that a batch asks for."""
+        return {name: batch.rows_of.get(name, batch.n_rows) for name in self.stores}
+
+    def asked_bytes(self, batch: BatchSize) -> int:
+        """Count the bytes of all rows that a batch asks for."""
+        widths = self.row_bytes
+        return sum(n * widths[name] for name, n in self.asked(batch).items())
+
+    def mean_width(self, batch: BatchSize) -> int:
+        """Compute the bytes of a row that a batch asks for, of all features together; a mean, if they have different rows."""
+        return -(-self.asked_bytes(batch) // n) if (n := self.accesses(batch)) else self.width
 
     def read(self, name: str, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Read rows from the feature's own file, and count the reads."""
@@ -120,29 +159,63 @@ class Domain:
     def divided(self, size: int | float | str, policy: Policy | None, room: int) -> dict[str, int]:
         """Divide ``size`` among the features' caches as :func:`~featstore.cache.sizes.cache_bytes` does.
 
-        Of features with different rows, each gets the same share of its rows.
+        Of features with different rows, each gets the same share of its rows; one that has no room for a row gets no cache.
         """
-        widths, budget = self.row_bytes, self.graph.budget
-        if not self.is_mixed:
-            return cache_bytes(size, self.n, widths, policy, budget, room)
-        whole = sum(self.own_rows[name].n * width for name, width in widths.items())
+        budget = self.graph.budget
+        if not self.parts:
+            return cache_bytes(size, self.n, self.row_bytes, policy, budget, room)
         given = size if isinstance(size, float) else parse_size(size)
         found: dict[str, int] = {}
-        for name, width in widths.items():
-            n = self.own_rows[name].n
-            part = given if isinstance(given, float) else given * (n * width) // max(1, whole)
-            if n and part >= (0 if isinstance(given, float) else FeatureCache.least_bytes(1, width, n, policy)):
-                found |= cache_bytes(part, n, {name: width}, policy, budget, room)
+        for part, n_bytes in zip(self.parts, self._divide(given), strict=True):
+            if isinstance(n_bytes, float) or part.fitting(n_bytes, policy):
+                found |= part.divided(n_bytes, policy, room - sum(found.values())) if part.n else {}
+        return found
+
+    def _divide(self, size: int | float) -> list[int | float]:
+        """Divide a size among the parts."""
+        if isinstance(size, float):
+            return [size] * len(self.parts)
+        return list(in_proportion(size, [part.n_bytes for part in self.parts]))
+
+    def fitting(self, n_bytes: int, policy: Policy | None = None) -> int:
+        """Count the rows that every feature's cache can have if all share ``n_bytes``; of parts, their sum."""
+        if not self.parts:
+            return rows_within(n_bytes, self.n, list(self.row_bytes.values()), policy) if self.stores else 0
+        return sum(part.fitting(int(of), policy) for part, of in zip(self.parts, self._divide(n_bytes), strict=True))
+
+    def fitting_each(self, n_bytes: int, policy: Policy | None = None) -> dict[str, int]:
+        """Count the rows that each feature's cache can have if all share ``n_bytes``."""
+        if not self.parts:
+            return dict.fromkeys(self.stores, self.fitting(n_bytes, policy))
+        found: dict[str, int] = {}
+        for part, of in zip(self.parts, self._divide(n_bytes), strict=True):
+            found |= part.fitting_each(int(of), policy)
+        return found
+
+    def capacities(self, sizes: Mapping[str, int], policy: Policy | None = None) -> dict[str, int]:
+        """Compute the rows of each feature's cache of these sizes: features with the same rows have as many."""
+        found: dict[str, int] = {}
+        for part in self.each:
+            mine = {name: sizes[name] for name in part.stores if name in sizes}
+            found |= dict.fromkeys(mine, part.capacity(mine, policy))
         return found
 
     def capacity(self, sizes: Mapping[str, int], policy: Policy | None = None) -> int:
-        """Compute the number of rows that every cache of these sizes has room for."""
+        """Compute the number of rows that every cache of these sizes has room for; of parts, their sum."""
+        if self.parts:
+            mine = ({name: sizes[name] for name in part.stores if name in sizes} for part in self.parts)
+            return sum(part.capacity(each, policy) for part, each in zip(self.parts, mine, strict=True))
         widths, n = self.row_bytes, self.n
         return min((FeatureCache.capacity_for(size, widths[name], n, policy) for name, size in sizes.items()), default=0)
 
-    def bytes_of(self, rows: int) -> dict[str, int]:
+    def bytes_of(self, rows: Mapping[str, int] | int) -> dict[str, int]:
         """Compute the bytes of each feature's cache of ``rows`` rows that follows plans."""
-        return {name: FeatureCache.least_bytes(rows, width, self.n, None) for name, width in self.row_bytes.items()}
+        found: dict[str, int] = {}
+        for part in self.each:
+            for name, width in part.row_bytes.items():
+                n_rows = rows if isinstance(rows, int) else rows.get(name, 0)
+                found[name] = FeatureCache.least_bytes(n_rows, width, part.n, None)
+        return found
 
     # -- caches
 

@@ -33,4 +33,5 @@ class Ginex(Superbatch):
 
     takes_history: ClassVar[bool] = True
     takes_types: ClassVar[bool] = True
+    takes_mixed: ClassVar[bool] = True
     overlap: ClassVar[bool] = False

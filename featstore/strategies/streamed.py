@@ -46,6 +46,7 @@ from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.base import Runner
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.context import Context
+from featstore.strategies.domain import Domain
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
 from featstore.strategies.profile import Profile
@@ -85,6 +86,7 @@ class Streamed(Superbatch):
 
     takes_history: ClassVar[bool] = True
     takes_types: ClassVar[bool] = True
+    takes_mixed: ClassVar[bool] = True
     judged_with: ClassVar[tuple[str, ...]] = (PLANNED, DEGREE)
 
     @classmethod
@@ -163,14 +165,14 @@ class StreamedSizes(SuperbatchSizes):
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """See :class:`SuperbatchSizes`; adds the memory to pack a batch, and to read the extents of each feature."""
-        n, longest, widths = batch.n_rows, self.length(batch), self.context.nodes.row_bytes.values()
-        most = max((most_memory(width, int(n * self._miss_share), longest) for width in widths), default=0)
+        longest, share, of_features = self.length(batch), self._miss_share, self._of_features(batch)
+        most = max((most_memory(width, int(n * share), longest) for width, n, _ in of_features), default=0)
         needs = super().needs(batch)
         needs.pop(AHEAD, None)  # the features' own files are not read while batches run
         return {
             # Packing comes before the planner: spilled next positions cost less than another pass over the features.
-            WINDOWS: (len(widths) * least_window(), len(widths) * MOST_WINDOW_BYTES),
-            PACKING: (self._packing_bytes(n, self._shortest), most),
+            WINDOWS: (len(of_features) * least_window(), len(of_features) * MOST_WINDOW_BYTES),
+            PACKING: (self._packing_bytes(batch, self._shortest), most),
             **needs,
         }
 
@@ -181,7 +183,7 @@ class StreamedSizes(SuperbatchSizes):
         moves clearly fewer bytes. Memory for longer superbatches and for packing saves passes over the features; memory for
         caches saves misses.
         """
-        memory.tables = self._tables_bytes(memory.batch.n_rows, self._shortest)
+        memory.tables = self._tables_bytes(memory.batch, self._shortest)
         if self.planning.capacity is None and self.planning.misses.capacities:
             left = self._left(memory)
             least = self._divided(memory, 0)
@@ -193,27 +195,27 @@ class StreamedSizes(SuperbatchSizes):
 
     def _divided(self, memory: Memory, for_caches: int) -> int:
         """Divide the memory; return the bytes of features that an epoch moves with this division."""
-        nodes, n = self.context.nodes, memory.batch.n_rows
+        nodes, batch = self.context.nodes, memory.batch
         if self.planning.capacity is None:
             self._rows = self._cached = min(nodes.n, for_caches // max(1, nodes.width))
             memory.needs.update(self.needs(memory.batch))
         least = memory.leasts[PACKING] = memory.needs[PACKING][0]
-        memory.tables = self._tables_bytes(n, self._shortest)
+        memory.tables = self._tables_bytes(batch, self._shortest)
         super().divide(memory, for_caches)
         size = self.granted_length(memory)[0]
         # The least is that of superbatches of this length.
-        least = memory.leasts[PACKING] = max(least, self._packing_bytes(n, size))
+        least = memory.leasts[PACKING] = max(least, self._packing_bytes(batch, size))
         memory.granted[PACKING] = max(memory.granted[PACKING], least)
-        memory.tables = self._tables_bytes(n, size)
+        memory.tables = self._tables_bytes(batch, size)
         if self.planning.capacity is None:
             self._rows = min(nodes.n, memory.foreseen_for_caches(self.context.prefetch) // max(1, nodes.width))
-        missed, granted, self._packings = int(larger(n) * self._miss_share), memory.granted[PACKING], 1
-        id_bytes = 4 if nodes.n < 2**31 else 8
-        for width in nodes.row_bytes.values():
+        granted, self._packings = memory.granted[PACKING], 1
+        for width, n, id_bytes in self._of_features(batch):
+            missed = int(larger(n) * self._miss_share)
             packed = ExtentMap(np.full(size, missed), width)
             of_one = episodes(packed, granted - _sums_bytes(width, missed, size), id_bytes)
             self._packings = max(self._packings, len(of_one))
-        return self.passes(n).moved(self._packings * -(-self._n_batches // max(1, size)))
+        return self.passes(batch).moved(self._packings * -(-self._n_batches // max(1, size)))
 
     def foreseen(self, memory: Memory) -> Length:
         """See :class:`SuperbatchSizes`."""
@@ -224,13 +226,19 @@ class StreamedSizes(SuperbatchSizes):
         """Compute the bytes that batches leave beyond the holders' leasts."""
         return max(0, memory.unused() - sum(memory.leasts.values()))
 
-    def _tables_bytes(self, n_rows: int, size: int) -> int:
+    def _of_features(self, batch: BatchSize) -> list[tuple[int, int, int]]:
+        """List of each feature: bytes of a row, rows that a batch asks for, and bytes of a row's number."""
+        nodes = self.context.nodes
+        asked, widths = nodes.asked(batch), nodes.row_bytes
+        return [(widths[name], asked[name], 4 if nodes.rows_of(name).n < 2**31 else 8) for name in nodes.stores]
+
+    def _tables_bytes(self, batch: BatchSize, size: int) -> int:
         """Compute the bytes of checksums of open extents: of the superbatch being packed, and of those with three batches."""
         size = max(1, size)
-        missed, n_open = int(larger(n_rows) * self._miss_share), min(1 + -(-3 // size), -(-self._n_batches // size))
+        n_open = min(1 + -(-3 // size), -(-self._n_batches // size))
         graph, n_bytes = self._graph, 0
-        for width in self.context.nodes.row_bytes.values():
-            sums = _sums_bytes(width, missed, size)
+        for width, n, _ in self._of_features(batch):
+            sums = _sums_bytes(width, int(larger(n) * self._miss_share), size)
             n_bytes += table_bytes(sums, PAGES.row_bytes, graph.budget.total, graph.reader.share)
         return n_open * n_bytes
 
@@ -238,19 +246,20 @@ class StreamedSizes(SuperbatchSizes):
     def _miss_share(self) -> float:
         return self.planning.misses.share(self._rows)
 
-    def packed_bytes(self, n_accesses: int) -> int:
+    def packed_bytes(self, batch: BatchSize) -> int:
         """See :class:`SuperbatchSizes`; half the bytes, as extents of two superbatches are on disk at once, samples of four."""
-        return int(n_accesses * self.context.nodes.width * self._miss_share) // 2
+        return int(self.context.nodes.asked_bytes(batch) * self._miss_share) // 2
 
-    def passes(self, n_accesses: int) -> PackingPasses:
+    def passes(self, batch: BatchSize) -> PackingPasses:
         """See :class:`SuperbatchSizes`."""
         nodes = self.context.nodes
-        return passes_over(nodes.n * nodes.width, nodes.width, self._n_batches, n_accesses, self._miss_share)
+        return passes_over(nodes.n_bytes, self._n_batches, nodes.asked_bytes(batch), self._miss_share)
 
-    def _packing_bytes(self, n_rows: int, size: int) -> int:
-        """Compute the least bytes to pack superbatches of ``size`` batches of ``n_rows`` rows, a batch at a time."""
-        longest, most = larger(n_rows), 0
-        for width in self.context.nodes.row_bytes.values():
+    def _packing_bytes(self, batch: BatchSize, size: int) -> int:
+        """Compute the least bytes to pack superbatches of ``size`` batches, a batch at a time."""
+        most = 0
+        for width, n, _ in self._of_features(batch):
+            longest = larger(n)
             most = max(most, least_memory(width, longest) + _sums_bytes(width, longest, size) + 8 * size)
         return most
 
@@ -263,13 +272,18 @@ class StreamedRunner(SuperbatchRunner):
     def __init__(self, context: Context, memory: Memory, sizes: SuperbatchSizes) -> None:
         self.profile: Profile | None = None  # closed with the runner
         self.not_looked = ""  # why no batches were sampled ahead, so that all rows were taken to be missed
-        self._counts = PackCounts()
+        self._each_counts = [PackCounts() for _ in context.nodes.each]
         super().__init__(context, memory, sizes)
         self._bases: Mapping[str, PagedRows] = {name: store.pages for name, store in context.nodes.stores.items()}
         self._reuse = FileReuse(sizes.planning.run_dir)
         self._on_death.append(finalize_here(self, self._reuse.close))
         self._arenas = PackArenas(Arenas(0), {name: Arenas(0) for name in context.features})
         self._drops.append(self._arenas.drop)
+
+    @property
+    def _counts(self) -> PackCounts:
+        """The counts of packing all features: a pass over features with the same rows is a part of a pass over all."""
+        return PackCounts.joined(self._each_counts)
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``, with an epoch's ``passes`` over the features, and the superbatches left ``unpacked``."""
@@ -294,7 +308,7 @@ class StreamedRunner(SuperbatchRunner):
             )
             what = "the disk has no room for the extents of a superbatch, whose rows are read at random"
             self._warn("disk", f"{what}; disk='{more}' would have")
-        n_superbatches, passes = -(-n // max(1, size)), self._sizes.passes(batch.n_rows)
+        n_superbatches, passes = -(-n // max(1, size)), self._sizes.passes(batch)
         if passes is None:
             return
         if passes.moved(n_superbatches * counts.most_passes) > SEVERAL * passes.moved(n_superbatches):
@@ -310,27 +324,30 @@ class StreamedRunner(SuperbatchRunner):
         if self.profile is not None:
             self.profile.close()
 
-    def _packer(self, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
+    def _packer(self, at: int, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
         # The automatic length rests on estimated misses: a superbatch that misses more rows than the disk has room for is not
         # packed, and its rows are read from the base file.
         may_skip = isinstance(self._sizes.planning.superbatch, str)
-        self._reuse.use(disk)
-        self._arenas.keep(self._memory[PACKING].n_bytes // 4 * 3, self._memory[WINDOWS].n_bytes)
+        part, n_features = self.context.nodes.each[at], len(self.context.features)
+        if not at:
+            self._reuse.use(disk)
+            self._arenas.keep(self._memory[PACKING].n_bytes // 4 * 3, self._memory[WINDOWS].n_bytes)
         pack = RunPacker(
-            self._bases,
+            {name: self._bases[name] for name in part.stores},
             self.context.graph.reader,
             runs,
             disk,
             self._memory[PACKING],
-            self._memory[WINDOWS].n_bytes // max(1, len(self.context.features)),
+            self._memory[WINDOWS].n_bytes // max(1, n_features),
             self._reuse,
             self._arenas,
             self.context.nodes.reads.add,
             keep=filling.kept,
             may_skip=may_skip,
+            label=f"{at}-" if at else "",
         )
-        self._counts = pack.counts
-        return _PreparingPack(pack, self.context, larger(self.memory.batch.n_rows), filling, self._judge_packing)
+        self._each_counts[at] = pack.counts
+        return _PreparingPack(pack, self.context, part, larger(part.accesses(self.memory.batch)), filling, self._judge_packing)
 
 
 class _PreparingPack:
@@ -339,8 +356,11 @@ class _PreparingPack:
     The pass that packs the first superbatch fills the caches, too.
     """
 
-    def __init__(self, pack: RunPacker, context: Context, n_rows: int, filling: CacheFilling, say: Callable[[], None]) -> None:
-        self._pack, self._context, self._n_rows, self._filling, self._say = pack, context, n_rows, filling, say
+    def __init__(
+        self, pack: RunPacker, context: Context, part: Domain, n_rows: int, filling: CacheFilling, say: Callable[[], None]
+    ) -> None:
+        self._pack, self._context, self._part, self._n_rows = pack, context, part, n_rows
+        self._filling, self._say = filling, say
 
     @property
     def most_held(self) -> int:
@@ -354,7 +374,7 @@ class _PreparingPack:
             packed = self._pack(k, n_missed, rows_of, check)
         try:
             if not k:
-                self._filling.finish()  # where nothing was packed, as the disk has no room
+                self._filling.finish(self._part.stores)  # where nothing was packed, as the disk has no room
             self._say()
         except BaseException:  # from reading, or a warning that is turned into an error
             if packed is not None:
@@ -375,7 +395,7 @@ class _PreparingPack:
 
     def _prepare(self, go_on: Callable[[], bool]) -> None:
         graph = self._context.graph
-        for store in self._context.nodes.stores.values():
+        for store in self._part.stores.values():
             cache: FeatureCache | None = store.cache
             if cache is not None:
                 take_pages(cache.array.reshape(-1), partial(_is_whole, cache, go_on))

@@ -113,6 +113,7 @@ class Superbatch(Strategy):
 
     takes_history: ClassVar[bool] = True
     takes_types: ClassVar[bool] = True
+    takes_mixed: ClassVar[bool] = True
     overlap: ClassVar[bool] = True  # sample and plan while earlier batches are gathered and trained on
 
     @classmethod
@@ -165,8 +166,12 @@ class Superbatch(Strategy):
     def planning(self, context: Context) -> Planning:
         """Collect the limits of planning: disk, length, policies."""
         policy = get_policy(self.policy)
-        planned = FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
+        planned = _planned(policy)
         planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
+        if n_others := len(context.nodes.each) - 1:
+            if isinstance(self.policy, Policy):
+                raise OptionError("policy", "an instance plans caches of the same rows: give its name or class for several types")
+            planning = replace(planning, others=tuple(_planned(get_policy(self.policy)) for _ in range(n_others)))
         if self.cache != "auto":
             planning = replace(planning, capacity=context.nodes.capacity(context.nodes.sizes(self.cache, planned), planned))
         sizes = context.edges.sizes(self.edge_cache, None)
@@ -175,6 +180,10 @@ class Superbatch(Strategy):
         of_edges = get_policy(self.policy)
         assert isinstance(of_edges, PlannedPolicy)
         return replace(planning, edge_policy=of_edges, edge_capacity=context.edges.capacity(sizes))
+
+
+def _planned(policy: Policy) -> Policy:
+    return FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
 
 
 def plan_ahead(
@@ -188,7 +197,7 @@ def plan_ahead(
 ) -> Planning:
     """Collect the limits of planning for a strategy that looks ahead; arguments as of :class:`Superbatch`."""
     graph = context.graph
-    n_bytes = None if disk is None else parse_disk(disk, context.nodes.n * context.nodes.width)
+    n_bytes = None if disk is None else parse_disk(disk, context.nodes.n_bytes)
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
     planned = get_policy(policy)
     misses = context.chosen.misses.of(not isinstance(planned, FixedRows))
@@ -238,8 +247,9 @@ class SuperbatchRunner(Runner):
         self._caches = ClaimedCaches(context.nodes)
         # Without features, unless edges are planned: edges are else read through the caches that their features have.
         self._edge_caches = ClaimedCaches(context.edges.of(()))
-        self._fixed: Int64s | None = None  # rows that stay, the best first
-        self._n_fixed, self._beside = 0, context.tier
+        # For features with the same rows: how many stay, and which, the best first.
+        self._fixed: list[Int64s | None] = [None] * len(context.nodes.each)
+        self._n_fixed, self._beside = [0] * len(context.nodes.each), context.tier
         self._filled: dict[str, FeatureCache] = {}  # caches that hold these rows
 
     def judge_length(self) -> None:
@@ -255,8 +265,11 @@ class SuperbatchRunner(Runner):
             name = self.name if self._planning.overlap else "ginex"
             warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
 
-    def _packer(self, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
-        """Make the packer that copies an epoch's missed rows into extents; None, the default: rows are not packed."""
+    def _packer(self, at: int, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
+        """Make the packer of part ``at`` of the features, which copies an epoch's missed rows into extents.
+
+        None, the default: rows are not packed.
+        """
         return None
 
     def make_edge_caches(self) -> None:
@@ -279,26 +292,32 @@ class SuperbatchRunner(Runner):
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
         graph, nodes = self.context.graph, self.context.nodes
-        capacities = {name: nodes.capacity({name: n_bytes}) for name, n_bytes in sizes.items()}
+        capacities = nodes.capacities(sizes)
         if isinstance(self._planning.policy, FixedRows):
-            self._n_fixed = min(capacities.values())
-            self._choose(self._planning.policy, self._n_fixed)
-            held = graph.budget.reserve("rows that stay", 0 if self._fixed is None else self._fixed.nbytes)
+            self._n_fixed = [min((capacities.get(name, 0) for name in part.stores), default=0) for part in nodes.each]
+            self._choose()
+            held = graph.budget.reserve("rows that stay", sum(0 if rows is None else rows.nbytes for rows in self._fixed))
             self._on_death.append(finalize_here(self, held.release))
         room = self._cache_room if on_loan else None
         if self._planning.overlap:
             self._caches.make(capacities, room)
             return
-        n_bytes = sum(nodes.bytes_of(capacity)[name] for name, capacity in capacities.items())
+        of_caches = nodes.bytes_of(capacities)
+        n_bytes = sum(of_caches[name] for name in capacities)
         self._switch = CacheSwitch(nodes, capacities, n_bytes, self.memory.left_while_sampling, room)
         self._on_death.append(finalize_here(self, self._switch.close))
 
-    def _choose(self, policy: FixedRows, capacity: int) -> None:
+    def _choose(self) -> None:
         """Choose the rows that stay, before the caches take the memory that scoring needs."""
-        graph, width = self.context.graph, self.context.nodes.width
-        with AccessCounts(self.context) as counts, graph.policy_inputs(width, counts, rows=self.context.nodes.rows) as inputs:
-            tier = self._beside = self.context.tier
-            self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
+        graph, tier = self.context.graph, self.context.tier
+        with AccessCounts(self.context) as counts:
+            for at, part in enumerate(self.context.nodes.each):
+                policy, n_rows = self._planning.policies[at], self._n_fixed[at]
+                assert isinstance(policy, FixedRows)
+                if n_rows:
+                    with graph.policy_inputs(part.width, counts, rows=part.rows) as inputs:
+                        self._fixed[at] = policy.best(inputs.scores(policy.static), n_rows, None if tier is None else tier.map)
+        self._beside = tier
 
     def _cache_room(self) -> int:
         """Compute the bytes that caches may take when they are made anew."""
@@ -337,8 +356,8 @@ class SuperbatchRunner(Runner):
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         policy = self._planning.policy
-        if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self.context.tier:
-            self._choose(policy, self._n_fixed)  # anew, among the rows that are not on the device
+        if isinstance(policy, FixedRows) and any(self._n_fixed) and self._beside is not self.context.tier:
+            self._choose()  # anew, among the rows that are not on the device
             self._filled.clear()
         caches = self._caches if self._switch is None else self._switch
         with ExitStack() as undo:

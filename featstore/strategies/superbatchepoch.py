@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
+from featstore.cache.sizes import in_proportion
 from featstore.cache.table import FeatureCache
 from featstore.epochmemory import EpochMemory, Use
 from featstore.estimate.length import Planning
@@ -20,6 +20,7 @@ from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import PackSuperbatch
+from featstore.plan.rowplans import RowPlanner
 from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.sampledbatches import EpochBatches
 from featstore.storage.rundir import DiskQuota, RunDirectory
@@ -27,6 +28,7 @@ from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import ClaimedCaches
 from featstore.strategies.context import Context
+from featstore.strategies.domain import Domain
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
@@ -47,7 +49,7 @@ def ahead_bytes(context: Context) -> int:
 
     They are at most 1 GiB, and at most a quarter of the features: with more, every other page is wanted in any case.
     """
-    return most_ahead(sum(int(store.nbytes) for store in context.nodes.stores.values()))
+    return most_ahead(context.nodes.n_bytes)
 
 
 class SuperbatchEpoch(EpochRun):
@@ -66,77 +68,93 @@ class SuperbatchEpoch(EpochRun):
         use: Use,
         caches: ClaimedCaches | CacheSwitch,
         claim: Use,
-        packer: Callable[[RunDirectory, DiskQuota, CacheFilling], PackSuperbatch | None],
-        fixed: Int64s | None,
+        packer: Callable[[int, RunDirectory, DiskQuota, CacheFilling], PackSuperbatch | None],
+        fixed: Sequence[Int64s | None],
         filled: dict[str, FeatureCache],
         edge_caches: ClaimedCaches,
         edge_claim: Use,
     ) -> None:
-        graph = context.graph
-        assert isinstance(planning.policy, PlannedPolicy)
+        graph, parts = context.graph, context.nodes.each
         self._context, self._order = context, order
         self._caches, self._edge_caches = caches, edge_caches
         self._claims = claim, edge_claim  # last as long as this epoch
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
-        stores = list(context.nodes.stores.values())
-        if switch is None:
-            capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
-        else:
-            capacity = switch.capacity
         self._runs: RunDirectory | None = None
-        self._ahead: ReadAhead | None = None
+        self._ahead: dict[str, ReadAhead] = {}  # by feature; features with the same rows share one
         self._overlaps = planning.overlap
         self._memory, self._use = memory, use
         planner = memory[PLANNER]
         self._beginning = threading.RLock()
         self._has_begun = False
         try:
-            residents = None if fixed is None else fixed[:capacity]
             filling = CacheFilling(context, filled)
+            capacities = [self._capacity(part) for part in parts]
+            residents = [None if rows is None else rows[:n] for rows, n in zip(fixed, capacities, strict=True)]
             if switch is None:
-                residents = filling.begin(residents)
-            elif residents is not None:
-                residents = np.sort(residents)
+                residents = [filling.begin(part, rows) for part, rows in zip(parts, residents, strict=True)]
+            else:
+                residents = [None if rows is None else np.sort(rows) for rows in residents]
             self._runs = RunDirectory(planning.run_dir)
             disk = DiskQuota(planning.disk)
             if switch is not None:
                 switch.begin(self._runs, disk, planner)
-            pack = packer(self._runs, disk, filling)
-            if pack is None:
-                filling.finish()
             plans = partial(CachePlanner, runs=self._runs, disk=disk, room=room, pool=graph.pool)
+            planners, packed = [], False
+            for at, part in enumerate(parts):
+                pack = packer(at, self._runs, disk, filling)
+                packed = packed or pack is not None
+                if pack is None:
+                    filling.finish(part.stores)
+                policy = planning.policies[at]
+                assert isinstance(policy, PlannedPolicy)
+                of_part = plans(policy, part.n, capacities[at], memory=planner, label=f"{at}-" if at else "")
+                alone = {"begins_anew": not planning.overlap, "is_alone": len(parts) == 1}
+                planners.append(RowPlanner(part.stores, of_part, part.rows, pack=pack, residents=residents[at], **alone))
             self._inspector = SuperbatchInspector(
                 order.sample,
                 start=start,
                 stop=len(order),
                 size=max(1, int(planning.superbatch)),  # 0 for an epoch without batches
-                planner=plans(planning.policy, context.nodes.n, capacity, memory=planner),
-                rows=context.nodes.rows,
+                planners=planners,
+                runs=self._runs,
+                disk=disk,
+                budget=graph.budget,
+                pool=graph.pool,
                 num_nodes=graph.num_nodes,
                 threads=threads,
                 time=context.watch.time,
                 # Without features there is no cache to switch, but the schedule is still serial.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
-                pack=pack,
-                residents=residents,
                 tier=lambda: context.tier,
                 edges=self._edge_planner(planning, plans),
             )
-            if context.features and pack is None:
-                widths = context.nodes.row_bytes
-                read = {name: store.source.gather for name, store in zip(context.features, stores, strict=True)}
+            if context.features and not packed:
                 # In the serial schedule, planning and reading ahead take turns, and share one memory.
-                n_bytes = planner.n_bytes - CheckedPolicy(planning.policy).nbytes
+                n_bytes = planner.n_bytes - sum(each.nbytes for each in planners)
                 if planning.overlap:
                     n_bytes = memory[AHEAD].n_bytes
                 n_bytes = max(0, min(n_bytes, ahead_bytes(context)))
-                if n_bytes:
-                    said = context.nodes.reads.add
-                    self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, said)
+                each_bytes = in_proportion(n_bytes, [part.n_bytes for part in parts])
+                for at, (part, of_part_bytes) in enumerate(zip(parts, each_bytes, strict=True)):
+                    if of_part_bytes:
+                        read = {name: store.source.gather for name, store in part.stores.items()}
+                        misses, said = partial(self._inspector.misses, at), context.nodes.reads.add
+                        ahead = ReadAhead(misses, read, part.row_bytes, start, len(order), of_part_bytes, said)
+                        self._ahead |= dict.fromkeys(part.stores, ahead)
         except BaseException:
             if self._runs is not None:
                 self._runs.close()
             raise
+
+    def _capacity(self, part: Domain) -> int:
+        """Get the number of rows that the cache of each of a part's features has room for."""
+        if self._switch is not None:
+            return self._switch.capacity(part.stores)
+        return min((0 if store.cache is None else store.cache.capacity for store in part.stores.values()), default=0)
+
+    @property
+    def _readers(self) -> list[ReadAhead]:
+        return list({id(ahead): ahead for ahead in self._ahead.values()}.values())
 
     def _edge_planner(self, planning: Planning, plans: Callable[..., CachePlanner]) -> EdgePlanner | None:
         """Make the planner of the caches of edge features, and empty these; None if edges are not planned."""
@@ -157,13 +175,16 @@ class SuperbatchEpoch(EpochRun):
             if not self._has_begun:
                 self._has_begun = True
                 self._inspector.begin()
-                if self._ahead is not None:
-                    self._ahead.begin()
+                for ahead in self._readers:
+                    ahead.begin()
 
     def batch(self, position: int) -> Batch:
         self._begin()
-        sampled, plan = self._inspector.batch(position)
-        return Batch(position, sampled, dict.fromkeys(self._context.features, plan), self._inspector.edges(position))
+        sampled, of_parts = self._inspector.batch(position)
+        plans = {name: plan for planner, _, plan in of_parts for name in planner.names}
+        batch = Batch(position, sampled, plans, self._inspector.edges(position))
+        batch.rows.update((planner.rows, rows) for planner, rows, _ in of_parts if planner.rows.kinds)
+        return batch
 
     def may_begin(self, position: int) -> bool:
         return self._inspector.may_begin(position)
@@ -171,21 +192,21 @@ class SuperbatchEpoch(EpochRun):
     def plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
         assert batch.plans is not None
         plan, position = batch.plans[name], batch.position
-        rows = None if self._ahead is None else self._ahead.take(position, name)
+        rows = self._ahead[name].take(position, name) if name in self._ahead else None
         if rows is not None:
             return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._context.copy_threads)}
         packed = self._inspector.source(position, name)
         return plan, {} if packed is None else {Tier.PACKED: packed}
 
     def passed(self, position: int) -> None:
-        if self._ahead is not None:
-            self._ahead.passed(position)
+        for ahead in self._readers:
+            ahead.passed(position)
         self._inspector.passed(position)
 
     def release(self) -> bool:
         freed = self._inspector.pause()
         # In the serial schedule the memory stays reserved: the planner uses it again.
-        if self._ahead is not None and self._overlaps and self._ahead.give_back():
+        if self._overlaps and sum(ahead.give_back() for ahead in self._readers):
             self._memory[AHEAD].resize(0)
             freed = True
         if freed:
@@ -199,8 +220,8 @@ class SuperbatchEpoch(EpochRun):
     def close(self) -> None:
         if self._memory.is_of(self._use):
             self.stop()
-            if self._ahead is not None:
-                self._ahead.close()
+            for ahead in self._readers:
+                ahead.close()
             self._inspector.close()
             self._order.close()
             self._caches.release()

@@ -44,7 +44,7 @@ class SuperbatchSizes:
         A planner's least is with next positions on disk.
         """
         planning, length = self.planning, self.length(batch)
-        by_size = partial(self._planner_bytes, batch.n_rows)
+        by_size = partial(self._planner_bytes, self._accesses(batch))
         needs = {PLANNER: (by_size(self._shortest, spilled=True, least=True), self._whole_or_spilled(by_size, length))}
         if planning.overlap:
             needs[AHEAD] = 0, ahead_bytes(self.context)
@@ -60,7 +60,7 @@ class SuperbatchSizes:
         """
         memory.divide(for_caches)
         length = self.length(memory.batch)
-        planners: dict[str, Callable[..., int]] = {PLANNER: partial(self._planner_bytes, memory.batch.n_rows)}
+        planners: dict[str, Callable[..., int]] = {PLANNER: partial(self._planner_bytes, self._accesses(memory.batch))}
         if EDGE_PLANNER in memory.needs:
             planners[EDGE_PLANNER] = self._edge_planner(memory.batch)
         for holder, by_size in planners.items():
@@ -70,8 +70,8 @@ class SuperbatchSizes:
 
     def length(self, batch: BatchSize) -> int:
         """Compute the number of batches of a superbatch that disk and memory allow."""
-        passes = self.passes(batch.n_rows)
-        return choose_size(self.planning, self._graph, self._n_batches, batch.n_rows, self._stored(batch), passes)
+        n, passes = self._accesses(batch), self.passes(batch)
+        return choose_size(self.planning, self._graph, self._n_batches, n, self._stored(batch), passes)
 
     def granted_length(self, memory: Memory) -> tuple[int, int]:
         """Compute the number of batches of a superbatch that the granted memory can plan, and the least bytes to plan them.
@@ -79,7 +79,7 @@ class SuperbatchSizes:
         If less was granted than asked for, nothing is left for caches that size themselves.
         """
         batch, granted = memory.batch, memory.granted[PLANNER]
-        needed = partial(self._planner_bytes, batch.n_rows, spilled=True, least=True)
+        needed = partial(self._planner_bytes, self._accesses(batch), spilled=True, least=True)
         size = self.length(batch)
         if needed(size) > granted:
             size = max(self._shortest, bisect_right(range(1, size), granted, key=needed))
@@ -91,8 +91,8 @@ class SuperbatchSizes:
 
     def judged(self, batch: BatchSize, size: int) -> Length:
         """Judge superbatches of ``size`` batches: their passes over the features, and advice if they are too short."""
-        passes = self.passes(batch.n_rows)
-        return judge_length(self.planning, self._graph, self._n_batches, batch.n_rows, self._stored(batch), passes, size)
+        n, passes = self._accesses(batch), self.passes(batch)
+        return judge_length(self.planning, self._graph, self._n_batches, n, self._stored(batch), passes, size)
 
     def foreseen(self, memory: Memory) -> Length:
         """Judge the superbatches of a run in its granted memory; adds the rows of each cache."""
@@ -101,11 +101,15 @@ class SuperbatchSizes:
             rows = min(nodes.n, memory.foreseen_for_caches(self.context.prefetch) // max(1, nodes.width))
         return replace(self.judged(memory.batch, self.granted_length(memory)[0]), rows=rows)
 
-    def passes(self, n_accesses: int) -> PackingPasses | None:
+    def _accesses(self, batch: BatchSize) -> int:
+        """Count the rows of a batch that are planned."""
+        return self.context.nodes.accesses(batch)
+
+    def passes(self, batch: BatchSize) -> PackingPasses | None:
         """Return the cost of a pass over the features for every superbatch; None if there are no passes."""
         return None
 
-    def packed_bytes(self, n_accesses: int) -> int:
+    def packed_bytes(self, batch: BatchSize) -> int:
         """Compute the bytes of rows in extents that a batch has on disk, beside its samples and plan."""
         return 0
 
@@ -114,7 +118,8 @@ class SuperbatchSizes:
         width = 4 if self._graph.num_nodes < 2**31 else 8
         edges = EDGE_BYTES * batch.n_edges if self.planning.edge_capacity else 0
         plan = STORED_PER_ACCESS if self.planning.looks_ahead else ROW_TABLE_BYTES + LOAD_TABLE_BYTES * self._miss_share
-        stored = int(batch.n_rows * (width + plan)) + 4 * batch.n_stored + edges + self.packed_bytes(batch.n_rows)
+        planned = int(batch.n_rows * width + self._accesses(batch) * plan)
+        stored = planned + 4 * batch.n_stored + edges + self.packed_bytes(batch)
         return stored + stored // SPREAD
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from featstore.budget import CACHE_COST, Budget, Loan, Reservation
 from featstore.cache.rowmap import huge_array
-from featstore.cache.sizes import rows_within
 from featstore.cache.table import FeatureCache
 from featstore.epochmemory import Use
 from featstore.errors import BudgetError, CorruptionError
@@ -87,7 +86,7 @@ class NoSwitch:
     def to_neighbors(self, check: Callable[[], None]) -> None:
         """Do nothing: no cache is held."""
 
-    def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
+    def to_features(self, rows: Mapping[str, Int64s], check: Callable[[], None]) -> None:
         """Do nothing: a plan for no slots begins with no rows."""
 
 
@@ -193,10 +192,9 @@ class CacheSwitch:
         finally:
             self._taking.release()
 
-    @property
-    def capacity(self) -> int:
-        """Number of rows that every feature's cache has room for."""
-        return min(self._capacities.values(), default=0)
+    def capacity(self, names: Iterable[str]) -> int:
+        """Get the number of rows that the cache of each of these features has room for."""
+        return min((self._capacities.get(name, 0) for name in names), default=0)
 
     def claim(self) -> Use:
         """Claim the features' caches for an epoch, as :meth:`~featstore.strategies.caches.ClaimedCaches.claim` does."""
@@ -220,9 +218,10 @@ class CacheSwitch:
         self._lends_again()
         self._resize(0)
         nodes = self._nodes
-        rows = rows_within(min(self._most_bytes, room()), nodes.n, list(nodes.row_bytes.values()))
-        self._capacities = {name: min(capacity, rows) for name, capacity in self._wanted.items()}
-        self._resize(sum(nodes.bytes_of(rows)[name] for name, rows in self._capacities.items()))
+        rows = nodes.fitting_each(min(self._most_bytes, room()))
+        self._capacities = {name: min(capacity, rows[name]) for name, capacity in self._wanted.items()}
+        n_bytes = nodes.bytes_of(self._capacities)
+        self._resize(sum(n_bytes[name] for name in self._capacities))
 
     def _resize(self, n_bytes: int) -> None:
         self._reservation.resize(n_bytes)
@@ -307,19 +306,19 @@ class CacheSwitch:
             self._neighbors.close()
             self._neighbors = None
 
-    def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
-        """Drop the neighbour cache, make the feature caches and load ``rows`` into them, in one ascending pass."""
+    def to_features(self, rows: Mapping[str, Int64s], check: Callable[[], None]) -> None:
+        """Drop the neighbour cache, make the feature caches and load each one's ``rows``, in one ascending pass."""
         self._drop_neighbors()
         with self._taking:
             self._resize(min(self._features_bytes, self.share.total))
-        rows_left = rows_within(self.share.total, self._nodes.n, list(self._nodes.row_bytes.values()))
+        rows_left = self._nodes.fitting_each(self.share.total)
         caches = []
         with self._taking:
             self._lends_again()
             self._reservation.holder = FEATURES
             for name, capacity in self._capacities.items():
-                cache = self._use(name, min(capacity, rows_left))
-                cache.is_cut = rows_left < capacity  # plans are made for the capacity at the begin of the epoch
+                cache = self._use(name, min(capacity, rows_left[name]))
+                cache.is_cut = rows_left[name] < capacity  # plans are made for the capacity at the begin of the epoch
                 caches.append(cache)
         for name, cache in zip(self._capacities, caches, strict=True):
 
@@ -327,7 +326,7 @@ class CacheSwitch:
                 check()
                 self._nodes.read(name, some, out)
 
-            cache.preload(rows, read)
+            cache.preload(rows[name], read)
 
     def close(self) -> None:
         """Drop the caches and give the share back; may be called again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from featstore.topology.types import NodeType
 
-__all__ = ["NodeRows", "RowsOfTypes", "by_type"]
+__all__ = ["NodeRows", "RowsOfTypes", "by_type", "joined_rows"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Ids = TypeVar("Ids", bound=npt.NDArray[np.integer[Any]])
@@ -100,3 +100,14 @@ class RowsOfTypes(NodeRows):
         for kind, first in self.parts:
             found[first : first + kind.n] = values[kind.first : kind.stop]
         return found
+
+
+def joined_rows(each: Sequence[NodeRows]) -> RowsOfTypes:
+    """Put the rows of several columns behind each other; :meth:`NodeRows.of` then has a batch's rows column by column."""
+    parts: list[tuple[NodeType, int]] = []
+    first = 0
+    for rows in each:
+        assert isinstance(rows, RowsOfTypes)
+        parts += [(kind, first + row) for kind, row in rows.parts]
+        first += rows.n
+    return RowsOfTypes(first, tuple(parts))
