@@ -363,7 +363,11 @@ class _Trial:
         )
         workload = replace(workload, on_disk=self.counted)
         lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
-        asked = {"has_history": context.has_history, "has_types": context.has_types}
+        asked = {
+            "has_history": context.has_history,
+            "has_types": context.has_types,
+            "is_mixed": context.nodes.is_mixed,
+        }
         return choose(workload, self.machine, lengths, **asked)
 
 

@@ -183,10 +183,9 @@ class ClaimedCaches:
         domain = self._domain
         for name in domain.stores:
             domain.make_cache(name, 0)
-        rows = domain.fitting_each(room())
         try:
-            for name, capacity in self._capacities.items():
-                self._make(name, min(capacity, rows[name]))
+            for name, rows in domain.cut(self._capacities, room()).items():
+                self._make(name, rows)
         except BudgetError:  # other holders took the memory first: caches on loan are optional, the epoch runs without
             for name in self._capacities:
                 self._make(name, 0)

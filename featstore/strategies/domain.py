@@ -183,13 +183,15 @@ class Domain:
             return rows_within(n_bytes, self.n, list(self.row_bytes.values()), policy) if self.stores else 0
         return sum(part.fitting(int(of), policy) for part, of in zip(self.parts, self._divide(n_bytes), strict=True))
 
-    def fitting_each(self, n_bytes: int, policy: Policy | None = None) -> dict[str, int]:
-        """Count the rows that each feature's cache can have if all share ``n_bytes``."""
-        if not self.parts:
-            return dict.fromkeys(self.stores, self.fitting(n_bytes, policy))
+    def cut(self, rows: Mapping[str, int], n_bytes: int) -> dict[str, int]:
+        """Cut caches of ``rows`` rows, by feature, that follow plans, to those that fit ``n_bytes``."""
+        n_bytes_of = self.bytes_of(rows)
+        if sum(n_bytes_of[name] for name in rows) <= n_bytes:
+            return dict(rows)
         found: dict[str, int] = {}
-        for part, of in zip(self.parts, self._divide(n_bytes), strict=True):
-            found |= part.fitting_each(int(of), policy)
+        for part, of in zip(self.each, self._divide(n_bytes) if self.parts else [n_bytes], strict=True):
+            most = part.fitting(int(of))
+            found |= {name: min(rows[name], most) for name in part.stores if name in rows}
         return found
 
     def capacities(self, sizes: Mapping[str, int], policy: Policy | None = None) -> dict[str, int]:

@@ -130,7 +130,13 @@ def _seen(workload: Workload, length: Length, policy: str) -> Workload:
 
 
 def choose(
-    workload: Workload, machine: Machine, lengths: Lengths, *, has_history: bool = False, has_types: bool = False
+    workload: Workload,
+    machine: Machine,
+    lengths: Lengths,
+    *,
+    has_history: bool = False,
+    has_types: bool = False,
+    is_mixed: bool = False,
 ) -> Choice:
     """Take the cheapest of the strategies that estimate themselves and are possible.
 
@@ -145,9 +151,15 @@ def choose(
         True: strategies that run batches in another order cannot be taken.
     has_types : bool
         True: strategies that do not take graphs of several types cannot be taken.
+    is_mixed : bool
+        True: strategies that do not take features of different types cannot be taken.
     """
     estimates = estimate_all(workload, machine, lengths)
-    for name, what, asked in (("takes_history", "a history", has_history), ("takes_types", "several types", has_types)):
+    for name, what, asked in (
+        ("takes_history", "a history", has_history),
+        ("takes_types", "several types", has_types),
+        ("takes_mixed", "features of different types", is_mixed),
+    ):
         if asked:
             estimates = [
                 each

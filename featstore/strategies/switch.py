@@ -218,8 +218,7 @@ class CacheSwitch:
         self._lends_again()
         self._resize(0)
         nodes = self._nodes
-        rows = nodes.fitting_each(min(self._most_bytes, room()))
-        self._capacities = {name: min(capacity, rows[name]) for name, capacity in self._wanted.items()}
+        self._capacities = nodes.cut(self._wanted, min(self._most_bytes, room()))
         n_bytes = nodes.bytes_of(self._capacities)
         self._resize(sum(n_bytes[name] for name in self._capacities))
 
@@ -311,13 +310,13 @@ class CacheSwitch:
         self._drop_neighbors()
         with self._taking:
             self._resize(min(self._features_bytes, self.share.total))
-        rows_left = self._nodes.fitting_each(self.share.total)
+        rows_left = self._nodes.cut(self._capacities, self.share.total)
         caches = []
         with self._taking:
             self._lends_again()
             self._reservation.holder = FEATURES
             for name, capacity in self._capacities.items():
-                cache = self._use(name, min(capacity, rows_left[name]))
+                cache = self._use(name, rows_left[name])
                 cache.is_cut = rows_left[name] < capacity  # plans are made for the capacity at the begin of the epoch
                 caches.append(cache)
         for name, cache in zip(self._capacities, caches, strict=True):

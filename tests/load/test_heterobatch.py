@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore import Ginex, HeteroMiniBatch, LaborSampler, Loader, NeighborSampler, OnDemand, OptionError, Streamed, Superbatch
+from featstore.gather.readahead import ReadAhead
 from tests.support.typed import TypedArrays, academic, check_batch, random_types, reached
 
 pytestmark = pytest.mark.shares_resources
@@ -233,26 +234,84 @@ def test_a_mask_is_of_the_type(g: Any) -> None:
     assert sorted(batch.seeds.tolist()) == [3, 8]
 
 
-def test_features_of_different_types(tmp_path: Path) -> None:
-    graph = academic()
-    rng = np.random.default_rng(3)
+@pytest.fixture(scope="module")
+def widths() -> TypedArrays:
+    """Rows of papers and authors of different widths, and authors with a second feature."""
+    graph, rng = academic(), np.random.default_rng(3)
     graph.features["author"] = {"x": rng.standard_normal((1500, 5)).astype(np.float32), "age": rng.integers(0, 9, (1500, 1))}
-    with graph.create(tmp_path / "g") as g:
-        asked = [
-            ("x", {"x"}),
-            (["x", "age"], {"x", "age"}),
-            ({"paper": "x", "author": ["age"]}, {"x", "age"}),
-            ({"author": "x"}, {"x"}),
-            ([], set()),
-        ]
-        for features, names in asked:
-            for strategy in ("auto", OnDemand(cache="30KiB"), OnDemand(cache=0.1)):
-                for batch in epochs(g, strategy, 1, features=features):
-                    check_batch(graph, batch, edges=True)
-                    assert set(batch.features) == names
-        with pytest.raises(NotImplementedError, match="plans one cache"):
-            epochs(g, "superbatch", features="x")
-        assert epochs(g, "superbatch", 1, features={"author": ["x", "age"]})
+    return graph
+
+
+@pytest.fixture(scope="module")
+def of_widths(tmp_path_factory: Any, widths: TypedArrays) -> Any:
+    with widths.create(tmp_path_factory.mktemp("widths") / "g", memory="64MiB") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("features", "names"),
+    [
+        ("x", {"x"}),
+        (["x", "age"], {"x", "age"}),
+        ({"paper": "x", "author": ["age"]}, {"x", "age"}),
+        ({"author": ["x", "age"]}, {"x", "age"}),
+        ([], set()),
+    ],
+    ids=["x", "both", "one-each", "author", "none"],
+)
+def test_features_of_different_types(of_widths: Any, widths: TypedArrays, name: str, features: Any, names: set[str]) -> None:
+    found = epochs(of_widths, STRATEGIES[name], features=features)
+    for batch in found:
+        check_batch(widths, batch, edges=True)
+        assert set(batch.features) == names
+    assert same(found, epochs(of_widths, OnDemand(cache=None), features=features))
+
+
+@pytest.mark.parametrize("make", [Superbatch, Ginex, Streamed])
+@pytest.mark.parametrize("policy", ["belady", "degree"])
+def test_each_width_has_a_cache_and_plans(of_widths: Any, make: Any, policy: str) -> None:
+    """A cache of a share of the rows holds that share of each type's, and its hits are planned."""
+    sampler = NeighborSampler(of_widths, [5, 5])
+    with Loader(of_widths, sampler, ("paper", np.arange(3000)), 100, strategy=make(length=8, cache=0.5, policy=policy)) as loader:
+        held = {store: of_widths.columns[store].cache for store in ("paper/x", "author/x")}
+        for _ in loader:
+            held = {store: of_widths.columns[store].cache for store in held}
+            assert {store: cache.capacity for store, cache in held.items()} == {"paper/x": 1500, "author/x": 750}
+        stats = loader.stats()
+    assert stats["hits"]["host"] > stats["rows"] // 3
+    whole = 0
+    with Loader(of_widths, sampler, ("paper", np.arange(3000)), 100, strategy=OnDemand(cache=None)) as loader:
+        for batch in loader:
+            whole += sum(len(rows) for of_types in batch.features.values() for rows in of_types.values())
+    assert stats["rows"] == sum(stats["hits"].values()) == whole
+
+
+def test_misses_of_each_width_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = academic(papers=12_000)
+    graph.features["author"] = {"x": np.random.default_rng(3).standard_normal((6_000, 24)).astype(np.float32)}
+    taken: dict[str, int] = {}
+    take = ReadAhead.take
+
+    def counting(self: ReadAhead, position: int, name: str) -> Any:
+        rows = take(self, position, name)
+        taken[name] = taken.get(name, 0) + (0 if rows is None else len(rows))
+        return rows
+
+    monkeypatch.setattr(ReadAhead, "take", counting)
+    with graph.create(tmp_path / "g", memory="64MiB") as g:
+        sampler, strategy = NeighborSampler(g, [5, 5], edges=True), Superbatch(length=20, cache="4KiB")
+        with Loader(g, sampler, ("paper", np.arange(1000)), 10, strategy=strategy) as loader:
+            for batch in loader:
+                check_batch(graph, batch, edges=True)
+    assert min(taken["paper/x"], taken["author/x"]) > 1000
+
+
+def test_what_serves_one_width_says_so(of_widths: Any) -> None:
+    with pytest.raises(OptionError, match="an instance plans caches of the same rows"):
+        epochs(of_widths, Superbatch(policy=featstore.get_policy("belady")))
+    with pytest.raises(NotImplementedError, match=r"device_cache: .* different types of nodes"):
+        epochs(of_widths, "superbatch", device_cache=0.2)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
