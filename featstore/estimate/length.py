@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from featstore.cache.base import Policy
 from featstore.cache.checkedplans import CheckedPolicy
@@ -58,10 +59,10 @@ class Planning:
         Share of a batch's rows that the cache will lack, as far as is known; these rows are packed.
     capacity : int, optional
         Rows of the cache, if its size was given; of all caches whose features have different rows.
-    edge_policy : PlannedPolicy, optional
-        Policy of the caches of edge features, if there are any.
-    edge_capacity : int
-        Rows of each cache of edge features.
+    edge_policies : tuple of PlannedPolicy
+        Policies of the caches of edge features, one a type of edges, if there are any.
+    edge_rows : mapping of str to int
+        Rows of the cache of each edge feature; empty if there is none.
     others : tuple of Policy
         Policies like ``policy``, for the caches of features that have other rows than the first.
     """
@@ -73,8 +74,8 @@ class Planning:
     overlap: bool = True
     misses: Misses = ALL_MISSED
     capacity: int | None = None
-    edge_policy: PlannedPolicy | None = None
-    edge_capacity: int = 0
+    edge_policies: tuple[PlannedPolicy, ...] = ()
+    edge_rows: Mapping[str, int] = field(default_factory=dict)
     others: tuple[Policy, ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,11 @@ from featstore.gather.buffers import BufferPool, memory_errors
 from featstore.load.minibatch import LoadedBatch, Move
 from featstore.registry import adapter
 from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.edgenumbers import edge_type_of
 from featstore.topology.noderows import NodeRows, by_type
-from featstore.topology.types import EdgeKey, EdgeType, Types
+from featstore.topology.types import EdgeKey, Types
 
-__all__ = ["HeteroMiniBatch", "TypedNodes", "blocks_of", "parts_of"]
+__all__ = ["HeteroMiniBatch", "TypedNodes", "parts_of"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -213,16 +214,3 @@ def parts_of(store: str, rows: NodeRows, input_ids: Mapping[str, torch.Tensor]) 
         found.append((store.rpartition("/")[2], kind.name, first, stop))
         first = stop
     return found
-
-
-def blocks_of(types: Types, store: str, blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Select the blocks of the type of edges that a store's feature is of, with edges numbered within the type."""
-    found = edge_type_of(types, store)
-    of_type = blocks[list(types.edges).index(found.key) :: len(types.edges)]
-    return tuple(replace(each, edge_pos=None if each.edge_pos is None else each.edge_pos - found.first_edge) for each in of_type)
-
-
-def edge_type_of(types: Types, store: str) -> EdgeType:
-    """Find the type of edges that a store's feature is of."""
-    source, relation, destination = store.rpartition("/")[0].split(",")
-    return types.edges[source, relation, destination]

@@ -197,7 +197,7 @@ class Loader:
             check_typed(self._types, self._strategy, sampler, history)
             kind, seeds = seeds_of_type(self._types, seeds)
             nodes = domain_of(g, self._types, features, self._strategy)
-            edges = Domain.of_edges(g, edge_features_of(g, self._types, edge_features, sampler))
+            edges = Domain.of_edges(g, edge_features_of(g, self._types, edge_features, sampler), self._types)
         self._kind = kind
         self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels, kind)
         context = partial(

@@ -9,21 +9,23 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.counters import Overlap
 from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
-from featstore.gather.plan import Tier
+from featstore.gather.plan import EdgePlan, Tier
 from featstore.load.edges import gather_edges
-from featstore.load.heterobatch import HeteroMiniBatch, TypedNodes, blocks_of, parts_of
+from featstore.load.heterobatch import HeteroMiniBatch, TypedNodes, parts_of
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import LoadedBatch, MiniBatch
 from featstore.load.seedlabels import SeedLabels
 from featstore.load.transfer import Transfer
 from featstore.sampling.batches import EpochSeeds
-from featstore.sampling.edgenumbers import edge_numbers
+from featstore.sampling.edgenumbers import blocks_of, edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.context import Context
@@ -261,17 +263,20 @@ class Stages:
         context, sampled = self._context, batch.sampled
         for name, store in context.edges.stores.items():
             if name not in batch.edge_features:
-                tally, blocks = Tally(), sampled.blocks
+                tally, blocks, of = Tally(), sampled.blocks, name.rpartition("/")[0]
                 if self._types is not None:  # the blocks of the feature's type alone, and the numbers within it
-                    batch.edges, blocks = None, blocks_of(self._types, name, blocks)
+                    blocks = blocks_of(self._types, name, blocks)
                 try:
                     with self.watch.time("edges"):
-                        if batch.edges is None:  # checked and joined once, even if the gather is repeated for lack of memory
-                            batch.edges = edge_numbers(blocks, len(store), self._g.pool.array)
-                        batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, batch.edges)
+                        by: EdgePlan | npt.NDArray[np.int64] | None = batch.edge_plans.get(name)
+                        if by is None:  # checked and joined once, even if the gather is repeated for lack of memory
+                            if of not in batch.edge_numbers:
+                                batch.edge_numbers[of] = edge_numbers(blocks, len(store), self._g.pool.array)
+                            by = batch.edge_numbers[of]
+                        batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, by)
                 finally:
                     context.edges.reads.add(tally.read)
-        batch.edges = None  # frees its memory for the features
+        batch.edge_plans, batch.edge_numbers = {}, {}  # frees their memory for the features
 
     def _gather(self, run: EpochRun, name: str, batch: Batch) -> torch.Tensor:
         """Gather the rows of a feature that the host assembles; the batch gets the device's part of the feature."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from featstore.errors import OptionError
 from featstore.gather.arrays import id_array
 from featstore.load.arguments import check_edge_features
 from featstore.pack.packgraph import Graph
@@ -49,7 +48,7 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
 
 
 def check_typed(types: Types, strategy: Strategy, sampler: Any, history: Any) -> None:
-    """Raise NotImplementedError for what is not built for several types, and OptionError for an option of the strategy."""
+    """Raise NotImplementedError for what is not built for several types."""
     if history is not None:
         raise NotImplementedError("history: historical embeddings are not built for graphs of several types")
     if not type(strategy).takes_types:
@@ -59,8 +58,6 @@ def check_typed(types: Types, strategy: Strategy, sampler: Any, history: Any) ->
         raise NotImplementedError(
             f"a {type(sampler).__name__} does not sample several types of edges; the graph has {kinds}: take a NeighborSampler"
         )
-    if getattr(strategy, "edge_cache", None) is not None:
-        raise OptionError("edge_cache", "caches of edge features are not built for graphs of several types")
 
 
 def edge_features_of(g: Graph, types: Types, features: Any, sampler: Any) -> tuple[str, ...]:

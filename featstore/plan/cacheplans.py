@@ -60,7 +60,7 @@ class CachePlanner:
     ) -> None:
         self._policy, self.n, self.capacity = CheckedPolicy(policy), n, capacity
         self.runs, self.disk, self.memory, self.pool = runs, disk, memory, pool
-        self._room, self._label = room, label
+        self._room, self.label = room, label
 
     @property
     def looks_ahead(self) -> bool:
@@ -120,14 +120,14 @@ class CachePlanner:
         with ExitStack() as removed_after:
 
             def spill(_: int) -> Spill:
-                positions = Spill(self.runs.file(f"next-{self._label}{k}"), self.disk)
+                positions = Spill(self.runs.file(f"next-{self.label}{k}"), self.disk)
                 removed_after.callback(positions.remove)
                 return positions
 
             spilled = self._must_spill(lengths, n_planned, beside)
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
             horizon = Horizon(self.n, offsets, ids, n_planned, spill if spilled else None, announce)
-            name = self.runs.file(f"plan-{self._label}{k}")
+            name = self.runs.file(f"plan-{self.label}{k}")
             with SectionWriter(name, "plan", self.disk, write_bytes(int(lengths.max(initial=0)))) as writer:
                 begin(horizon)
                 for number, planned in enumerate(self._policy.plan(horizon, first)):

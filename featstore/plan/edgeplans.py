@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,8 @@ from featstore.gather.plan import EdgePlan
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter, distinct_edges
 from featstore.plan.planfile import PlanFile, write_plan
-from featstore.plan.sampledsuperbatch import SampledSuperbatch
-from featstore.sampling.batch import SampledBatch
+from featstore.plan.sampledsuperbatch import PlannedEdges
+from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.sections import SectionWriter
 
 __all__ = ["EdgePlanner"]
@@ -21,32 +21,59 @@ __all__ = ["EdgePlanner"]
 Ints = npt.NDArray[np.int32 | np.int64]
 
 
+def _all(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    return blocks
+
+
 class EdgePlanner:
-    """Plan the caches of edge features for one epoch, which they begin empty.
+    """Plan the caches of edge features of one type of edges, for one epoch, which they begin empty.
 
     Parameters
     ----------
+    names : iterable of str
+        The features.
     planner : CachePlanner
-        The planner of the domain of edges.
+        The planner of the domain of these edges.
+    blocks_of : callable, optional
+        Selects the blocks of this type of edges among those of a batch, numbered within the type.
     """
 
-    def __init__(self, planner: CachePlanner) -> None:
-        self._planner = planner
+    def __init__(
+        self,
+        names: Iterable[str],
+        planner: CachePlanner,
+        blocks_of: Callable[[tuple[Block, ...]], tuple[Block, ...]] = _all,
+    ) -> None:
+        self.names, self._planner, self._blocks_of = tuple(names), planner, blocks_of
         planner.start(keeps_memory=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the planner's memory that are held between superbatches."""
+        return self._planner.nbytes
 
     def distinct(self, batch: SampledBatch) -> DistinctEdges:
         """Compute the distinct edges of a batch; see :func:`~featstore.plan.edgetrace.distinct_edges`. Thread-safe."""
-        return distinct_edges(batch, self._planner.n, self._planner.memory.budget)
+        return distinct_edges(self._blocks_of(batch.blocks), self._planner.n, self._planner.memory.budget)
 
     def writer(self, k: int) -> EdgeTraceWriter:
         """Open the file that takes the edges of superbatch ``k``."""
-        return EdgeTraceWriter(self._planner.runs.file(f"edges-{k}"), self._planner.disk)
+        return EdgeTraceWriter(self._planner.runs.file(f"{self._planner.label}{k}"), self._planner.disk)
 
     def plan(
-        self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, first: int, check: Callable[[], None]
+        self,
+        k: int,
+        edges: PlannedEdges,
+        ahead: PlannedEdges | None,
+        first: int,
+        check: Callable[[], None],
+        beside: int = 0,
     ) -> None:
-        """Plan superbatch ``k``, whose first batch is number ``first``. Edges of the next one, ``ahead``, count as next uses."""
-        traces = [each.edges for each in (superbatch, ahead) if each is not None and each.edges is not None]
+        """Plan superbatch ``k``, whose first batch is number ``first``. Edges of the next one, ``ahead``, count as next uses.
+
+        ``beside``: bytes of the same memory that others hold.
+        """
+        traces = [each.trace for each in (edges, ahead) if each is not None]
         lengths, n = np.concatenate([trace.lengths for trace in traces]), len(traces[0])
 
         def ids(b: int) -> Ints:
@@ -56,12 +83,11 @@ class EdgePlanner:
             write_plan(writer.append, planned)
             check()
 
-        superbatch.edge_plans = PlanFile(self._planner.plan(k, lengths, ids, n, first, write))
+        edges.plans = PlanFile(self._planner.plan(k, lengths, ids, n, first, write, beside=beside))
 
-    def of(self, superbatch: SampledSuperbatch, number: int) -> EdgePlan:
+    def of(self, edges: PlannedEdges, number: int) -> EdgePlan:
         """Read the plan for the edge rows of a batch into pooled memory. After a BudgetError the call may be repeated."""
-        trace, plans, array = superbatch.edges, superbatch.edge_plans, self._planner.pool.array
-        assert trace is not None
+        trace, plans, array = edges.trace, edges.plans, self._planner.pool.array
         assert plans is not None
         stored, places = trace.ids(number, array), trace.places(number, array)
         ids: npt.NDArray[np.int64] = array(len(stored), np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget
-from featstore.sampling.batch import SampledBatch
+from featstore.sampling.batch import Block
 from featstore.sampling.edgenumbers import edge_numbers
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -28,13 +28,13 @@ Int64s = npt.NDArray[np.int64]
 DistinctEdges: TypeAlias = tuple[Ints, npt.NDArray[np.int32]]
 
 
-def distinct_edges(batch: SampledBatch, n_edges: int, budget: Budget) -> DistinctEdges:
-    """Compute the distinct edges of a batch of a graph of ``n_edges``; ``budget`` counts the memory of the computation.
+def distinct_edges(blocks: tuple[Block, ...], n_edges: int, budget: Budget) -> DistinctEdges:
+    """Compute the distinct edges of a batch's blocks, of ``n_edges`` in all; ``budget`` counts the memory of the computation.
 
     Several hops may draw the same edge; its row is needed once. After a BudgetError the call may be repeated.
     """
-    with budget.reserve("edges of a batch", FINDING_BYTES * sum(len(block.src) for block in batch.blocks)):
-        numbers = edge_numbers(batch.blocks, n_edges, whole=True)
+    with budget.reserve("edges of a batch", FINDING_BYTES * sum(len(block.src) for block in blocks)):
+        numbers = edge_numbers(blocks, n_edges, whole=True)
         ids, places = np.unique(numbers, return_inverse=True)
         dtype = np.int32 if n_edges < 2**31 else np.int64
         if len(ids) == len(numbers):

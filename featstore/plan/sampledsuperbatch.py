@@ -16,7 +16,7 @@ from featstore.plan.planfile import PlanFile
 from featstore.plan.samples import SampleFile
 from featstore.topology.noderows import NodeRows
 
-__all__ = ["PlannedRows", "SampledSuperbatch"]
+__all__ = ["PlannedEdges", "PlannedRows", "SampledSuperbatch"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
@@ -64,19 +64,33 @@ class PlannedRows:
 
 
 @dataclass
+class PlannedEdges:
+    """The edges of a superbatch's batches, of one type, and the plans of the caches of their features, made later."""
+
+    trace: EdgeTrace
+    plans: PlanFile | None = None
+
+    def remove(self) -> None:
+        self.trace.remove()
+        if self.plans is not None:
+            self.plans.remove()
+
+
+@dataclass
 class SampledSuperbatch:
     """The batches of a superbatch: sampled, and planned later.
 
-    ``parts`` are the rows of features, those of features with the same rows together. ``edges`` and ``edge_plans`` exist if the
-    caches of edge features are planned, too.
+    ``parts`` are the rows of features, those of features with the same rows together. ``edges`` are those of each type of edges
+    of which caches of features are planned, too.
     """
 
     samples: SampleFile
     parts: tuple[PlannedRows, ...]
-    edges: EdgeTrace | None = None
-    edge_plans: PlanFile | None = None
+    edges: list[PlannedEdges] = field(default_factory=list)
 
     def remove(self) -> None:
-        for file in (self.samples, self.edges, self.edge_plans, *self.parts):
-            if file is not None:
-                file.remove()
+        self.samples.remove()
+        for edges in self.edges:
+            edges.remove()
+        for part in self.parts:
+            part.remove()

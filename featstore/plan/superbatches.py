@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TypeAlias
 
@@ -33,7 +33,7 @@ from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter
 from featstore.plan.planmemory import Switch
 from featstore.plan.rowplans import RowPlanner
-from featstore.plan.sampledsuperbatch import PlannedRows, SampledSuperbatch
+from featstore.plan.sampledsuperbatch import PlannedEdges, PlannedRows, SampledSuperbatch
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskQuota, RunDirectory
@@ -43,7 +43,7 @@ __all__ = ["SuperbatchInspector"]
 AT_ONCE = 4  # superbatches whose run files lie on disk
 
 Int64s = npt.NDArray[np.int64]
-_Sample: TypeAlias = "tuple[SampledBatch, DistinctEdges | None]"
+_Sample: TypeAlias = "tuple[SampledBatch, list[DistinctEdges]]"
 
 
 class SuperbatchInspector:
@@ -73,8 +73,8 @@ class SuperbatchInspector:
         Makes the schedule serial: one superbatch after the other, each planned alone.
     tier : callable () -> DeviceTier or None
         Called when a superbatch is planned. Returns the rows on the device, which the superbatch's plans leave out.
-    edges : EdgePlanner, optional
-        Plans the caches of edge features.
+    edges : sequence of EdgePlanner
+        The planners of the caches of edge features, one a type of edges, in the same memory; by default none.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SuperbatchInspector:
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
         tier: Callable[[], DeviceTier | None] = lambda: None,
-        edges: EdgePlanner | None = None,
+        edges: Sequence[EdgePlanner] = (),
     ) -> None:
         self._sample, self._tier, self._edges = sample, tier, edges
         self._start, self._stop, self._size = start, stop, size
@@ -159,20 +159,23 @@ class SuperbatchInspector:
                 found.append((planner, rows, planner.of(part, number, rows, array)))
             return sampled, found
 
-    def edges(self, position: int) -> EdgePlan | None:
-        """Return the plan for the edge rows of a batch that :meth:`batch` has returned; None if edges are not planned.
+    def edges(self, position: int) -> dict[str, EdgePlan]:
+        """Return the plans for the edge rows of a batch that :meth:`batch` has returned, by feature; none without planners.
 
         Raises as :meth:`batch` does.
         """
-        if self._edges is None:
-            return None
+        if not self._edges:
+            return {}
         k, number = divmod(position - self._start, self._size)
         with self._lock:
             superbatch = self._ready.get(k)
         if superbatch is None:
             raise ClosedError("the epoch is over")
+        found: dict[str, EdgePlan] = {}
         with self._time("load"):
-            return self._edges.of(superbatch, number)
+            for planner, edges in zip(self._edges, superbatch.edges, strict=True):
+                found |= dict.fromkeys(planner.names, planner.of(edges, number))
+        return found
 
     def may_begin(self, position: int) -> bool:
         """Return whether a batch's superbatch can be prepared now; with a switch, all earlier ones must have run."""
@@ -368,8 +371,9 @@ class SuperbatchInspector:
         with (
             self._time("sample"),
             SampleWriter(self._runs.file(f"samples-{k}"), self._num_nodes, self._disk, self._budget) as writer,
-            nullcontext() if self._edges is None else self._edges.writer(k) as edges,
+            ExitStack() as opened,
         ):
+            edges = [opened.enter_context(planner.writer(k)) for planner in self._edges]
             try:
                 for position in positions:
                     pending.append(workers.submit(self._sample_patiently, position))
@@ -383,22 +387,22 @@ class SuperbatchInspector:
             samples = writer.finish_samples()
             superbatch = SampledSuperbatch(samples, tuple(PlannedRows(samples, planner.rows) for planner in self._planners))
             try:
-                if edges is not None:
-                    superbatch.edges = edges.finish_trace()
+                for each in edges:
+                    superbatch.edges.append(PlannedEdges(each.finish_trace()))
             except BaseException:
                 superbatch.remove()
                 raise
             return superbatch
 
-    def _store(self, future: Future[_Sample], writer: SampleWriter, edges: EdgeTraceWriter | None) -> None:
+    def _store(self, future: Future[_Sample], writer: SampleWriter, edges: Sequence[EdgeTraceWriter]) -> None:
         with self._lock:
             self._awaited = future
             self._changed.notify_all()
         try:
             sampled, distinct = future.result()
             writer.add(sampled)
-            if edges is not None and distinct is not None:
-                edges.add(distinct)
+            for trace, of_type in zip(edges, distinct, strict=True):
+                trace.add(of_type)
         except BaseException as error:
             # Recorded before the workers are waited for: some of them, and pause(), wait for this error themselves.
             with self._lock:
@@ -428,7 +432,7 @@ class SuperbatchInspector:
                 seen = self._n_freed
             try:
                 sampled = self._sample(position)
-                distinct = None if self._edges is None else self._edges.distinct(sampled)
+                distinct = [planner.distinct(sampled) for planner in self._edges]
             except BaseException as error:
                 with self._lock:
                     self._n_alive -= 1
@@ -472,9 +476,11 @@ class SuperbatchInspector:
     def _plan(self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, tier: DeviceTier | None) -> None:
         """Plan superbatch ``k`` by all planners, and pack the rows that it misses."""
         first = self._start + k * self._size
-        if self._edges is not None:
+        held = sum(planner.nbytes for planner in self._edges)
+        for at, of_edges in enumerate(self._edges):
+            edges, next_ones = superbatch.edges[at], None if ahead is None else ahead.edges[at]
             with self._time("plan"):
-                self._edges.plan(k, superbatch, ahead, first, self._check)
+                of_edges.plan(k, edges, next_ones, first, self._check, held - of_edges.nbytes)
         held = sum(planner.nbytes for planner in self._planners)
         for at, planner in enumerate(self._planners):
             part, more = superbatch.parts[at], None if ahead is None else ahead.parts[at]

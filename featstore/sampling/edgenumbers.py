@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy.typing as npt
 
 from featstore.errors import PluginError
 from featstore.sampling.batch import Block
+from featstore.topology.types import EdgeType, Types
 
-__all__ = ["are_one_array", "edge_numbers"]
+__all__ = ["are_one_array", "blocks_of", "edge_numbers", "edge_type_of"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -44,3 +46,22 @@ def edge_numbers(
     if len(found) and (int(found.min()) < 0 or int(found.max()) >= n_edges):
         raise PluginError(f"a sampler returned an edge_pos beyond the {n_edges} edges of the graph")
     return found
+
+
+def blocks_of(types: Types, store: str, blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Select the blocks of the type of edges that a store's feature is of, with edges numbered within the type."""
+    found = edge_type_of(types, store)
+    of_type = tuple(blocks[list(types.edges).index(found.key) :: len(types.edges)])
+    positions = [block.edge_pos for block in of_type if block.edge_pos is not None]
+    if not found.first_edge or len(positions) < len(of_type):
+        return of_type
+    if are_one_array(of_type):  # they stay one
+        whole = max(positions, key=len) - found.first_edge
+        return tuple(replace(block, edge_pos=whole[: len(each)]) for block, each in zip(of_type, positions, strict=True))
+    return tuple(replace(block, edge_pos=each - found.first_edge) for block, each in zip(of_type, positions, strict=True))
+
+
+def edge_type_of(types: Types, store: str) -> EdgeType:
+    """Find the type of edges that a store's feature is of."""
+    source, relation, destination = store.rpartition("/")[0].split(",")
+    return types.edges[source, relation, destination]

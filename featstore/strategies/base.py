@@ -46,13 +46,15 @@ class Batch:
     plans : mapping of str to BatchPlan, optional
         A plan for each feature, of the rows that are not in :attr:`Context.tier`. Without plans, the loader splits the batch,
         and the store plans the rows that are not on the device.
-    edges : EdgePlan or int64 array, optional
-        The plan of all edge features. Without a plan, the loader numbers the edges, and their stores plan each gather.
+    edge_plans : mapping of str to EdgePlan
+        A plan for each edge feature. Without a plan, the loader numbers the edges, and the feature's store plans the gather.
 
     Attributes
     ----------
     split : (DeviceRows, tensor) or None
         Of a batch without plans: the rows that the device holds, and the ids of the others.
+    edge_numbers : dict of str to int64 array
+        The numbers of the edges, by type of edges, of features without a plan.
     features, edge_features : dict
         The rows that the host has gathered. They are kept while the loader finds memory for the rest.
     apart : dict of str to Apart
@@ -66,8 +68,9 @@ class Batch:
     position: int
     sampled: SampledBatch
     plans: Mapping[str, BatchPlan] | None = None
-    edges: EdgePlan | npt.NDArray[np.int64] | None = None
+    edge_plans: Mapping[str, EdgePlan] = field(default_factory=dict)
     split: tuple[DeviceRows, torch.Tensor] | None = field(default=None, init=False)
+    edge_numbers: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict, init=False)
     features: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict, init=False)
     apart: dict[str, Apart] = field(default_factory=dict, init=False)

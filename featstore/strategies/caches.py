@@ -42,8 +42,7 @@ def make_online_edge_caches(context: Context, sizes: Mapping[str, int], policy: 
     Called before the caches that take all memory left. A cache that follows the plans of a running epoch stays, and edges are
     read through it.
     """
-    rows = context.edges.capacity(sizes, get_policy(policy))
-    for name in sizes:
+    for name, rows in context.edges.capacities(sizes, get_policy(policy)).items():
         if context.edges.is_claimed(name):
             continue
         own = get_policy(policy)

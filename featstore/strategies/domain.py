@@ -19,7 +19,9 @@ from featstore.estimate.batchsize import BatchSize
 from featstore.gather.counters import ReadCounts
 from featstore.graph.feature import FeatureStore
 from featstore.pack.packgraph import Graph
+from featstore.sampling.edgenumbers import edge_type_of
 from featstore.topology.noderows import NodeRows, joined_rows
+from featstore.topology.types import EdgeType, Types
 
 __all__ = ["Domain"]
 
@@ -75,11 +77,17 @@ class Domain:
         return cls(graph, rows.n, stores, reads, rows, tuple(parts))
 
     @classmethod
-    def of_edges(cls, graph: Graph, names: Iterable[str]) -> Domain:
-        """Make the domain of a graph's edges and the features of these names."""
-        stores = {name: graph.edge_features[name] for name in names}
-        n = graph.num_edges if stores else 0
-        return cls(graph, n, stores, ReadCounts(), NodeRows(n))
+    def of_edges(cls, graph: Graph, names: Iterable[str], types: Types | None = None) -> Domain:
+        """Make the domain of a graph's edges and the features of these names; of several ``types``, a part for each."""
+        stores, reads = {name: graph.edge_features[name] for name in names}, ReadCounts()
+        if types is None or not stores:
+            n = graph.num_edges if stores else 0
+            return cls(graph, n, stores, reads, NodeRows(n))
+        same: dict[EdgeType, dict[str, FeatureStore]] = {}
+        for name, store in stores.items():
+            same.setdefault(edge_type_of(types, name), {})[name] = store
+        parts = [cls(graph, kind.n_edges, each, reads, NodeRows(kind.n_edges)) for kind, each in same.items()]
+        return cls._joined(graph, stores, reads, parts)
 
     def of(self, names: Iterable[str]) -> Domain:
         """Make the domain of the same ids with these features alone."""
@@ -169,6 +177,9 @@ class Domain:
         for part, n_bytes in zip(self.parts, self._divide(given), strict=True):
             if isinstance(n_bytes, float) or part.fitting(n_bytes, policy):
                 found |= part.divided(n_bytes, policy, room - sum(found.values())) if part.n else {}
+        if given and not found:  # no share has room for a row: the largest part gets all, or says what it needs
+            largest = max(self.parts, key=lambda part: part.n_bytes)
+            return largest.divided(int(given), policy, room) if largest.n else {}
         return found
 
     def _divide(self, size: int | float) -> list[int | float]:

@@ -127,7 +127,7 @@ class Streamed(Superbatch):
         """See :class:`~featstore.Strategy`."""
         planning, profile, why = self.planning(context), None, ""
         if self.length == "auto" and not context.chosen.profile_bytes:
-            context.drop_caches(edges=bool(planning.edge_capacity))
+            context.drop_caches(edges=bool(planning.edge_rows))
             needs = self.sizes(context, planning).needs
             context, memory = ask(context, needs, self.cache_bytes(context, planning), plans=True)
             if memory.suffices:  # else run_planned raises

@@ -156,7 +156,7 @@ class Superbatch(Strategy):
     def cache_bytes(self, context: Context, planning: Planning) -> int:
         """Compute the bytes of the caches whose size was given, those of edge features included."""
         of_nodes = {} if self.cache == "auto" else context.nodes.sizes(self.cache, planning.policy)
-        return sum(of_nodes.values()) + sum(context.edges.bytes_of(planning.edge_capacity).values())
+        return sum(of_nodes.values()) + sum(context.edges.bytes_of(planning.edge_rows).values())
 
     def foreseen(self, context: Context) -> Length:
         """See :class:`~featstore.Strategy`."""
@@ -177,9 +177,12 @@ class Superbatch(Strategy):
         sizes = context.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning
-        of_edges = get_policy(self.policy)
-        assert isinstance(of_edges, PlannedPolicy)
-        return replace(planning, edge_policy=of_edges, edge_capacity=context.edges.capacity(sizes))
+        of_edges = []
+        for _ in context.edges.each:
+            policy = get_policy(self.policy)
+            assert isinstance(policy, PlannedPolicy)
+            of_edges.append(policy)
+        return replace(planning, edge_policies=tuple(of_edges), edge_rows=context.edges.capacities(sizes))
 
 
 def _planned(policy: Policy) -> Policy:
@@ -206,7 +209,7 @@ def plan_ahead(
 
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:
     """Make a runner and its caches, which replace the caches that the features have."""
-    context.drop_caches(edges=bool(planning.edge_capacity))
+    context.drop_caches(edges=bool(planning.edge_rows))
     runner = strategy.runner()(*strategy.asked(context, planning))
     try:
         runner.make_edge_caches()  # before the others, which may take all memory that is left
@@ -274,11 +277,11 @@ class SuperbatchRunner(Runner):
 
     def make_edge_caches(self) -> None:
         """Make the caches of edge features, empty, if they are planned."""
-        edges, capacity = self.context.edges, self._planning.edge_capacity
-        if capacity:
+        edges, rows = self.context.edges, self._planning.edge_rows
+        if rows:
             self._edge_caches = ClaimedCaches(edges)
             with self.context.watch.time("cache"):
-                self._edge_caches.make(dict.fromkeys(edges.stores, capacity))
+                self._edge_caches.make({name: rows.get(name, 0) for name in edges.stores})
 
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""

@@ -22,6 +22,7 @@ from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.rowplans import RowPlanner
 from featstore.plan.superbatches import SuperbatchInspector
+from featstore.sampling.edgenumbers import blocks_of
 from featstore.sampling.sampledbatches import EpochBatches
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.strategies.base import Batch, EpochRun
@@ -126,7 +127,7 @@ class SuperbatchEpoch(EpochRun):
                 # Without features there is no cache to switch, but the schedule is still serial.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
                 tier=lambda: context.tier,
-                edges=self._edge_planner(planning, plans),
+                edges=self._edge_planners(planning, plans),
             )
             if context.features and not packed:
                 # In the serial schedule, planning and reading ahead take turns, and share one memory.
@@ -156,14 +157,20 @@ class SuperbatchEpoch(EpochRun):
     def _readers(self) -> list[ReadAhead]:
         return list({id(ahead): ahead for ahead in self._ahead.values()}.values())
 
-    def _edge_planner(self, planning: Planning, plans: Callable[..., CachePlanner]) -> EdgePlanner | None:
-        """Make the planner of the caches of edge features, and empty these; None if edges are not planned."""
-        policy, edges, memory = planning.edge_policy, self._context.edges, self._memory
-        if policy is None or not planning.edge_capacity:
-            return None
-        for name in edges.stores:
-            edges.clear_cache(name)
-        return EdgePlanner(plans(policy, edges.n, planning.edge_capacity, memory=memory[EDGE_PLANNER], label="edges-"))
+    def _edge_planners(self, planning: Planning, plans: Callable[..., CachePlanner]) -> list[EdgePlanner]:
+        """Make the planners of the caches of edge features, and empty these; none if edges are not planned."""
+        if not planning.edge_rows:
+            return []
+        context, found = self._context, []
+        for name in context.edges.stores:
+            context.edges.clear_cache(name)
+        for at, (part, policy) in enumerate(zip(context.edges.each, planning.edge_policies, strict=True)):
+            names, rows = list(part.stores), min(planning.edge_rows.get(name, 0) for name in part.stores)
+            label = f"edges-{at}-" if at else "edges-"
+            planner = plans(policy, part.n, rows, memory=self._memory[EDGE_PLANNER], label=label)
+            of_type = {"blocks_of": partial(blocks_of, context.graph.types, names[0])} if context.has_types else {}
+            found.append(EdgePlanner(names, planner, **of_type))
+        return found
 
     @property
     def threads(self) -> int:

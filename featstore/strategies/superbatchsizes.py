@@ -48,7 +48,7 @@ class SuperbatchSizes:
         needs = {PLANNER: (by_size(self._shortest, spilled=True, least=True), self._whole_or_spilled(by_size, length))}
         if planning.overlap:
             needs[AHEAD] = 0, ahead_bytes(self.context)
-        if planning.edge_capacity:
+        if planning.edge_rows:
             of_edges = self._edge_planner(batch)
             needs[EDGE_PLANNER] = of_edges(self._shortest, spilled=True), self._whole_or_spilled(of_edges, length)
         return needs
@@ -83,7 +83,7 @@ class SuperbatchSizes:
         size = self.length(batch)
         if needed(size) > granted:
             size = max(self._shortest, bisect_right(range(1, size), granted, key=needed))
-        if self.planning.edge_capacity:
+        if self.planning.edge_rows:
             of_edges = partial(self._edge_planner(batch), spilled=True)
             if of_edges(size) > memory.granted[EDGE_PLANNER]:
                 size = max(self._shortest, bisect_right(range(1, size), memory.granted[EDGE_PLANNER], key=of_edges))
@@ -116,7 +116,7 @@ class SuperbatchSizes:
     def _stored(self, batch: BatchSize) -> int:
         """Compute the bytes of a batch on disk: its samples, its plan, and its rows in extents."""
         width = 4 if self._graph.num_nodes < 2**31 else 8
-        edges = EDGE_BYTES * batch.n_edges if self.planning.edge_capacity else 0
+        edges = EDGE_BYTES * batch.n_edges if self.planning.edge_rows else 0
         plan = STORED_PER_ACCESS if self.planning.looks_ahead else ROW_TABLE_BYTES + LOAD_TABLE_BYTES * self._miss_share
         planned = int(batch.n_rows * width + self._accesses(batch) * plan)
         stored = planned + 4 * batch.n_stored + edges + self.packed_bytes(batch)
@@ -144,8 +144,9 @@ class SuperbatchSizes:
 
     def _edge_planner(self, batch: BatchSize) -> Callable[..., int]:
         """Make the function from the length of superbatches, and ``spilled=``, to the bytes for planning their edges."""
-        planning, n = self.planning, self._graph.num_edges
-        return partial(planner_bytes, planning, n, self._n_batches, batch.n_edges, capacity=planning.edge_capacity)
+        planning, edges = self.planning, self.context.edges
+        rows = sum(max((planning.edge_rows.get(name, 0) for name in part.stores), default=0) for part in edges.each)
+        return partial(planner_bytes, planning, edges.n, self._n_batches, batch.n_edges, capacity=rows)
 
     def _whole_or_spilled(self, by_size: Callable[..., int], length: int) -> int:
         """Compute the useful bytes of a planner: all next positions are in memory, unless they take too much of it."""

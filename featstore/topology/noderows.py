@@ -102,12 +102,12 @@ class RowsOfTypes(NodeRows):
         return found
 
 
-def joined_rows(each: Sequence[NodeRows]) -> RowsOfTypes:
+def joined_rows(each: Sequence[NodeRows]) -> NodeRows:
     """Put the rows of several columns behind each other; :meth:`NodeRows.of` then has a batch's rows column by column."""
     parts: list[tuple[NodeType, int]] = []
     first = 0
     for rows in each:
-        assert isinstance(rows, RowsOfTypes)
-        parts += [(kind, first + row) for kind, row in rows.parts]
+        if isinstance(rows, RowsOfTypes):
+            parts += [(kind, first + row) for kind, row in rows.parts]
         first += rows.n
-    return RowsOfTypes(first, tuple(parts))
+    return RowsOfTypes(first, tuple(parts)) if parts else NodeRows(first)

@@ -13,7 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
-from featstore import Ginex, HeteroMiniBatch, LaborSampler, Loader, NeighborSampler, OnDemand, OptionError, Streamed, Superbatch
+from featstore import (
+    BudgetError,
+    Ginex,
+    HeteroMiniBatch,
+    LaborSampler,
+    Loader,
+    NeighborSampler,
+    OnDemand,
+    OptionError,
+    Streamed,
+    Superbatch,
+)
 from featstore.gather.readahead import ReadAhead
 from tests.support.typed import TypedArrays, academic, check_batch, random_types, reached
 
@@ -307,9 +318,49 @@ def test_misses_of_each_width_are_read_ahead(tmp_path: Path, monkeypatch: pytest
     assert min(taken["paper/x"], taken["author/x"]) > 1000
 
 
+EDGE_CACHES = {
+    "ondemand": OnDemand(edge_cache=0.3),
+    "lru": OnDemand(edge_cache="400KiB", edge_policy="lru"),
+    "superbatch": Superbatch(length=4, edge_cache=0.3),
+    "small": Superbatch(length=3, cache=None, edge_cache="300KiB"),
+    "ginex": Ginex(length=4, edge_cache=0.3),
+    "streamed": Streamed(length=4, edge_cache=0.3),
+    "auto": featstore.Auto(edge_cache=0.3),
+}
+
+
+@pytest.mark.parametrize("name", EDGE_CACHES)
+@pytest.mark.parametrize("redraw", [True, False])
+def test_caches_of_edge_features(tmp_path: Path, name: str, redraw: bool) -> None:
+    """Each type of edges has a cache of its own, whose plans are over the numbers of its edges."""
+    graph, rng = academic(), np.random.default_rng(5)
+    for key, names in {("author", "writes", "paper"): ["w", "t"], ("paper", "cites", "paper"): ["w"]}.items():
+        n = graph.edges[key].shape[1]
+        graph.edge_features[key] = {each: rng.standard_normal((n, 1 + len(names))).astype(np.float32) for each in names}
+    with graph.create(tmp_path / "g", memory="64MiB") as g:
+        sampler, ids = NeighborSampler(g, [6, 6], edges=True, redraw=redraw), np.arange(0, 3000, 3)
+        plain = epochs(g, OnDemand(cache=None), fanouts=[6, 6], redraw=redraw, edge_features=["w", "t"])
+        assert all(store.cache is None for store in g.edge_features.values())
+        with Loader(g, sampler, ("paper", ids), 100, strategy=EDGE_CACHES[name], edge_features=["w", "t"]) as loader:
+            found = [batch for _ in range(2) for batch in sorted(loader, key=lambda each: each.index)]
+            n_loaded = loader.stats()["edge_features"]["rows_loaded"]
+        caches = [store.cache for store in g.edge_features.values()]
+        assert all(cache.capacity for cache in caches)
+        assert len({cache.capacity for cache in caches}) == 2  # one a type of edges
+        for batch in found:
+            check_batch(graph, batch, edges=True)
+            assert list(batch.edge_features) == ["w", "t"]
+        assert same(found, plain)
+        rows = (rows for batch in found for hops in batch.edge_features.values() for hop in hops for rows in hop.values())
+        assert n_loaded < sum(map(len, rows))
+
+
 def test_what_serves_one_width_says_so(of_widths: Any) -> None:
     with pytest.raises(OptionError, match="an instance plans caches of the same rows"):
         epochs(of_widths, Superbatch(policy=featstore.get_policy("belady")))
+    for strategy in OnDemand(cache="200"), Superbatch(cache="200"):
+        with pytest.raises(BudgetError, match=r"of one row .* not 200"):
+            epochs(of_widths, strategy)
     with pytest.raises(NotImplementedError, match=r"device_cache: .* different types of nodes"):
         epochs(of_widths, "superbatch", device_cache=0.2)
 
@@ -380,7 +431,6 @@ def test_copies_of_a_batch(g: Any, graph: TypedArrays) -> None:
         ({"features": ["x", "x"]}, ValueError, "twice"),
         ({"labels": "z"}, ValueError, "no 'z'; it has"),
         ({"history": featstore.History(4)}, NotImplementedError, "history"),
-        ({"strategy": OnDemand(edge_cache=0.5)}, OptionError, "edge_cache"),
         ({"sampler": lambda seeds: None}, NotImplementedError, "several types of edges"),
     ],
 )
