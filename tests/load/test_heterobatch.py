@@ -358,8 +358,8 @@ def test_caches_of_edge_features(tmp_path: Path, name: str, redraw: bool) -> Non
 def test_what_serves_one_width_says_so(of_widths: Any) -> None:
     with pytest.raises(OptionError, match="an instance plans caches of the same rows"):
         epochs(of_widths, Superbatch(policy=featstore.get_policy("belady")))
-    for strategy in OnDemand(cache="200"), Superbatch(cache="200"):
-        with pytest.raises(BudgetError, match=r"of one row .* not 200"):
+    for strategy in OnDemand(cache="200B"), Superbatch(cache="200B"):
+        with pytest.raises(BudgetError, match="one row takes 12032 bytes, not 200; at least 12032"):
             epochs(of_widths, strategy)
     with pytest.raises(NotImplementedError, match=r"device_cache: .* different types of nodes"):
         epochs(of_widths, "superbatch", device_cache=0.2)
