@@ -15,10 +15,12 @@ from featstore.load.minibatch import LoadedBatch, Move
 from featstore.registry import adapter
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.edgenumbers import edge_type_of
+from featstore.strategies.base import Batch
+from featstore.strategies.domain import Domain
 from featstore.topology.noderows import NodeRows, by_type
-from featstore.topology.types import EdgeKey, Types
+from featstore.topology.types import EdgeKey, NodeType, Types
 
-__all__ = ["HeteroMiniBatch", "TypedNodes", "parts_of"]
+__all__ = ["HeteroMiniBatch", "TypedNodes", "parts_of", "typed_batch"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -214,3 +216,32 @@ def parts_of(store: str, rows: NodeRows, input_ids: Mapping[str, torch.Tensor]) 
         found.append((store.rpartition("/")[2], kind.name, first, stop))
         first = stop
     return found
+
+
+def typed_batch(
+    types: Types,
+    kind: NodeType,
+    nodes: Domain,
+    batch: Batch,
+    pool: BufferPool,
+    labels: dict[str, torch.Tensor],
+    number: torch.Tensor,
+    positions: torch.Tensor | None,
+) -> HeteroMiniBatch:
+    """Make the batch that a graph of several types delivers, of seeds of one ``kind``: ids and blocks within the types."""
+    typed = TypedNodes(types, batch.sampled, pool)
+    ids = typed.input_ids
+    return HeteroMiniBatch(
+        seed_type=kind.name,
+        seeds=ids[kind.name][: batch.sampled.n_seeds],
+        input_ids=ids,
+        blocks=typed.local_blocks(),
+        labels=labels,
+        index=batch.sampled.index,
+        seed_index=number,
+        seed_positions=positions,
+        num_sampled_nodes=typed.num_sampled_nodes,
+        edge_features=typed.edge_features(batch.edge_features),
+        rows=batch.features,
+        parts={name: parts_of(name, nodes.rows_of(name), ids) for name in batch.features},
+    )

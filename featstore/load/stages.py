@@ -19,7 +19,7 @@ from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan, Tier
 from featstore.load.edges import gather_edges
-from featstore.load.heterobatch import HeteroMiniBatch, TypedNodes, parts_of
+from featstore.load.heterobatch import typed_batch
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import LoadedBatch, MiniBatch
 from featstore.load.seedlabels import SeedLabels
@@ -178,7 +178,7 @@ class Stages:
                 check(batch, position)
             tier = None if self._on_device is None else self._on_device.tier
             if tier is not None and batch.plans is None:
-                rows = batch.rows_of(self._context.nodes.rows, self._g.pool.array)
+                rows = batch.rows_of(self._context.nodes.rows, self._g.pool)
                 part, others = tier.split(rows, self._g.pool.array)
                 batch.split = part, torch.from_numpy(others)
             return batch
@@ -198,9 +198,10 @@ class Stages:
         with self.watch.time("labels"):
             labels, number, positions = self._labels.of(sampled, self._orders.get(run))
         made: LoadedBatch
-        if self._types is not None:
+        if self._types is not None and self._kind is not None:
+            of_seeds = labels, number, positions
             try:
-                made = self._typed(batch, labels, number, positions)
+                made = typed_batch(self._types, self._kind, self._context.nodes, batch, self._g.pool, *of_seeds)
             except BudgetError as error:
                 raise self._too_small(position, error, n_rows) from None
         else:
@@ -211,33 +212,8 @@ class Stages:
             if self._history is not None and sampled.history is not None:
                 made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         self.memory.saw(n_rows, sampled.nbytes)
-        n_asked = n_rows * len(batch.features) if self._types is None else sum(tally.rows.values())
-        self._context.counts.add(n_asked, tally.rows, tally.hits_lost)
+        self._context.counts.add(sum(tally.rows.values()), tally.rows, tally.hits_lost)
         return made
-
-    def _typed(
-        self, batch: Batch, labels: dict[str, torch.Tensor], number: torch.Tensor, positions: torch.Tensor | None
-    ) -> HeteroMiniBatch:
-        """Make the batch that a graph of several types delivers: ids and blocks within the types."""
-        types, kind, nodes = self._types, self._kind, self._context.nodes
-        assert types is not None
-        assert kind is not None
-        typed = TypedNodes(types, batch.sampled, self._g.pool)
-        ids = typed.input_ids
-        return HeteroMiniBatch(
-            seed_type=kind.name,
-            seeds=ids[kind.name][: batch.sampled.n_seeds],
-            input_ids=ids,
-            blocks=typed.local_blocks(),
-            labels=labels,
-            index=batch.sampled.index,
-            seed_index=number,
-            seed_positions=positions,
-            num_sampled_nodes=typed.num_sampled_nodes,
-            edge_features=typed.edge_features(batch.edge_features),
-            rows=batch.features,
-            parts={name: parts_of(name, nodes.rows_of(name), ids) for name in batch.features},
-        )
 
     def _assemble_apart(self, run: EpochRun, position: int, batch: Batch) -> tuple[LoadedBatch, Mapping[str, Apart]]:
         """Assemble a batch to be transferred; return it with the features of which the device holds rows."""
@@ -289,7 +265,7 @@ class Stages:
         if plan is None and batch.split is not None:
             ids = batch.split[1]
         else:
-            ids = torch.from_numpy(batch.rows_of(self._context.nodes.rows_of(name), self._g.pool.array))
+            ids = torch.from_numpy(batch.rows_of(self._context.nodes.rows_of(name), self._g.pool))
         rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)

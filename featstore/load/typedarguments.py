@@ -93,20 +93,20 @@ def domain_of(g: Graph, types: Types, features: Any, strategy: Strategy) -> Doma
     NotImplementedError
         The strategy plans one cache, and the features are of different types.
     """
+    columns = _columns(g)
     if not isinstance(features, Mapping):
         names = [features] if isinstance(features, str) else features
         if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"features must be given by name, or as a mapping of types to names, not as {features!r}")
         features = {}
         for name in names:
-            having = [kind for kind in types.nodes if f"{kind}/{name}" in _columns(g)]
+            having = [kind for kind in types.nodes if f"{kind}/{name}" in columns]
             if not having:
-                there = sorted({each.rpartition("/")[2] for each in _columns(g)})
+                there = sorted({each.rpartition("/")[2] for each in columns})
                 raise ValueError(f"features: no type has {name!r}; there is {', '.join(map(repr, there)) or 'none'}")
             for kind in having:
                 features.setdefault(kind, []).append(name)
     asked: dict[str, list[NodeType]] = {}
-    columns = _columns(g)
     for kind, names in features.items():
         if kind not in types.nodes:
             raise ValueError(f"features: the graph has no node type {kind!r}; it has {', '.join(map(repr, types.nodes))}")

@@ -9,7 +9,7 @@ and returns a plan for each feature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ import torch
 
 from featstore.estimate.cost import Estimate, Machine, Workload
 from featstore.estimate.length import Length
+from featstore.gather.buffers import BufferPool
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
@@ -77,12 +78,12 @@ class Batch:
     tally: Tally = field(default_factory=Tally, init=False)
     rows: dict[NodeRows, npt.NDArray[np.int64]] = field(default_factory=dict, init=False)
 
-    def rows_of(self, of: NodeRows, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-        """Find the rows of the batch's nodes, once; ``array(n, dtype)`` allocates them. Without types these are the nodes."""
+    def rows_of(self, of: NodeRows, pool: BufferPool) -> npt.NDArray[np.int64]:
+        """Find the rows of the batch's nodes, once, in pooled memory. Without types these are the nodes."""
         if not of.kinds:
             return self.sampled.input_ids.numpy()
         if of not in self.rows:
-            self.rows[of] = of.of(self.sampled.input_ids.numpy(), array)
+            self.rows[of] = of.of(self.sampled.input_ids.numpy(), pool.array)
         return self.rows[of]
 
 
