@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from featstore.cli.splits import no_seeds, split_seeds
+from featstore.cli.splits import Labelled, no_seeds, split_seeds
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
-
-if TYPE_CHECKING:
-    from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["TracedBatches", "seeds_of"]
 
@@ -36,7 +31,7 @@ class TracedBatches(SampledBatches):
         raise NotImplementedError("a trace has the ids of batches, not their blocks")
 
 
-def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.Tensor:
+def seeds_of(g: Labelled, labels: str, name: str | None = None) -> torch.Tensor:
     """Get the training seeds; ValueError, with advice, if there are none.
 
     Nodes without a label are left out (:func:`split_seeds`). ``name`` names other node data with the seeds, ids or a mask,
