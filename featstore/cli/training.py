@@ -15,20 +15,20 @@ from tqdm import tqdm
 from featstore.budget import MemoryReport
 from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.model import HeteroSizes, ModelSizes, Sizes, save_model
+from featstore.cli.recording import check_target
 from featstore.cli.splits import SPLITS, Labelled, class_ids, count_classes, no_seeds, split_seeds
 from featstore.config import format_size
 from featstore.gather.device import check_device
 from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
-from featstore.load.typedarguments import types_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.progress import is_seen, make_bar
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches
 from featstore.strategies.ondemand import OnDemand
 from featstore.strategies.registry import get_strategy
-from featstore.topology.types import Types, qualified
+from featstore.topology.types import qualified
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -125,22 +125,18 @@ def check_fields(
     if edge_features and isinstance(g, PackedGraph):
         text = f"edge features: {g.path} is a pack, and rows of edges stay in its dataset"
         raise ValueError(f"{text}: featstore train DATASET --strategy packed --pack {g.path}")
-    kinds = [] if types_of(g) is None else list(cast(Types, types_of(g)).nodes)
-    if kinds:
-        names = ", ".join(map(repr, kinds))
-        if target not in kinds:
-            what = "is needed" if target is None else f"there is no {target!r}"
-            raise ValueError(f"target: {what}; the dataset has the node types {names}: name that of the nodes to classify")
+    if hasattr(g, "types"):  # else a pack, or an object that stands for a graph
+        check_target(cast(Any, g), target)
+    if target is not None:
+        kinds = cast(Any, g).node_types
         if edge_features:
             raise NotImplementedError("edge features are not built for training on a graph of several types: leave them out")
-        assert not isinstance(g, PackedGraph)
-        if labels not in g[target].node_data:
-            raise ValueError(f"labels: {target!r} has no {labels!r}; it has {sorted(g[target].node_data)}")
-        if not any(feature in g[kind].features for kind in kinds):
+        classified = cast(Any, g)[target]
+        if labels not in classified.node_data:
+            raise ValueError(f"labels: {target!r} has no {labels!r}; it has {sorted(classified.node_data)}")
+        if not any(qualified(kind, feature) in g.features for kind in kinds):
             raise ValueError(f"feature: no node type has {feature!r}; there is {sorted(g.features)}")
         return
-    if target is not None:
-        raise ValueError(f"target: {target!r} names a type of nodes, and the graph has one type, without a name: leave it out")
     if not isinstance(g, PackedGraph):
         for name in edge_features:
             if name not in g.edge_features:

@@ -36,7 +36,7 @@ def planted() -> TypedArrays:
     x = rng.standard_normal((PAPERS, 8)).astype(np.float32)
     x[::3] += 4 * np.eye(CLASSES, 8, dtype=np.float32)[y[::3]]
     graph = TypedArrays(
-        {"paper": PAPERS, "author": AUTHORS, "institution": 9, "venue": 0},
+        {"institution": 9, "paper": PAPERS, "author": AUTHORS, "venue": 0},
         {
             WRITES: writes,
             REV: writes[::-1].copy(),
@@ -170,7 +170,7 @@ def test_papers_are_told_by_their_authors(arguments: list[str], tmp_path: Path, 
             torch.testing.assert_close(scores, scores_of(loaded, batch), rtol=1e-4, atol=1e-4)
         val = g["paper"].node_data["val_idx"]
         assert float((scores[val].argmax(1) == g["paper"].node_data["y"][val]).float().mean()) > 0.75
-    assert "it is of the types 'paper', 'author'" in refused(capsys, "infer", other(tmp_path), "--model", model)
+    assert "it is of the types 'institution', 'paper', 'author'" in refused(capsys, "infer", other(tmp_path), "--model", model)
     assert "takes rows of 8 numbers, and 'paper/y'" in refused(capsys, "infer", made, "--model", model, "--feature", "y")
 
 
@@ -200,7 +200,7 @@ def test_losses_do_not_depend_on_strategies_and_resume(made: Path, tmp_path: Pat
 
 def test_what_train_and_others_refuse(made: Path, tmp_path: Path, small: Any, capsys: Any) -> None:
     for command, words in (
-        (["train", made], "target: is needed; the dataset has the node types 'paper', 'author', 'institution', 'venue'"),
+        (["train", made], "target: is needed; the dataset has the node types 'institution', 'paper', 'author', 'venue'"),
         (["train", made, "--target", "papers"], "target: there is no 'papers'"),
         (["train", made, "--target", "author"], "no training seeds: node data 'train_idx'"),
         (
@@ -213,9 +213,17 @@ def test_what_train_and_others_refuse(made: Path, tmp_path: Path, small: Any, ca
         (["train", made, "--target", "paper", "--sampler", "epoch"], "EpochSampler"),
         (["train", made, "--target", "paper", "--history", "0.2"], "history"),
         (["train", made, "--target", "paper", "--strategy", "packed", "--pack", "p"], "--pack is for a graph of one type"),
-        (["train", small.path, "--target", "paper"], "target: 'paper' names a type of nodes, and the graph has one type"),
+        (
+            ["train", small.path, "--target", "paper"],
+            "target: 'paper' names a type of nodes, and the graph has one",
+        ),
         (["pack", made, tmp_path / "p"], "is for a graph of one type"),
-        (["plan", made, "--simulate"], "is for a graph of one type"),
+        (["plan", made, "--simulate"], "target: is needed; the dataset has the node types"),
+        (["plan", made, "--simulate", "--target", "paper", "--feature", "z"], "one cache is simulated, and paper/x have no 'z'"),
+        (["plan", made, "--explain"], "plan --explain is for a graph of one type"),
+        (["plan", made, "--redundancy"], "plan --redundancy is for a graph of one type"),
+        (["plan", made, "--history"], "is for a graph of one type"),
+        (["plan", small.path, "--simulate", "--target", "paper"], "target: 'paper' names a type"),
         (["aggregate", made], "--edge-type is needed: the dataset has the node types"),
         (["aggregate", made, "--edge-type", "writes"], "'writes' is not SOURCE,RELATION,DESTINATION"),
         (
@@ -244,3 +252,35 @@ def test_papers_means_for_authors(arguments: list[str], tmp_path: Path, capsys: 
     trained = run(capsys, "train", tmp_path / "g", *TRAIN, "--epochs", 1, "--strategy", "ondemand", "--save", tmp_path / "m")
     assert trained["stats"]["row_bytes"] == 32
     assert load_model(tmp_path / "m")[1].widths == {"paper": 8, "author": 8, "institution": 0, "venue": 0}
+
+
+# --- plan -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_simulation_counts_the_rows_that_a_loader_asks_for(arguments: list[str], tmp_path: Path, capsys: Any) -> None:
+    """Of one type, of types that share a file, and of one of these; a type with a file of its own is not planned with others."""
+    graph = planted()
+    for kind in ("paper", "author"):
+        graph.features.setdefault(kind, {})["z"] = np.ones((graph.n[kind], 3), np.float32)
+    path, trace = tmp_path / "g", tmp_path / "trace"
+    graph.create(path).close()
+    given = ["plan", path, "--simulate", "--target", "paper", "--fanouts", "3,2", "--batch-size", "50", "--sizes", "100%,10%"]
+    for feature, features in (("x", "x"), ("z", "z"), ("author/z", {"author": "z"})):
+        found = run(capsys, *given, "--feature", feature, "--policies", "belady,degree")
+        with featstore.open(path) as g:
+            train = g["paper"].node_data["train_idx"]
+            seeds = train[~g["paper"].node_data["y"][train].isnan()]
+            sampler = featstore.NeighborSampler(g, [3, 2])
+            loader = featstore.Loader(g, sampler, ("paper", seeds), 50, features=features, strategy="ondemand")
+            asked = [[(kind, int(id)) for kind in batch.x for id in batch.input_ids[kind]] for batch in loader]
+        assert found["rows_asked_for"] == sum(map(len, asked)), feature
+        assert found["distinct_rows"] == len({row for batch in asked for row in batch})
+        assert found["policies"]["belady"]["rows_loaded"][-1] == found["distinct_rows"]
+        assert found["rows"] == (PAPERS if feature == "x" else PAPERS + AUTHORS)
+    run(capsys, *given, "--feature", "z", "--save-trace", trace)
+    again = ["plan", path, "--simulate", "--target", "paper", "--trace", trace, "--sizes", "10%", "--feature"]
+    assert run(capsys, *again, "z")["rows_asked_for"] > 0
+    assert "is a trace over 800 rows, and the dataset has 600" in refused(capsys, *again, "x")
+    run(capsys, "aggregate", path, "--edge-type", ",".join(REV), "--name", "x")
+    assert "author/x, paper/x lie in files of their own: name one" in refused(capsys, *given, "--feature", "x")
+    assert run(capsys, *given, "--feature", "author/x", "--policies", "lru")["rows"] == AUTHORS
