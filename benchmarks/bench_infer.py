@@ -27,7 +27,8 @@ from r22 import generate
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from featstore.inference.infer import LayerCosts, run_layers
+from featstore.inference.infer import run_layers
+from featstore.inference.output import LayerCosts
 
 CLASSES, LAYERS = 47, 3
 MEMORY = "/dev/shm"  # a file system in memory
@@ -54,7 +55,7 @@ def gathered_layer(
 def layers_at_all(g: featstore.OutOfCoreGraph, model: GraphSAGE) -> tuple[float, list[LayerCosts]]:
     """Run the model at every node; return the seconds, and what the layers came to."""
     begin = time.perf_counter()
-    costs = run_layers(g, model.inference_layers(), "x", "h", None, "cpu", True, None, None, False)
+    costs = run_layers(g, model.inference_layers(), "x", "h", None, "cpu", True, None, None, False).costs
     return time.perf_counter() - begin, costs
 
 

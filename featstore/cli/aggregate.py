@@ -6,10 +6,12 @@ import argparse
 import time
 from typing import Any
 
-from featstore.cli.arguments import add_making, check_feature, open_graph, positive
+from featstore.cli.arguments import add_making, edge_type, open_graph, positive
 from featstore.cli.output import print_result
 from featstore.config import format_size
+from featstore.graph.aggregate import edges_to_aggregate
 from featstore.graph.passes import OPS
+from featstore.topology.types import edge_name, qualified
 
 __all__ = ["add_arguments", "run"]
 
@@ -17,6 +19,12 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_making(parser, "x", "feature that is aggregated (default: x)")
     parser.add_argument("--op", choices=OPS, default="mean", help="over the in-neighbours (default: mean)")
+    parser.add_argument(
+        "--edge-type",
+        type=edge_type,
+        metavar="SOURCE,RELATION,DESTINATION",
+        help="edges to aggregate over, of a dataset of several types: the new feature is one of the destination's type",
+    )
     parser.add_argument("--hops", type=positive, default=1, help="how often (default: 1)")
     parser.add_argument("--name", help="of the new feature (default: FEATURE_OP, and the hops if there are several)")
     parser.add_argument("--dtype", help="of the new feature (default: the feature's own; float64 for integers)")
@@ -26,10 +34,19 @@ def run(options: argparse.Namespace) -> int:
     """Make the feature, and print its description."""
     begin = time.perf_counter()
     with open_graph(options.path, options) as graph:
-        check_feature(graph, options.feature)
+        if options.edge_type is None and not graph.types.is_one:
+            nodes, edges = (", ".join(map(repr, names)) for names in (graph.node_types, map(edge_name, graph.edge_types)))
+            raise ValueError(
+                f"--edge-type is needed: the dataset has the node types {nodes} and the edge types {edges or '(none)'}"
+            )
+        kind = edges_to_aggregate(graph, options.edge_type, options.op, options.hops)
+        full = qualified(kind.src.name, options.feature)
+        if full not in graph.features:
+            raise ValueError(f"--feature: the dataset has no {full!r}; it has {sorted(graph.features)}")
         store = graph.aggregate(
             options.feature,
             options.op,
+            edge_type=options.edge_type,
             hops=options.hops,
             name=options.name,
             dtype=options.dtype,

@@ -31,6 +31,7 @@ from featstore.sampling.shadow import ShadowSampler
 from featstore.strategies.base import Strategy
 from featstore.strategies.options import CACHE, DISK, PACK, RUN_DIR, options_of
 from featstore.strategies.registry import available_strategies, find_strategy
+from featstore.topology.types import EdgeKey
 
 __all__ = [
     "BATCHES",
@@ -41,9 +42,12 @@ __all__ = [
     "add_path",
     "add_sampling",
     "add_strategy_options",
+    "add_target",
     "cache_neighbors",
     "check_feature",
+    "check_types",
     "disk_size",
+    "edge_type",
     "feature_of",
     "make_batches",
     "make_labor",
@@ -144,6 +148,33 @@ def check_feature(graph: OutOfCoreGraph, name: str) -> None:
     graph.refuse_types("this command")
     if name not in graph.features:
         raise ValueError(f"--feature: the dataset has no {name!r}; it has {sorted(graph.features)}")
+
+
+def edge_type(text: str) -> EdgeKey:
+    """Parse the name of a type of edges, SOURCE,RELATION,DESTINATION."""
+    parts = text.split(",")
+    if len(parts) != 3 or not all(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not SOURCE,RELATION,DESTINATION, such as author,writes,paper")
+    return parts[0], parts[1], parts[2]
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the type of the seeds, in a graph of several types."""
+    parser.add_argument("--target", metavar="TYPE", help="type of the nodes that are classified, of a dataset of several types")
+
+
+def check_types(graph: object, options: argparse.Namespace) -> None:
+    """Raise NotImplementedError for options of sampling and packs that are for a graph of one type, if it has several."""
+    if not isinstance(graph, OutOfCoreGraph) or graph.types.is_one:
+        return
+    for name, is_given in (
+        ("--batches partition", options.batches != "random"),
+        ("--parts", options.parts is not None),
+        ("--macro", options.macro is not None),
+        ("--pack", getattr(options, "pack", None) is not None),
+    ):
+        if is_given:
+            graph.refuse_types(name)
 
 
 def _window(text: str) -> int | str:
@@ -352,6 +383,7 @@ def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler:
         with ExitStack() as stack:
             counts = None
             if isinstance(chosen, StaticPolicy) and chosen.needs_counts:
+                graph.refuse_types(f"--neighbor-policy {policy}, which counts drawn edges,")
                 stack.enter_context(graph.budget.reserve("edges drawn", 8 * graph.num_nodes))
                 seeds = seeds_of(graph, options.labels, getattr(options, "seeds", None))
                 batches: Batches = RandomBatches(seeds, options.batch_size, seed=options.seed)

@@ -19,7 +19,9 @@ from featstore.cli.arguments import (
     add_opening,
     add_path,
     add_sampling,
+    add_target,
     cache_neighbors,
+    check_types,
     disk_size,
     feature_of,
     make_batches,
@@ -31,8 +33,8 @@ from featstore.cli.arguments import (
 )
 from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
-from featstore.cli.recording import TracedBatches, seeds_of
-from featstore.config import format_size, parse_size
+from featstore.cli.recording import TracedBatches, check_target, rows_asked_for, seeds_of, seeds_of_type
+from featstore.config import format_size, parse_disk, parse_size
 from featstore.estimate.batchsize import ROW_BYTES, BatchSize
 from featstore.estimate.choice import Choice, chosen_mask, observe
 from featstore.estimate.copies import copy_speed
@@ -56,6 +58,7 @@ from featstore.strategies.estimates import choose, foreseen_lengths
 from featstore.strategies.memory import AHEAD, FRACTIONS
 from featstore.strategies.profile import DISK_DIVISOR, profile_batches
 from featstore.strategies.superbatchepoch import most_ahead
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["add_arguments", "run"]
 
@@ -94,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"with --redundancy: count all batches of an epoch (default: {N_BATCHES} of them, or --max-batches)",
     )
     parser.add_argument("--feature", action=Given, default="x", help="feature (default: x)")
+    add_target(parser)
     sampling = parser.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
     parser.set_defaults(sampling=add_sampling(sampling))
     sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
@@ -132,10 +136,13 @@ def run(options: argparse.Namespace) -> int:
         get_policy(name)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph:
-        store = feature_of(options, graph)
+        check_types(graph, options)
+        check_target(graph, options.target)
+        store, rows = rows_asked_for(graph, options.feature)
+        options.disk = None if options.disk is None else parse_disk(options.disk, store.nbytes)
         row_bytes = store.nbytes // max(1, len(store))
-        sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
-        with _trace(options, graph, show) as trace, graph.policy_inputs(row_bytes, seed=options.seed) as inputs:
+        sizes = parse_sizes(options.sizes, rows.n, row_bytes)
+        with _trace(options, graph, rows, show) as trace, graph.policy_inputs(row_bytes, seed=options.seed, rows=rows) as inputs:
             with _countdown() if show else nullcontext() as on_step:
                 curve = miss_curve(
                     trace,
@@ -163,10 +170,11 @@ def _explain(options: argparse.Namespace) -> int:
     check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph:
+        graph.refuse_types("plan --explain")
         store = feature_of(options, graph)
         row_bytes = store.nbytes // max(1, len(store))
         begin = time.perf_counter()
-        with _trace(options, graph, show) as trace:
+        with _trace(options, graph, graph.node_rows(options.feature), show) as trace:
             if not trace.n_accesses:
                 raise ValueError("the trace asks for no rows")
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
@@ -258,6 +266,7 @@ def _redundancy(options: argparse.Namespace) -> int:
     check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
+        graph.refuse_types("plan --redundancy")
         samplers = {"neighbor": NeighborSampler(graph, options.fanouts, seed=options.seed), "labor": make_labor(graph, options)}
         cache_neighbors(graph, options, samplers["neighbor"])
         bar: tqdm[int] | None = None
@@ -290,7 +299,7 @@ def _redundancy(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> Iterator[Trace]:
+def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, rows: NodeRows, show: bool) -> Iterator[Trace]:
     """Open the named trace, or record one, which is kept or removed with the run files."""
     with ExitStack() as stack:
         if options.trace is not None:
@@ -301,9 +310,9 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
                 raise ValueError(f"--{given[0].replace('_', '-')} is for recording: leave it out, or leave out --trace")
             trace = Trace.open(options.trace)
             stack.callback(trace.close)
-            if trace.n != graph.num_nodes:
+            if trace.n != rows.n:
                 raise ValueError(
-                    f"{options.trace} is a trace over {trace.n} rows, and the dataset has {graph.num_nodes}; "
+                    f"{options.trace} is a trace over {trace.n} rows, and the dataset has {rows.n}; "
                     "record one of this dataset with --save-trace"
                 )
         else:
@@ -316,12 +325,12 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
                 raise FileExistsError(errno.EEXIST, "a file is there already; use it with --trace, or remove it", path)
             disk = DiskQuota(options.disk, "the trace", path if options.save_trace is not None else graph.path)
             sampler = make_sampler(graph, options)
-            batches = make_batches(graph, options, seeds_of(graph, options.labels, options.seeds))
+            batches = make_batches(graph, options, seeds_of_type(graph, options.target, options.labels, options.seeds))
             with graph.budget.reserve("loader order", batches.nbytes):
                 order = batches.epoch(0)
                 numbers = range(len(order))[: options.max_batches]
                 bar = make_bar(numbers, desc="sampling", unit="batch", leave=False, disable=not show)
-                trace = record(sampler, (order.seeds(index) for index in bar), graph.num_nodes, path, disk=disk)
+                trace = record(sampler, (order.seeds(index) for index in bar), graph.num_nodes, path, disk=disk, rows=rows)
             stack.callback(trace.close)
         yield trace
 

@@ -1,19 +1,17 @@
-"""The seeds that training would begin with, and the batches of a recorded trace."""
+"""The seeds that training would begin with, the rows that it would ask for, and the batches of a recorded trace."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from featstore.cli.splits import no_seeds, split_seeds
+from featstore.cli.splits import Labelled, no_seeds, split_seeds
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.feature import FeatureStore
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
+from featstore.topology.noderows import NodeRows, RowsOfTypes
 
-if TYPE_CHECKING:
-    from featstore.graph.dataset import OutOfCoreGraph
-
-__all__ = ["TracedBatches", "seeds_of"]
+__all__ = ["TracedBatches", "check_target", "rows_asked_for", "seeds_of", "seeds_of_type"]
 
 
 class TracedBatches(SampledBatches):
@@ -36,7 +34,7 @@ class TracedBatches(SampledBatches):
         raise NotImplementedError("a trace has the ids of batches, not their blocks")
 
 
-def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.Tensor:
+def seeds_of(g: Labelled, labels: str, name: str | None = None) -> torch.Tensor:
     """Get the training seeds; ValueError, with advice, if there are none.
 
     Nodes without a label are left out (:func:`split_seeds`). ``name`` names other node data with the seeds, ids or a mask,
@@ -53,3 +51,51 @@ def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.T
     if seeds is None or not len(seeds):
         raise ValueError(f"{no_seeds(seeds, g.node_data)}. Name other nodes with --seeds")
     return check_seeds(seeds, g.num_nodes)
+
+
+def seeds_of_type(g: OutOfCoreGraph, target: str | None, labels: str, name: str | None = None) -> torch.Tensor:
+    """Get the training seeds as :func:`seeds_of` does, those of the type ``target`` among the ids of all types.
+
+    ValueError if the graph has several types and ``target`` is none of them, or has one and ``target`` is given.
+    """
+    check_target(g, target)
+    if target is None:
+        return seeds_of(g, labels, name)
+    return seeds_of(g[target], labels, name) + g.types.nodes[target].first
+
+
+def check_target(g: OutOfCoreGraph, target: str | None) -> None:
+    """Check that a type of nodes is named if the graph has several, and only then; ValueError otherwise."""
+    if g.types.is_one:
+        if target is not None:
+            raise ValueError(
+                f"target: {target!r} names a type of nodes, and the graph has one type, without a name: leave it out"
+            )
+    elif target not in g.types.nodes:
+        what, names = "is needed" if target is None else f"there is no {target!r}", ", ".join(map(repr, g.node_types))
+        raise ValueError(f"target: {what}; the dataset has the node types {names}: name that of the nodes to classify")
+
+
+def rows_asked_for(g: OutOfCoreGraph, feature: str) -> tuple[FeatureStore, NodeRows]:
+    """Find the rows of a feature that batches ask for, which one cache serves, and the rows that nodes have there.
+
+    In a graph of several types ``feature`` is a name, of all types that have it, or ``type/name``. ValueError if there is none,
+    or if types have files of their own.
+    """
+    types = g.types
+    if types.is_one:
+        if feature not in g.features:
+            raise ValueError(f"--feature: the dataset has no {feature!r}; it has {sorted(g.features)}")
+        return g.features[feature], NodeRows(g.num_nodes)
+    kinds = {f"{kind}/{feature}": each for kind, each in types.nodes.items() if feature in g[kind].features}
+    if feature in g.features:
+        kinds = {feature: types.nodes[feature.rpartition("/")[0]]}
+    columns = {g.column_of(full) for full in kinds}
+    if len(columns) != 1:
+        there = sorted(kinds or g.features)
+        what = "lie in files of their own: name one" if kinds else f"have no {feature!r}: name one of them"
+        raise ValueError(f"--feature: one cache is simulated, and {', '.join(there) or 'nodes'} {what}")
+    (column,) = columns
+    rows = g.node_rows(column)
+    assert isinstance(rows, RowsOfTypes)
+    return g.columns[column], RowsOfTypes(rows.n, tuple(part for part in rows.parts if part[0] in kinds.values()))

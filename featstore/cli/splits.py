@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 
 from featstore.creation.source import dtype_name
-from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batches import check_seeds
 
-if TYPE_CHECKING:
-    from featstore.graph.dataset import OutOfCoreGraph
-
-__all__ = ["SPLITS", "class_ids", "count_classes", "no_seeds", "split_seeds", "unknown_splits", "unlabelled"]
+__all__ = ["SPLITS", "Labelled", "class_ids", "count_classes", "no_seeds", "split_seeds", "unknown_splits", "unlabelled"]
 
 # The names that node data of a split may have; the first existing one counts. OGB's name is valid.
 SPLITS = {
@@ -25,7 +21,16 @@ SPLITS = {
 MOST_CLASSES = 100_000  # ids beyond are numbers of something else, and the model's last layer has a row for each id up to them
 
 
-def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
+class Labelled(Protocol):
+    """Nodes with node data: a graph, or one type of nodes of it."""
+
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def node_data(self) -> Mapping[str, Any]: ...
+
+
+def split_seeds(g: Labelled, split: str, labels: str) -> torch.Tensor | None:
     """Get the labelled nodes of a split, from the first existing name in :data:`SPLITS`; None if no name exists.
 
     A node has no label if all entries of its row are NaN, or negative in labels that are whole numbers. Errors are those of
@@ -35,7 +40,7 @@ def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | No
     return None if ids is None else ids[_is_labelled(_labels_of(g, labels)[ids])]
 
 
-def unlabelled(g: OutOfCoreGraph, labels: str) -> dict[str, tuple[int, int]]:
+def unlabelled(g: Labelled, labels: str) -> dict[str, tuple[int, int]]:
     """Count the nodes of each split that :func:`split_seeds` leaves out, and all nodes of the split; omit complete splits."""
     counts = {}
     for split in SPLITS:
@@ -45,7 +50,7 @@ def unlabelled(g: OutOfCoreGraph, labels: str) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def _split_nodes(g: OutOfCoreGraph, split: str) -> torch.Tensor | None:
+def _split_nodes(g: Labelled, split: str) -> torch.Tensor | None:
     for name in SPLITS.get(split, ()):
         if name in g.node_data:
             chosen = g.node_data[name]
@@ -53,8 +58,8 @@ def _split_nodes(g: OutOfCoreGraph, split: str) -> torch.Tensor | None:
     return None
 
 
-def _labels_of(g: OutOfCoreGraph | PackedGraph, name: str) -> torch.Tensor:
-    y = g.node_data[name]
+def _labels_of(g: Labelled, name: str) -> torch.Tensor:
+    y: torch.Tensor = g.node_data[name]
     if len(y) != g.num_nodes:
         raise ValueError(f"labels: {name!r} has {len(y)} entries for {g.num_nodes} nodes")
     return y
@@ -69,7 +74,7 @@ def _is_labelled(y: torch.Tensor) -> torch.Tensor:
     return known.any(1)
 
 
-def count_classes(g: OutOfCoreGraph | PackedGraph, labels: str) -> int:
+def count_classes(g: Labelled, labels: str) -> int:
     """Count the classes of a model: one more than the largest class id among a graph's labels.
 
     ValueError: labels are not one number a node, or not whole numbers, or beyond :data:`MOST_CLASSES`.

@@ -22,6 +22,8 @@ from featstore.cli.arguments import (
     add_path,
     add_sampling,
     add_strategy_options,
+    add_target,
+    check_types,
     make_batches,
     make_sampler,
     n_layers,
@@ -37,7 +39,7 @@ from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
 from featstore.cli.planhistory import staleness
-from featstore.cli.splits import SPLITS, count_classes, unknown_splits, unlabelled
+from featstore.cli.splits import SPLITS, Labelled, count_classes, unknown_splits, unlabelled
 from featstore.cli.training import Epoch, TrainResult, check_fields, describe_epoch, describe_training, train
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
@@ -79,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     """Add the arguments of :func:`train_as_asked`, and the options of a named plug-in."""
     add_opening(parser)
     add_sampling(parser)
-    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument("--feature", default="x", help="feature; with several types of nodes, of all that have it (default: x)")
+    add_target(parser)
     parser.add_argument(
         "--edge-features",
         nargs="+",
@@ -257,23 +260,29 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         graph: OutOfCoreGraph | PackedGraph
         graph = PackedGraph(path, **opening(options)) if is_alone else open_graph(path, options)
         stack.enter_context(cast(AbstractContextManager[Any], graph))
+        check_types(graph, options)
         if options.pack is not None:
             pack = _checked_pack(stack, graph, options)
             loader_options["strategy"] = replace(loader_options["strategy"], pack=pack)
-        check_fields(graph, options.feature, options.labels, options.edge_features)
+        check_fields(graph, options.feature, options.labels, options.edge_features, options.target)
         sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options, bool(options.edge_features))
-        _say_unused_splits(graph)
+        classified = cast(Labelled, graph if options.target is None else cast(Any, graph)[options.target])
+        _say_unused_splits(classified)
         if isinstance(graph, OutOfCoreGraph):
-            _say_unlabelled(graph, options.labels, options.unlabelled)
+            _say_unlabelled(classified, options.labels, options.unlabelled)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA refuses deterministic products without it
         torch.use_deterministic_algorithms(True)
+        batches = None  # a pack's own, or, of several types, the loader's
+        if not isinstance(graph, PackedGraph) and options.target is None:
+            batches = partial(_make_batches, graph, options)
         return train(
             graph,
             sampler,
             n_layers(options),
             feature=options.feature,
             labels=options.labels,
+            target=options.target,
             edge_features=options.edge_features,
             hidden=options.hidden,
             dropout=options.dropout,
@@ -281,7 +290,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             epochs=options.epochs,
             batch_size=options.batch_size,
             seed=options.seed,
-            batches=None if isinstance(graph, PackedGraph) else partial(_make_batches, graph, options),
+            batches=batches,
             max_batches=options.max_batches,
             progress=is_seen() and not quiet,
             on_epoch=None if quiet else _say,
@@ -332,7 +341,7 @@ def _say_resumed(checkpoints: Checkpoints, options: argparse.Namespace) -> None:
         print(f"featstore: {checkpoints.path}: {text}", file=sys.stderr, flush=True)
 
 
-def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
+def _say_unused_splits(graph: Labelled) -> None:
     """Print a line about node data that looks like a split but has no split's name, and is not used."""
     unused = unknown_splits(graph.node_data)
     if unused:
@@ -341,7 +350,7 @@ def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _say_unlabelled(graph: OutOfCoreGraph, labels: str, what: str) -> None:
+def _say_unlabelled(graph: Labelled, labels: str, what: str) -> None:
     """Print a line about nodes of splits without a label, which are not used. ``"error"``: raise it."""
     count_classes(graph, labels)  # errors of the labels themselves come first
     left_out = unlabelled(graph, labels)

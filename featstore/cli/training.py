@@ -1,4 +1,4 @@
-"""Training of a GraphSAGE over a dataset, with accuracies and a table of where time and rows went (``featstore train``)."""
+"""Training of a GraphSAGE over a dataset, of one type or several, with accuracies and a table of where time and rows went."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tqdm import tqdm
 
 from featstore.budget import MemoryReport
 from featstore.cli.checkpoints import Checkpoints
-from featstore.cli.model import ModelSizes, save_model
-from featstore.cli.sage import GraphSAGE
-from featstore.cli.splits import SPLITS, class_ids, count_classes, no_seeds, split_seeds
+from featstore.cli.model import HeteroSizes, ModelSizes, Sizes, save_model
+from featstore.cli.recording import check_target
+from featstore.cli.splits import SPLITS, Labelled, class_ids, count_classes, no_seeds, split_seeds
 from featstore.config import format_size
 from featstore.gather.device import check_device
+from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
@@ -27,6 +28,7 @@ from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches
 from featstore.strategies.ondemand import OnDemand
 from featstore.strategies.registry import get_strategy
+from featstore.topology.types import qualified
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -85,6 +87,21 @@ def edge_rows(batch: MiniBatch, names: Sequence[str]) -> list[torch.Tensor] | No
     ]
 
 
+def scores_of(model: torch.nn.Module, batch: Any, edge_features: Sequence[str] = ()) -> torch.Tensor:
+    """Compute a model's class scores of a batch's seeds, shape (n_seeds, n_out)."""
+    scores: torch.Tensor
+    if isinstance(batch, HeteroMiniBatch):
+        given = {kind: rows.float() for kind, rows in batch.x.items()}
+        some = next(iter(given.values()))
+        x = {kind: given.get(kind, some.new_empty(len(ids), 0)) for kind, ids in batch.input_ids.items()}
+        scores = model(x, batch.blocks)
+    elif edge_features or batch.history is not None:
+        scores = model(batch.x.float(), batch.blocks, batch.history, edge_rows(batch, edge_features))
+    else:
+        scores = model(batch.x.float(), batch.blocks)
+    return scores
+
+
 def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edge_features: Sequence[str] = ()) -> float:
     """Measure the share of a loader's seeds whose class is predicted right, each from its sampled neighbourhood."""
     was_training = model.training
@@ -93,23 +110,34 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edg
     try:
         with torch.inference_mode():
             for batch in _bar(loader, "evaluate", len(loader)) if progress else loader:
-                edges = {"edges": edge_rows(batch, edge_features)} if edge_features else {}
-                right += int((model(batch.x.float(), batch.blocks, **edges).argmax(1) == class_ids(batch.y)).sum())
+                right += int((scores_of(model, batch, edge_features).argmax(1) == class_ids(batch.y)).sum())
                 total += len(batch.seeds)
     finally:
         model.train(was_training)
     return right / total if total else float("nan")
 
 
-def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str, edge_features: Sequence[str] = ()) -> None:
-    """Raise ValueError, with the existing names, unless a graph has these features and labels; it must have one type of nodes."""
+def check_fields(
+    g: OutOfCoreGraph | PackedGraph, feature: str, labels: str, edge_features: Sequence[str] = (), target: str | None = None
+) -> None:
+    """Raise ValueError, with the existing names, unless a graph has these features and labels, and the type ``target``."""
     is_pack = isinstance(g, PackedGraph)
     if edge_features and isinstance(g, PackedGraph):
         text = f"edge features: {g.path} is a pack, and rows of edges stay in its dataset"
         raise ValueError(f"{text}: featstore train DATASET --strategy packed --pack {g.path}")
+    if hasattr(g, "types"):  # else a pack, or an object that stands for a graph
+        check_target(cast(Any, g), target)
+    if target is not None:
+        kinds = cast(Any, g).node_types
+        if edge_features:
+            raise NotImplementedError("edge features are not built for training on a graph of several types: leave them out")
+        classified = cast(Any, g)[target]
+        if labels not in classified.node_data:
+            raise ValueError(f"labels: {target!r} has no {labels!r}; it has {sorted(classified.node_data)}")
+        if not any(qualified(kind, feature) in g.features for kind in kinds):
+            raise ValueError(f"feature: no node type has {feature!r}; there is {sorted(g.features)}")
+        return
     if not isinstance(g, PackedGraph):
-        if hasattr(g, "refuse_types"):  # else an object that stands for a graph
-            g.refuse_types("featstore train")
         for name in edge_features:
             if name not in g.edge_features:
                 raise ValueError(f"edge features: the dataset has no {name!r}; it has {sorted(g.edge_features)}")
@@ -120,6 +148,36 @@ def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str, edg
             raise ValueError(text + more)
 
 
+def _sizes(
+    g: OutOfCoreGraph | PackedGraph,
+    feature: str,
+    edge_features: tuple[str, ...],
+    target: str | None,
+    hidden: int,
+    n_out: int,
+    n_layers: int,
+) -> Sizes:
+    """Find the sizes of the model for a graph; ValueError if a feature has no rows of numbers."""
+    widths: dict[str, int] = {}
+    for kind in ("",) if target is None else tuple(cast(Any, g).node_types):
+        name = qualified(kind, feature) if kind else feature
+        shape = tuple(g.features[name].shape) if name in g.features else (0, 0)
+        if len(shape) != 2:
+            raise ValueError(f"feature {name!r} has shape {shape}; GraphSAGE wants one row of numbers a node")
+        widths[kind] = shape[1]
+    if target is not None:
+        return HeteroSizes(feature, widths, tuple(cast(Any, g).edge_types), target, hidden, n_out, n_layers)
+    n_edge = 0 if isinstance(g, PackedGraph) else sum(math.prod(g.edge_features[name].shape[1:]) for name in edge_features)
+    return ModelSizes(feature, widths[""], hidden, n_out, n_layers, edge_features, n_edge)
+
+
+def _row_bytes(g: OutOfCoreGraph | PackedGraph, feature: str, target: str | None) -> int:
+    """Count the bytes of a row that batches gather; 0 if types have rows of several sizes."""
+    names = [feature] if target is None else [qualified(kind, feature) for kind in cast(Any, g).node_types]
+    found = {store.nbytes // max(1, len(store)) for name, store in g.features.items() if name in names and len(store)}
+    return found.pop() if len(found) == 1 else 0
+
+
 def train(
     g: OutOfCoreGraph | PackedGraph,
     sampler: Sampler | None,
@@ -127,6 +185,7 @@ def train(
     *,
     feature: str = "x",
     labels: str = "y",
+    target: str | None = None,
     edge_features: Sequence[str] = (),
     hidden: int = 256,
     dropout: float = 0.5,
@@ -155,7 +214,10 @@ def train(
     sampler : Sampler or None
         Sampler of ``n_layers`` hops; None with a PackedGraph.
     feature, labels : str
-        Labels are class ids from 0, one a node; a node whose label is negative or NaN is left out.
+        Labels are class ids from 0, one a node; a node whose label is negative or NaN is left out. In a graph of several types
+        the feature is that of each type which has it.
+    target : str, optional
+        The type of nodes that are classified, in a graph of several types; seeds and labels are its node data.
     edge_features : sequence of str
         Features of edges whose means the layers take in, too. The sampler numbers its edges (``edges=True``).
     hidden, dropout, lr, epochs, batch_size, seed : number
@@ -193,20 +255,20 @@ def train(
     """
     show = is_seen() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
-    check_fields(g, feature, labels, edge_features)
+    check_fields(g, feature, labels, edge_features, target)
+    classified = cast(Labelled, g if target is None else cast(Any, g)[target])
     options = dict(loader_options or {})
     device = check_device(options.get("device", "cpu"))
-    store = g.features[feature]
-    if store.ndim != 2:
-        raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
-    n_classes = count_classes(g, labels)
-    seeds = {} if isinstance(g, PackedGraph) else {split: split_seeds(g, split, labels) for split in SPLITS}
-    if not is_pack and (seeds["train"] is None or not len(seeds["train"])):
-        raise ValueError(no_seeds(seeds["train"], g.node_data))
-    torch.manual_seed(seed)
     names = tuple(edge_features)
-    n_edge = 0 if isinstance(g, PackedGraph) else sum(math.prod(g.edge_features[name].shape[1:]) for name in names)
-    sizes = ModelSizes(feature, store.shape[1], hidden, n_classes, n_layers, names, n_edge)
+    sizes = _sizes(g, feature, names, target, hidden, count_classes(classified, labels), n_layers)
+    seeds = {} if isinstance(g, PackedGraph) else {split: split_seeds(classified, split, labels) for split in SPLITS}
+    if not is_pack and (seeds["train"] is None or not len(seeds["train"])):
+        raise ValueError(no_seeds(seeds["train"], classified.node_data))
+
+    def of_type(ids: torch.Tensor) -> Any:
+        return ids if target is None else (target, ids)
+
+    torch.manual_seed(seed)
     model = sizes.make(dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
@@ -225,7 +287,7 @@ def train(
     strategy = get_strategy(options.get("strategy", "auto"))
     if not is_pack and getattr(strategy, "pack", None) is None:
         assert seeds["train"] is not None
-        options |= {"sampler": sampler, "seeds": seeds["train"] if batches is None else batches(seeds["train"])}
+        options |= {"sampler": sampler, "seeds": of_type(seeds["train"]) if batches is None else batches(seeds["train"])}
         has_size = batches is None
     else:
         has_size = False  # a pack has its own batches
@@ -247,7 +309,7 @@ def train(
             for split in held_out:
                 ids = seeds.get(split)
                 if ids is not None and len(ids):
-                    with Loader(g, sampler, ids, shuffle=False, **common, **kept) as held_out_loader:
+                    with Loader(g, sampler, of_type(ids), shuffle=False, **common, **kept) as held_out_loader:
                         setattr(done, f"{split}_accuracy", evaluate(model, held_out_loader, show, names))
             evaluate_s += time.perf_counter() - begin
             result.epochs.append(done)
@@ -263,13 +325,13 @@ def train(
         save_model(save, model, sizes)
     stats["seconds"]["compute"] = result.compute_s
     stats["seconds"]["evaluate"] = evaluate_s
-    stats["row_bytes"] = store.nbytes // max(1, len(store))
+    stats["row_bytes"] = _row_bytes(g, feature, target)
     result.stats = stats
     return result
 
 
 def _train_epoch(
-    model: GraphSAGE,
+    model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loader: Loader,
     result: TrainResult,
@@ -287,8 +349,7 @@ def _train_epoch(
         classes = class_ids(batch.y)
         if n_without := int((classes < 0).sum()):  # a pack may have been sampled from any nodes
             raise ValueError(f"labels: {n_without} of the {len(classes)} seeds of batch {batch.index} have no label")
-        scores = model(batch.x.float(), batch.blocks, batch.history, edge_rows(batch, edge_features))
-        loss = torch.nn.functional.cross_entropy(scores, classes)
+        loss = torch.nn.functional.cross_entropy(scores_of(model, batch, edge_features), classes)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()

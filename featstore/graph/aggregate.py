@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,11 +19,12 @@ from featstore.graph.making import FILES, Field, Making, adjacency_of, check_new
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.passes import PassCosts, Passes, StoredRows, check_op
 from featstore.progress import Progress
-from featstore.storage.catalog import NODE, Catalog
+from featstore.storage.catalog import Catalog
 from featstore.storage.writer import RowFileWriter
-from featstore.topology.base import Topology
+from featstore.topology.edgelists import EdgeLists
+from featstore.topology.types import ONE_EDGE, EdgeKey, EdgeType
 
-__all__ = ["HOLDER", "Room", "aggregate", "default_name", "files_of", "generous", "room_in", "write_rows"]
+__all__ = ["HOLDER", "Room", "aggregate", "default_name", "edges_to_aggregate", "files_of", "generous", "room_in", "write_rows"]
 
 
 HOLDER: Final = "aggregation"  # in the budget's report
@@ -85,10 +86,10 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
         raise BudgetError(error.reason, needed) from None
 
 
-def files_of(catalog: Catalog, name: str) -> list[str]:
-    """List the ids of the files that hold the adjacency and a feature."""
-    of_feature = [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
-    return [*(each for ids in adjacency_of(catalog).values() for each in ids), *of_feature]
+def files_of(catalog: Catalog, keys: Iterable[str]) -> list[str]:
+    """List the ids of the files that hold the adjacency and some features, given by their keys in the catalog."""
+    of_features = [catalog.files[part.file].file_id for key in keys for part in catalog.fields[key].parts]
+    return [*(each for ids in adjacency_of(catalog).values() for each in ids), *of_features]
 
 
 def write_rows(rows: torch.Tensor, making: Making, step: int, writer: RowFileWriter, field: Field) -> None:
@@ -105,6 +106,7 @@ def aggregate(
     g: OpenDataset,
     feature: str,
     op: str,
+    edge_type: EdgeKey | None,
     hops: int,
     name: str | None,
     dtype: torch.dtype | str | None,
@@ -117,41 +119,78 @@ def aggregate(
     hops = check_at_least("hops", hops, 1, _MOST_HOPS)
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
-    store: FeatureStore = g.features[feature]
+    kind = edges_to_aggregate(g, edge_type, op, hops)
+    src, dst = kind.src.name, kind.dst.name
+    store: FeatureStore = g.features[feature] if g.types.is_one else g[src].features[feature]
     name = default_name(feature, op, hops) if name is None else name
-    if name == feature:
+    if name == feature and src == dst:
         raise ValueError(f"name: {name!r} is the feature that is aggregated; choose another")
     out_dtype = output_dtype(store.dtype, dtype)
-    check_new_feature(g.catalog, name, overwrite)
-    g.check_replaceable(name)
-    row_shape, n = store.shape[1:], g.num_nodes
+    check_new_feature(g.catalog, name, overwrite, [dst])
+    g.check_replaceable(name, dst)
+    row_shape = store.shape[1:]
     made = dtype_name(out_dtype)
+    uses = [f"node/{src}/{feature}"]
     recipe = {
         "what": "aggregate",
-        FILES: files_of(g.catalog, feature),
+        FILES: files_of(g.catalog, uses),
         "op": op,
         "hops": hops,
         "dtype": made,
     }
-    fields = {hop: Field(n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
-    uses = [f"{NODE}/{feature}"]
-    topology, costs = g.topology, []
+    if not g.types.is_one:  # types may share a file
+        recipe |= {"edge type": kind.key, "feature": feature}
+    fields = {hop: Field(kind.dst.n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
+    edges, costs = g.edge_lists(kind.key), []
     with (
         generous(g.budget, memory),
-        Making(g.path, g.catalog, name, recipe, uses, overwrite=overwrite, progress=progress) as making,
+        Making(g.path, g.catalog, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
     ):
         for hop in range(hops):
             if making.is_done(hop):
                 continue
             with contextlib.ExitStack() as stack:
-                rows = g.rows_of(feature)
+                rows = g.rows_of(feature, src)
                 if hop:
                     file = stack.enter_context(contextlib.closing(making.open(hop - 1, g.reader)))
                     rows = StoredRows(file, torch.float64, rows.width)
-                label = f"aggregate {name}" + (f" {hop + 1}/{hops}" if hops > 1 else "")
-                costs.append(_hop(g, topology, rows, op, hop, fields[hop], making, memory, progress, label))
-        g.adopt_feature(making.commit(hops - 1), name)
+                label = f"aggregate {making.name}" + (f" {hop + 1}/{hops}" if hops > 1 else "")
+                costs.append(_hop(g, edges, rows, op, hop, fields[hop], making, memory, progress, label))
+        g.adopt_feature(making.commit({dst: hops - 1}), name, dst)
     return costs
+
+
+def edges_to_aggregate(g: OpenDataset, edge_type: object, op: str = "sum", hops: int = 1) -> EdgeType:
+    """Get the type of edges over which a feature is aggregated.
+
+    Raises
+    ------
+    ValueError
+        The graph has several types and none is named, or has one and a type is; ``op`` or ``hops`` need edges that begin and end
+        at one type of nodes.
+    KeyError, TypeError
+        The graph has no such type; the type is no tuple.
+    """
+    types = g.types
+    there = ", ".join(map(repr, types.edges)) or "none"
+    if types.is_one:
+        if edge_type is not None:
+            raise ValueError(f"edge_type: the graph has one type of edges, without a name; leave out {edge_type!r}")
+        return types.edges[ONE_EDGE]
+    if edge_type is None:
+        raise ValueError(f"aggregate() over a graph of several types needs edge_type=, the type of the edges: of {there}")
+    if not isinstance(edge_type, tuple):
+        raise TypeError(f"edge_type must be a tuple (source, relation, destination), not {edge_type!r}; there is {there}")
+    if edge_type not in types.edges:
+        raise KeyError(f"no edge type {edge_type!r}; there is {there}")
+    kind = types.edges[edge_type]
+    if kind.src != kind.dst and (op == "gcn" or hops > 1):
+        what = "op='gcn' adds a node's own row" if op == "gcn" else f"hops={hops} aggregates the result again"
+        raise ValueError(
+            f"{what}, so it needs edges that begin and end at one type of nodes, not {edge_type!r}: take 'mean' or "
+            "'sum', and one hop after the other"
+        )
+    return kind
 
 
 def default_name(feature: str, op: str, hops: int) -> str:
@@ -170,7 +209,7 @@ def output_dtype(stored: torch.dtype, asked: torch.dtype | str | None) -> torch.
 
 def _hop(
     g: OpenDataset,
-    topology: Topology,
+    edges: EdgeLists,
     rows: StoredRows,
     op: str,
     hop: int,
@@ -186,7 +225,7 @@ def _hop(
         writer = making.writer(hop, field, room.buffer_bytes)
         first, bar = writer.n_rows, Progress(label, 0, False)
         passes = Passes(
-            topology,
+            edges,
             rows,
             op,
             torch.float64,

@@ -25,7 +25,7 @@ from featstore.graph.snapshot import open_files, opening_committed, topology_byt
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.progress import Progress
 from featstore.registry import adapter
-from featstore.topology.types import EdgeKey
+from featstore.topology.types import EdgeKey, qualified
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -640,6 +640,7 @@ class OutOfCoreGraph(OpenDataset):
         feature: str,
         op: str = "mean",
         *,
+        edge_type: EdgeKey | None = None,
         hops: int = 1,
         name: str | None = None,
         dtype: torch.dtype | str | None = None,
@@ -654,16 +655,21 @@ class OutOfCoreGraph(OpenDataset):
         Parameters
         ----------
         feature : str
-            Name of a feature of any dtype and row shape.
+            Name of a feature of any dtype and row shape; in a graph of several types, of the type at which the edges begin.
         op : {"mean", "sum", "gcn"}
             Over the list of in-neighbours N(v), in which a repeated edge counts each time. ``"sum"``: Σ x_u. ``"mean"``: Σ x_u
             divided by the length of the list, 0 if it is empty. ``"gcn"``: s_v · Σ s_u x_u over N(v) and v itself, where s_v =
             1/√(d_v + 1). v counts exactly once, with or without edges from v to v, and d_v is the number of in-edges from other
             nodes. In a directed graph, s_u and s_v are both made of in-degrees, as in PyG's ``gcn_norm``.
+        edge_type : tuple (source, relation, destination), optional
+            The type of edges over which rows are aggregated, of a graph of several types. The new feature is one of the
+            destination's type: ``g["author"].features["x_mean"]``. ``"gcn"`` and several hops need edges that begin and end at
+            one type of nodes.
         hops : int
             Number of aggregations, each of the result of the one before. Fields between hops are float64.
         name : str, optional
-            Name of the new feature; by default ``x_mean``, and ``x_mean2`` for two hops.
+            Name of the new feature; by default ``x_mean``, and ``x_mean2`` for two hops. It may be ``feature`` if the edges end
+            at another type of nodes than they begin at.
         dtype : torch.dtype or str, optional
             Floating-point dtype of the new feature: by default that of ``feature``, and float64 for integers and bools.
         overwrite : bool
@@ -677,12 +683,14 @@ class OutOfCoreGraph(OpenDataset):
         Returns
         -------
         FeatureStore
-            ``g.features[name]``, ready to be used; other handles have it when they are opened again.
+            ``g.features[name]``, or ``g[destination].features[name]``, ready to be used; other handles have it when they are
+            opened again.
 
         Raises
         ------
         KeyError, ValueError, TypeError
-            The feature or ``op`` does not exist; the name is taken or not allowed; ``dtype`` is not floating-point.
+            The feature, ``op`` or ``edge_type`` does not exist, or does not fit; the name is taken or not allowed; ``dtype`` is
+            not floating-point.
         BudgetError
             There is too little memory for the sums of one node; the error names a sufficient amount.
         BusyError
@@ -715,10 +723,10 @@ class OutOfCoreGraph(OpenDataset):
         Convolutional Networks. ICLR 2017, equation 2 (gcn).
         """
         self.check_open()
-        self.refuse_types("aggregate()")
         with self.or_closed():
-            aggregate(self, feature, op, hops, name, dtype, overwrite, memory, progress)
-        return self.features[default_name(feature, op, hops) if name is None else name]
+            aggregate(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress)
+        name = default_name(feature, op, hops) if name is None else name
+        return self.features[name if edge_type is None else qualified(edge_type[2], name)]
 
     def parts(self) -> dict[str, KeptParts]:
         """List the partitions that the dataset keeps, by name, the latest last; :func:`featstore.partition` makes them.

@@ -2,7 +2,8 @@
 
 The maker works in the folder ``making.<feature>`` under the dataset's writer lock. A record in the folder names the feature's
 recipe, its inputs, and the rows that are on the drive. If a maker is killed, a later one resumes from the last record. A maker
-without a recipe keeps no record, so it cannot be resumed.
+without a recipe keeps no record, so it cannot be resumed. In a graph of several types a maker can make a feature of several types
+of nodes, each of which gets a field.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
@@ -27,7 +28,7 @@ from featstore.creation.inputfields import check_field_name
 from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.progress import note
-from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord
+from featstore.storage.catalog import EDGE, Catalog, FieldPart, FieldRecord
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader
@@ -35,6 +36,7 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.sections import SectionFile, replacing
 from featstore.storage.update import MAKING, MAKING_STATE, Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
+from featstore.topology.types import ONE_NODE, qualified
 
 __all__ = ["CHECKPOINT_S", "FILES", "Field", "Making", "adjacency_of", "check_new_feature"]
 
@@ -50,17 +52,18 @@ def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
     return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
 
 
-def check_new_feature(catalog: Catalog, name: str, overwrite: bool) -> None:
-    """Check that a new feature can get this name; ValueError or TypeError otherwise."""
+def check_new_feature(catalog: Catalog, name: str, overwrite: bool, of: Iterable[str] = (ONE_NODE,)) -> None:
+    """Check that a new feature of the types ``of`` of nodes can get this name; ValueError or TypeError otherwise."""
     check_field_name(name)
-    if name in catalog.by_role("data"):
-        raise ValueError(f"{name!r} is the name of node data; choose another")
-    if name in catalog.by_role("feature") and not overwrite:
-        raise ValueError(f"there is a feature {name!r} already; overwrite=True (--overwrite) replaces it")
+    for kind in of:
+        if name in catalog.by_role("data", f"node/{kind}"):
+            raise ValueError(f"{qualified(kind, name)!r} is the name of node data; choose another")
+        if name in catalog.by_role("feature", f"node/{kind}") and not overwrite:
+            raise ValueError(f"there is a feature {qualified(kind, name)!r} already; overwrite=True (--overwrite) replaces it")
 
 
 class Field:
-    """A field that a step makes: rows of one shape and dtype (a name of ``DTYPES``), one for each node."""
+    """A field that a step makes: rows of one shape and dtype (a name of ``DTYPES``), one for each node of a type."""
 
     def __init__(self, n_rows: int, row_shape: Sequence[int], dtype: str) -> None:
         self.n_rows, self.row_shape, self.dtype = n_rows, tuple(row_shape), dtype
@@ -88,6 +91,8 @@ class Making:
         Catalog of the opened dataset; BusyError if an input of the feature was replaced since.
     name : str
         Name of the new feature; ValueError if the name is taken.
+    of : sequence of str
+        Types of nodes that the feature may be of.
     recipe : mapping, optional
         Inputs and parameters of the feature as JSON values, each under a name for messages; the key ``FILES`` has the ids of the
         files that are read. A maker resumes only work with the same recipe. Without a recipe it starts anew, and keeps no record.
@@ -112,16 +117,19 @@ class Making:
         recipe: Mapping[str, Any] | None,
         uses: Sequence[str],
         *,
+        of: Sequence[str] = (ONE_NODE,),
         overwrite: bool,
         progress: bool,
     ) -> None:
-        self.name, self._recipe = name, json.loads(json.dumps(recipe))
-        self._folder = os.path.join(root, f"{MAKING}{file_stem(name)}")
+        self._name, self._recipe = name, json.loads(json.dumps(recipe))
+        self.name = qualified(",".join(of), name)
+        self._folder = os.path.join(root, f"{MAKING}{file_stem(self.name)}")
         self._writer: RowFileWriter | None = None
         self._left: WriterState | None = None
         self._left_step = -1
         self._files: dict[int, FileRecord] = {}
         self._fields: dict[int, Field] = {}
+        self._done = -1
         self._shows = progress
         self._written_at = time.monotonic()
         self._update = Update(root)
@@ -131,7 +139,7 @@ class Making:
                 catalog.fields.get(key) != opened.fields[key] for key in uses
             ):
                 raise BusyError("the dataset was changed since it was opened", root)
-            check_new_feature(catalog, name, overwrite)
+            check_new_feature(catalog, name, overwrite, of)
             try:
                 self._begin()
             except BaseException as error:
@@ -194,14 +202,14 @@ class Making:
                 return f"what an earlier call left differs in: {', '.join(others)}"
             files = {int(step): _file_record(entry) for step, entry in record["files"].items()}
             fields = {int(step): Field(*entry) for step, entry in record["fields"].items()}
-            writer = record["writer"]
+            writer, done = record["writer"], int(record["done"])
         except FileNotFoundError:
             return "an earlier call was ended before anything was kept"
         except _UNREADABLE:
             return "what an earlier call left cannot be read"
         if any(not os.path.isfile(os.path.join(self._folder, each.name)) for each in files.values()):
             return "files are missing of what an earlier call left"
-        self._files, self._fields = files, fields
+        self._files, self._fields, self._done = files, fields, done
         if writer is not None:
             self._left_step = int(writer["step"])
             self._left = WriterState(
@@ -241,7 +249,7 @@ class Making:
                 "offset": state.offset,
                 "sums_pages": state.n_sums_pages,
             }
-        record = {"format": 1, "recipe": self._recipe, "writer": writer}
+        record = {"format": 1, "recipe": self._recipe, "writer": writer, "done": self._done}
         record["files"] = {str(number): _entry(each) for number, each in self._files.items()}
         record["fields"] = {str(number): [each.n_rows, each.row_shape, each.dtype] for number, each in self._fields.items()}
         none = np.empty(0, np.uint64)
@@ -254,8 +262,8 @@ class Making:
     # -- steps -------------------------------------------------------------------------------------------------------------------
 
     def is_done(self, step: int) -> bool:
-        """Check whether a step is finished; its field may have been dropped since."""
-        return any(each >= step for each in self._files)
+        """Check whether a step is finished, as steps are in order; its field may have been dropped since."""
+        return step <= self._done
 
     def field_of(self, step: int) -> Field | None:
         """Get a step's field; None if no row of it was made."""
@@ -299,6 +307,11 @@ class Making:
         assert self._writer is not None
         self._files[step] = self._writer.commit()
         self._writer = None
+        self.skip(step, drops)
+
+    def skip(self, step: int, drops: Sequence[int] = ()) -> None:
+        """Note that a step is finished, which has no field unless :meth:`finish` completed one; drop fields as it does."""
+        self._done = step
         gone = [self._files.pop(each) for each in drops if each in self._files]
         self._record()
         for record in gone:
@@ -317,17 +330,20 @@ class Making:
             fingerprint=record.file_id,
         )
 
-    def commit(self, step: int) -> Catalog:
-        """Add a step's field to the dataset as the feature, in one commit; return the new catalog.
+    def commit(self, steps: Mapping[str, int]) -> Catalog:
+        """Add the fields of steps to the dataset as the feature of types of nodes, in one commit; return the new catalog.
 
         CommittedError if the commit is done but may not be durable. After other OSErrors the dataset is as it was.
         """
-        update, made, field = self._update, self._files[step], self._fields[step]
-        file = replace(made, name=f"node.{file_stem(self.name)}.{update.generation}.rows")
-        key, shape = f"{NODE}/{self.name}", (field.n_rows, *field.row_shape)
-        record = FieldRecord(key, "feature", field.dtype, shape, update.generation, (FieldPart(file.name, 0, field.n_rows),))
-        update.add([file], [record])
-        for old, new in ((made.name, file.name), (made.sums_name, file.sums_name)):
+        update, names = self._update, []
+        for of, step in steps.items():
+            made, field = self._files[step], self._fields[step]
+            file = replace(made, name=f"node.{file_stem(qualified(of, self._name))}.{update.generation}.rows")
+            key, shape = f"node/{of}/{self._name}", (field.n_rows, *field.row_shape)
+            part = FieldPart(file.name, 0, field.n_rows)
+            update.add([file], [FieldRecord(key, "feature", field.dtype, shape, update.generation, (part,))])
+            names += [(made.name, file.name), (made.sums_name, file.sums_name)]
+        for old, new in names:
             os.rename(os.path.join(self._folder, old), os.path.join(update.root, new))
         fsync_directory(update.root)
         catalog = update.commit()

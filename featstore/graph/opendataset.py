@@ -30,10 +30,11 @@ from featstore.graph.reopen import reduced
 from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed
 from featstore.graph.typeviews import EdgeView, NodeView
-from featstore.storage.catalog import NODE, Catalog, FieldRecord
+from featstore.storage.catalog import Catalog, FieldRecord
 from featstore.topology.base import Topology
+from featstore.topology.edgelists import EdgeLists
 from featstore.topology.noderows import NodeRows, RowsOfTypes
-from featstore.topology.types import EdgeKey, NodeType, Types, edge_name, qualified
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, NodeType, Types, edge_name, qualified
 
 __all__ = ["OpenDataset"]
 
@@ -114,7 +115,7 @@ class OpenDataset(StoredGraph):
         self._open_store(name, file, (file.n_rows, *record.shape[1:]), torch_dtype(record.dtype), partial(reduced, self, name))
         for kind, first in parts:
             own = qualified(kind.name, record.name)
-            if len(parts) == 1:
+            if len(parts) == 1 and kind.n == file.n_rows:  # else the file has rows of a type that has another one since
                 self._type_stores[own] = self._stores[name]
                 continue
             rows, shape, reopen = SourceRange(file, first, kind.n), (kind.n, *record.shape[1:]), partial(reduced, self, own)
@@ -286,26 +287,48 @@ class OpenDataset(StoredGraph):
         """The catalog of the open commit, with fields and entries that this handle has added since."""
         return self.snapshot.catalog
 
-    def rows_of(self, name: str) -> StoredRows:
-        """Get a feature's stored rows in the form that passes over them need."""
-        store = self.features[name]
-        file = self.snapshot.file_of(self.catalog.by_role("feature")[name])
-        return StoredRows(file, store.dtype, math.prod(store.shape[1:]))
+    def edge_lists(self, key: EdgeKey = ONE_EDGE) -> EdgeLists:
+        """Get the neighbour lists of a type of edges; those of a graph of one type by default."""
+        return EdgeLists(self.topology, self.types.edges[key])
 
-    def check_replaceable(self, name: str) -> None:
-        """Check that a feature may be replaced; BusyError while a loader uses its cache."""
+    def rows_of(self, name: str, of: str = ONE_NODE) -> StoredRows:
+        """Get the stored rows of a feature of a type of nodes, by its name there, in the form that passes over them need."""
+        record = self.catalog.fields[f"node/{of}/{name}"]
+        file, width = self.snapshot.file_of(record), math.prod(record.shape[1:])
+        return StoredRows(file, torch_dtype(record.dtype), width, record.parts[0].at or 0)
+
+    def check_replaceable(self, name: str, of: str = ONE_NODE) -> None:
+        """Check that a feature may be replaced, or made; BusyError while a loader uses its cache."""
+        full = qualified(of, name)
         with self.locked():
-            store = self._stores.get(name)
+            store = self._stores[self.column_of(full)] if full in self.features else None
             if store is not None and store.cache is not None and store.cache.in_use:
-                raise BusyError(f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch")
+                raise BusyError(f"the cache of {full!r} follows the plans of a loader that is in the middle of an epoch")
 
-    def adopt_feature(self, catalog: Catalog, name: str) -> None:
+    def adopt_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
         """Open a feature that was just committed; BusyError if a loader has begun to use the replaced feature."""
-        key = f"{NODE}/{name}"
+        key, full = f"node/{of}/{name}", qualified(of, name)
         with self.locked():
-            with opening_committed(f"the feature {name!r} is in {self.path}, but opening it failed", self.path):
+            with opening_committed(f"the feature {full!r} is in {self.path}, but opening it failed", self.path):
                 self.snapshot.adopt(catalog, key, [part.file for part in catalog.fields[key].parts])
-            if name in self._stores:
-                self.drop_cache(self._stores[name])
-            self._open_feature_file(name, self.catalog.by_role("feature")[name])
+            record = self.catalog.fields[key]
+            if self.types.is_one:
+                if name in self._stores:
+                    self.drop_cache(self._stores[name])
+                self._open_feature_file(name, record)
+            else:
+                self._open_feature_of_type(self.types.nodes[of], record)
             self._list_features()
+
+    def _open_feature_of_type(self, kind: NodeType, record: FieldRecord) -> None:
+        """Open a new file of a type's feature; if it replaces one, the other types of that one's column keep theirs."""
+        own, left = qualified(kind.name, record.name), []
+        if own in self._type_stores:
+            column = self.column_of(own)
+            self.drop_cache(self._stores[column])
+            del self._stores[column], self._type_stores[own]
+            others = (each for each in self._column_rows.pop(column).kinds if each != kind)
+            left = [(each, self.catalog.fields[f"node/{each.name}/{record.name}"]) for each in others]
+        for fields in (left, [(kind, record)]):
+            if fields:
+                self._open_column(fields)

@@ -25,7 +25,7 @@ from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.buffers import empty_tensor
 from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.rowfile import RowFile
-from featstore.topology.base import Topology
+from featstore.topology.edgelists import EdgeLists
 from featstore.topology.liststream import stream_bytes
 
 __all__ = ["OPS", "PassCosts", "Passes", "StoredRows", "SummedBlock", "check_op", "summed_dtype"]
@@ -59,11 +59,12 @@ def summed_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """A field whose rows are summed: each row has ``width`` numbers of ``dtype``."""
+    """A field whose rows are summed: each row has ``width`` numbers of ``dtype``; row 0 is row ``first`` of the file."""
 
     file: RowFile
     dtype: torch.dtype
     width: int
+    first: int = 0
 
 
 @dataclass
@@ -88,15 +89,17 @@ class SummedBlock:
 
 
 class Passes:
-    """Aggregated rows of all nodes from ``first`` on, block by block; a context manager, which holds the memory.
+    """Aggregated rows of all destinations from ``first`` on, block by block; a context manager, which holds the memory.
+
+    Nodes are named by their ids within the types of the edges' two ends.
 
     Parameters
     ----------
-    topology : Topology
+    edges : EdgeLists
     rows : StoredRows
-        One row a node.
+        One row a source.
     op : {"mean", "sum", "gcn"}
-        See :meth:`featstore.OutOfCoreGraph.aggregate`.
+        See :meth:`featstore.OutOfCoreGraph.aggregate`. ``"gcn"`` is for edges whose two ends are of one type.
     sum_dtype : torch.dtype
         float32 or float64; not narrower than :func:`summed_dtype` of the rows.
     budget : Budget
@@ -113,7 +116,7 @@ class Passes:
 
     def __init__(
         self,
-        topology: Topology,
+        edges: EdgeLists,
         rows: StoredRows,
         op: str,
         sum_dtype: torch.dtype,
@@ -125,26 +128,26 @@ class Passes:
         first: int = 0,
     ) -> None:
         self.costs = PassCosts()
-        self._topology, self._rows, self._op = topology, rows, op
+        self._edges, self._rows, self._op = edges, rows, op
         self._sum_item, self._progress, self._n_threads = sum_dtype.itemsize, progress, n_threads
         self._item = summed_dtype(rows.dtype).itemsize
         assert self._item <= self._sum_item
         self._stack = ExitStack()
         self._held: Reservation | None = None
-        n, row_bytes = topology.num_nodes, rows.file.row_bytes
+        n, row_bytes = edges.n_sources, rows.file.row_bytes
         is_gcn = op == "gcn"
         table_bytes = 8 * n if is_gcn else 0
         self._converts = rows.dtype not in (torch.float32, torch.float64)
         per_row = 2 * row_bytes + rows.width * self._item * self._converts
         self._node_bytes = rows.width * self._sum_item + _NODE_BYTES
-        least_block = self._node_bytes + _LEAST_IDS * topology.id_bytes
+        least_block = self._node_bytes + _LEAST_IDS * edges.id_bytes
         least = table_bytes + per_row + least_block + _reading_bytes(LEAST_LISTS)
         if memory < least:
             needed = budget.total - memory + least
             raise BudgetError(f"{holder} needs {least} bytes, and {max(0, memory)} are left", needed)
         memory -= table_bytes
         self._lists = min(MOST_LISTS, max(LEAST_LISTS, memory // LISTS_DIVISOR))
-        total = n * self._node_bytes + topology.num_edges * topology.id_bytes
+        total = edges.n_lists * self._node_bytes + edges.n_edges * edges.id_bytes
         least_cost = math.inf
         for share in RUN_SHARES:
             run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // share))
@@ -184,7 +187,7 @@ class Passes:
     @property
     def total_bytes(self) -> int:
         """Total of the bytes that ``progress`` gets."""
-        return self.n_blocks * self._topology.num_nodes * self._rows.file.row_bytes
+        return self.n_blocks * self._edges.n_sources * self._rows.file.row_bytes
 
     def __enter__(self) -> Passes:
         return self
@@ -199,10 +202,10 @@ class Passes:
 
         A node whose list does not fit is a block of its own.
         """
-        n, id_bytes = self._topology.num_nodes, self._topology.id_bytes
+        n, id_bytes = self._edges.n_lists, self._edges.id_bytes
         while first < n:
             most = min(n - first, max(1, self._of_blocks // self._node_bytes))
-            degrees = self._topology.degrees(first, first + most)
+            degrees = self._edges.degrees(first, first + most)
             cost = np.cumsum(degrees)
             cost *= id_bytes
             cost += np.arange(1, most + 1) * self._node_bytes
@@ -219,9 +222,9 @@ class Passes:
         n, width = stop - first, self._rows.width
         sums = self._sums[: n * width * self._sum_item]
         sums[:] = 0
-        degrees = self._topology.degrees(first, stop)
+        degrees = self._edges.degrees(first, stop)
         n_edges = int(degrees.sum())
-        if self._node_bytes + n_edges * self._topology.id_bytes > self._of_blocks and n == 1:
+        if self._node_bytes + n_edges * self._edges.id_bytes > self._of_blocks and n == 1:
             self._sum_long_list(first, n_edges, sums)
         else:
             begin = time.perf_counter()
@@ -238,24 +241,25 @@ class Passes:
 
     def _read_lists(self, first: int, stop: int, n_edges: int) -> npt.NDArray[Any]:
         """Read the lists of nodes ``first … stop - 1``, one after the other."""
-        ids = np.empty(n_edges, self._topology.id_dtype)
+        ids = np.empty(n_edges, self._edges.id_dtype)
         done = 0
         for piece in self._pieces(first, stop):
             ids[done : done + len(piece)] = piece
             done += len(piece)
         assert done == n_edges, (done, n_edges)
+        self._edges.to_local(ids)
         return ids
 
     def _pieces(self, first: int, stop: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the ids of consecutive lists, piece by piece; a piece is valid until the next one is requested."""
+        """Yield the stored ids of consecutive lists, piece by piece; a piece is valid until the next one is requested."""
         n = self._lists // _FOUND_BYTES
         for low in range(first, stop, n):
-            for found in self._topology.lists(np.arange(low, min(stop, low + n)), self._lists):
+            for found in self._edges.lists(low, min(stop, low + n), self._lists):
                 yield found.ids[max(0, int(found.at[0])) : int(found.at[-1] + found.degree[-1])]
 
     def _stretches(self, node: int, degree: int, most: int) -> Iterator[npt.NDArray[Any]]:
         """Yield a list in stretches of ``most`` ids; a stretch is valid until the next one is requested."""
-        ids = np.empty(min(most, degree), self._topology.id_dtype)
+        ids = np.empty(min(most, degree), self._edges.id_dtype)
         n = 0
         for piece in self._pieces(node, node + 1):
             done = 0
@@ -264,14 +268,16 @@ class Passes:
                 ids[n : n + k] = piece[done : done + k]
                 done, n = done + k, n + k
                 if n == len(ids):
+                    self._edges.to_local(ids)
                     yield ids
                     n = 0
         if n:
+            self._edges.to_local(ids[:n])
             yield ids[:n]
 
     def _sum_long_list(self, node: int, degree: int, sums: UInt8s) -> None:
         """Sum one list that does not fit the memory, one stretch after the other; each stretch reads only its span of rows."""
-        most = (self._of_blocks - self._node_bytes) // self._topology.id_bytes // 2  # room for a copy without the node itself
+        most = (self._of_blocks - self._node_bytes) // self._edges.id_bytes // 2  # room for a copy without the node itself
         has_self, n_left = self._scale is None, degree
         for stretch in self._stretches(node, degree, most):
             ids, n_left = stretch, n_left - len(stretch)
@@ -283,21 +289,22 @@ class Passes:
 
     def _normalisation(self) -> npt.NDArray[np.float64]:
         """Compute 1/√(in-degree + 1) of every node; edges from a node to itself do not count."""
-        topology = self._topology
-        scale = np.empty(topology.num_nodes, np.float64)
+        edges, n_nodes = self._edges, self._edges.n_lists
+        scale = np.empty(n_nodes, np.float64)
         first = 0
-        while first < topology.num_nodes:
-            most = min(topology.num_nodes - first, max(1, self._of_blocks // _NODE_BYTES))
-            cost = np.cumsum(topology.degrees(first, first + most)) * topology.id_bytes + np.arange(1, most + 1) * _NODE_BYTES
+        while first < n_nodes:
+            most = min(n_nodes - first, max(1, self._of_blocks // _NODE_BYTES))
+            cost = np.cumsum(edges.degrees(first, first + most)) * edges.id_bytes + np.arange(1, most + 1) * _NODE_BYTES
             n = max(1, int(np.searchsorted(cost, self._of_blocks, "right")))
-            degrees = topology.degrees(first, first + n)
+            degrees = edges.degrees(first, first + n)
             n_self = np.zeros(n, np.int64)
             if n > 1 or int(cost[0]) <= self._of_blocks:
                 ends = np.cumsum(degrees)
                 ids = self._read_lists(first, first + n, int(ends[-1]))
-                _core.count_self(_bytes(ids), topology.id_bytes, ends - degrees, ends, first, n_self)
+                _core.count_self(_bytes(ids), edges.id_bytes, ends - degrees, ends, first, n_self)
             else:
-                n_self[0] = sum(np.count_nonzero(piece == first) for piece in self._pieces(first, first + 1))
+                stored = first + edges.kind.src.first
+                n_self[0] = sum(np.count_nonzero(piece == stored) for piece in self._pieces(first, first + 1))
             scale[first : first + n] = degrees - n_self + 1
             first += n
         return np.divide(1.0, np.sqrt(scale, out=scale), out=scale)
@@ -308,7 +315,7 @@ class Passes:
         self, ids: npt.NDArray[Any], cursor: Int64s, ends: Int64s, sums: UInt8s, first_node: int, self_first: int
     ) -> None:
         """Read once, in sequence, the runs of rows that any list names, and add the rows to the sums."""
-        rows, n, lists, id_bytes = self._rows, len(ends), _bytes(ids), self._topology.id_bytes
+        rows, n, lists, id_bytes = self._rows, len(ends), _bytes(ids), self._edges.id_bytes
         nexts = np.empty(n, np.int64)
         _core.begin(lists, id_bytes, cursor, ends, nexts)
         wanted = np.zeros(self._n_runs, np.uint8)
@@ -318,12 +325,12 @@ class Passes:
             wanted[self_first // self._run_rows : (self_first + n - 1) // self._run_rows + 1] = 1
         bounds = self._bounds(ends)
         is_wanted = np.flatnonzero(wanted)
-        n_rows, step = self._topology.num_nodes, self._run_rows
-        runs = ((int(k) * step, self._turns[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
+        n_rows, step, at = self._edges.n_sources, self._run_rows, rows.first
+        runs = ((at + int(k) * step, self._turns[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
         self._progress((self._n_runs - len(is_wanted)) * step * rows.file.row_bytes)
         asked = time.perf_counter()
-        for first, found in read_ahead(rows.file, runs):
-            begin = time.perf_counter()
+        for first_of_file, found in read_ahead(rows.file, runs):
+            begin, first = time.perf_counter(), first_of_file - at
             numbers = self._numbers(found)
             scale = None if self._scale is None else self._scale[first : first + len(found)]
             bad = _core.accumulate(
@@ -375,7 +382,7 @@ class Passes:
         _core.finish(sums, self._sum_item, self._rows.width, factors, self._op == "mean", self._n_threads)
 
     def _damaged(self, node: int) -> CorruptionError:
-        return CorruptionError(f"the neighbours of node {node} or one after it do not ascend", self._topology.path)
+        return CorruptionError(f"the neighbours of node {node} or one after it do not ascend", self._edges.path)
 
 
 def _reading_bytes(block_bytes: int) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, overload
 
 import numpy as np
 import torch
@@ -16,38 +14,23 @@ import torch
 from featstore.config import check_flag
 from featstore.creation.source import dtype_name, torch_dtype
 from featstore.gather.device import check_device
-from featstore.graph.aggregate import Room, files_of, generous, room_in, write_rows
+from featstore.graph.aggregate import files_of, generous, room_in
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import FILES, Field, Making, check_new_feature
-from featstore.graph.passes import PassCosts, Passes, StoredRows, summed_dtype
-from featstore.inference.gathered import whole_blocks
-from featstore.inference.layers import Aggregate, Layer, checked, digest_of_weights, forms_of
-from featstore.progress import Progress
-from featstore.storage.catalog import NODE
+from featstore.graph.making import FILES, Making, check_new_feature
+from featstore.graph.passes import Passes, StoredRows, summed_dtype
+from featstore.inference.gathered import WholeBlock, whole_block, whole_blocks
+from featstore.inference.layers import Aggregate, Layer, TypedLayer, checked, digest_of_weights, forms_of
+from featstore.inference.output import LayerCosts, Output
 from featstore.storage.doublebuffer import read_ahead
-from featstore.storage.writer import RowFileWriter
+from featstore.topology.types import ONE_EDGE, ONE_NODE, NodeType, qualified
 
-__all__ = ["LayerCosts", "infer", "run_layers"]
+__all__ = ["Run", "infer", "run_layers"]
 
 HOLDER: Final = "inference"  # in the budget's report
 
 
-@dataclass
-class LayerCosts:
-    """Cost of a layer: the passes of an aggregating layer, the blocks of any other layer, and seconds.
-
-    ``apply_s`` seconds pass in the layer's own code, ``write_s`` in copying rows to write and waiting for earlier writes, and
-    ``total_s`` in all.
-    """
-
-    passes: PassCosts = field(default_factory=PassCosts)
-    blocks: int = 0
-    apply_s: float = 0.0
-    write_s: float = 0.0
-    total_s: float = 0.0
-
-
+@overload
 def infer(
     g: OutOfCoreGraph,
     layers: Sequence[Layer],
@@ -60,7 +43,36 @@ def infer(
     memory: int | str | None = None,
     resume: str | None = None,
     progress: bool = True,
-) -> FeatureStore:
+) -> FeatureStore: ...
+@overload
+def infer(
+    g: OutOfCoreGraph,
+    layers: Sequence[TypedLayer],
+    features: Mapping[str, str],
+    out: str = "h",
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    overwrite: bool = False,
+    memory: int | str | None = None,
+    resume: str | None = None,
+    progress: bool = True,
+) -> dict[str, FeatureStore]: ...
+
+
+def infer(
+    g: OutOfCoreGraph,
+    layers: Sequence[Layer] | Sequence[TypedLayer],
+    features: str | Mapping[str, str] = "x",
+    out: str = "h",
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    overwrite: bool = False,
+    memory: int | str | None = None,
+    resume: str | None = None,
+    progress: bool = True,
+) -> FeatureStore | dict[str, FeatureStore]:
     """Compute every node's output by a model given layer by layer, with all in-neighbours, and add it as a feature.
 
     Parameters
@@ -71,10 +83,17 @@ def infer(
         other layer is called as in a training loop, ``layer(h, block)``. ``h`` has the rows of the block's sources, shape
         (n_src, …); the first ``n_dst`` rows are the destinations'. The layer returns the destinations' outputs, shape
         (n_dst, …). A layer includes all that follows it, such as its activation. Call ``model.eval()`` before.
-    features : str
-        The feature that the first layer gets.
+
+        In a graph of several types a layer is called with rows and blocks by type, ``layer(h, blocks)``, for some nodes of one
+        type and all edges into them. ``blocks`` has a Block of each type of edges that ends there. ``h`` has the rows of that
+        type, the destinations' first, and of the types of sources; a type without rows has a Tensor of shape (n, 0). The layer
+        returns a mapping, of which the destinations' type counts: their outputs, shape (n_dst, …), or outputs of all rows
+        in ``h`` of the type, whose first ones count. If it returns none for a type, that type has no rows in the next layer.
+    features : str or mapping of str to str
+        The feature that the first layer gets; in a graph of several types that of each type which has one, such as
+        ``{"paper": "x"}``.
     out : str
-        Name of the new feature, the last layer's output.
+        Name of the new feature, the last layer's output; in a graph of several types of each type which has one.
     dtype : torch.dtype or str, optional
         Dtype of the rows that layers get: by default float64 for a float64 feature, otherwise float32. Outputs are stored in
         their own dtype.
@@ -95,14 +114,14 @@ def infer(
 
     Returns
     -------
-    FeatureStore
-        ``g.features[out]``: row v is node v's output.
+    FeatureStore or dict of str to FeatureStore
+        ``g.features[out]``: row v is node v's output. With several types ``g[type].features[out]`` by type.
 
     Raises
     ------
     KeyError, ValueError, TypeError
-        There is no such feature; the name is taken; there are no layers, or a layer cannot be called; a layer returned no
-        floating-point tensor of one row a node (the error names the layer).
+        There is no such feature, or type; the name is taken; there are no layers, or a layer cannot be called; a layer returned
+        no floating-point tensor of one row a node (the error names the layer).
     BudgetError
         Too little memory for the sums of one node, or for a node with all its in-neighbours; the error names enough memory.
     BusyError, CommittedError, CorruptionError, OSError
@@ -126,15 +145,15 @@ def infer(
     --------
     >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
     """
-    run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress)
-    store: FeatureStore = g.features[out]
-    return store
+    run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress)
+    stores: dict[str, FeatureStore] = {of: g.features[qualified(of, out)] for of in run.types_made}
+    return stores[ONE_NODE] if g.types.is_one else stores
 
 
 def run_layers(
     g: OutOfCoreGraph,
-    layers: Sequence[Layer],
-    features: str,
+    layers: Sequence[Layer] | Sequence[TypedLayer],
+    features: str | Mapping[str, str],
     out: str,
     dtype: torch.dtype | str | None,
     device: str | torch.device,
@@ -142,90 +161,150 @@ def run_layers(
     memory: int | str | None,
     resume: str | None,
     progress: bool,
-) -> list[LayerCosts]:
-    """Run :func:`infer` with the same arguments; return the costs of each layer that was run."""
+) -> Run:
+    """Run :func:`infer` with the same arguments; return the run, which has its costs and the types with an output."""
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
     if not hasattr(g, "topology"):
         raise TypeError(f"a graph with an adjacency is needed, not a {type(g).__name__}")
-    g.refuse_types("infer()")
     if resume is not None and (not isinstance(resume, str) or not resume):
         raise TypeError(f"resume must be a name of this model, such as 'sage-1', not {resume!r}")
-    layers = checked(layers)
-    stored = g.features[features].dtype
-    usual = torch.float64 if stored == torch.float64 else torch.float32
+    layers = checked(layers, typed=not g.types.is_one)
+    of_types = _features_of_types(g, features)
+    stored = [g.features[qualified(of, name)].dtype for of, name in of_types.items()]
+    usual = torch.float64 if torch.float64 in stored else torch.float32
     given = usual if dtype is None else torch_dtype(dtype_name(dtype))
     if given not in (torch.float32, torch.float64):
         raise TypeError(f"dtype must be float32 or float64, not {dtype}")
-    if out == features:
-        raise ValueError(f"out: {out!r} is the feature that is read; choose another name")
-    check_new_feature(g.catalog, out, overwrite)
-    g.check_replaceable(out)
+    for of, name in of_types.items():
+        if out == name:
+            raise ValueError(f"out: {qualified(of, out)!r} is the feature that is read; choose another name")
+    kinds = list(g.types.nodes)
+    check_new_feature(g.catalog, out, overwrite, kinds)
+    for of in kinds:
+        g.check_replaceable(out, of)
+    keys = [f"node/{of}/{name}" for of, name in of_types.items()]
     recipe: dict[str, Any] | None = None
     if resume is not None:
         recipe = {
             "what": "infer",
             "resume": resume,
-            FILES: files_of(g.catalog, features),
+            FILES: files_of(g.catalog, keys),
             "number of layers": len(layers),
             "forms of layers": forms_of(layers),
             "weights or train/eval modes": digest_of_weights(layers),
             "dtype": str(given),
         }
+        if not g.types.is_one:  # types may share a file
+            recipe["features"] = of_types
     with (
         generous(g.budget, memory),
-        Making(g.path, g.catalog, out, recipe, [f"{NODE}/{features}"], overwrite=overwrite, progress=progress) as making,
+        Making(g.path, g.catalog, out, recipe, keys, of=kinds, overwrite=overwrite, progress=progress) as making,
         torch.inference_mode(),
     ):
-        run = _Run(g, making, given, check_device(device), memory, progress)
+        run = Run(g, making, of_types, given, check_device(device), memory, progress)
         for number, layer in enumerate(layers):
-            run.layer(number, len(layers), layer, features)
-        g.adopt_feature(making.commit(2 * len(layers) - 1), out)
-    return run.costs
+            run.layer(number, len(layers), layer)
+        made = run.made_by(len(layers) - 1)
+        catalog = making.commit(made)
+        for of in made:
+            g.adopt_feature(catalog, out, of)
+        run.types_made = list(made)
+    return run
 
 
-class _Run:
-    """Run of the layers, one after the other.
+def _features_of_types(g: OutOfCoreGraph, features: Any) -> dict[str, str]:
+    """Read the features of the first layer by type of nodes; TypeError, ValueError or KeyError if they are not the graph's."""
+    if g.types.is_one:
+        if not isinstance(features, str):
+            raise TypeError(f"features must be the name of a feature in a graph of one type, not {features!r}")
+        g.features[features]  # the KeyError names those that are there
+        return {ONE_NODE: features}
+    there = ", ".join(map(repr, g.node_types))
+    if not isinstance(features, Mapping):
+        raise TypeError(
+            'features must be a mapping of types of nodes to names, such as {"paper": "x"}, in a graph of several types, not '
+            f"{features!r}; its types are {there}"
+        )
+    for of, name in features.items():
+        if of not in g.types.nodes:
+            raise ValueError(f"features: the graph has no node type {of!r}; it has {there}")
+        g[of].features[name]
+    return dict(features)
 
-    Steps of the making: ``2 i`` is the rows of layer i's ``before``, ``2 i + 1`` its output.
+
+_Sources = dict[str, tuple[StoredRows, tuple[int, ...]]]  # rows by type of nodes, and their shape
+
+
+class Run:
+    """Run of the layers, one after the other; in a graph of several types each layer for one type of nodes after another.
+
+    Steps of the making: of layer i and the k-th of T types, ``2 (i T + k)`` is the rows of an Aggregate's ``before``, and the
+    next one its output.
     """
 
     def __init__(
         self,
         g: OutOfCoreGraph,
         making: Making,
+        features: Mapping[str, str],
         dtype: torch.dtype,
         device: torch.device,
         memory: int | str | None,
         progress: bool,
     ) -> None:
-        self._g, self._making, self._dtype, self._device = g, making, dtype, device
+        self._g, self._making, self._features, self._dtype, self._device = g, making, features, dtype, device
         self._memory, self._shows = memory, progress
+        self._kinds = list(g.types.nodes.values())
         self.costs: list[LayerCosts] = []
+        self.types_made: list[str] = []
 
-    def layer(self, number: int, n_layers: int, layer: Layer, features: str) -> None:
-        making, step = self._making, 2 * number + 1
-        if making.is_done(step):
+    def _step(self, number: int, k: int) -> int:
+        return 2 * (number * len(self._kinds) + k) + 1
+
+    def made_by(self, number: int) -> dict[str, int]:
+        """Find the types of which a layer has made an output, with its steps."""
+        steps = {kind.name: self._step(number, k) for k, kind in enumerate(self._kinds)}
+        return {name: step for name, step in steps.items() if self._making.field_of(step) is not None}
+
+    def layer(self, number: int, n_layers: int, layer: Layer | TypedLayer) -> None:
+        making, last = self._making, len(self._kinds) - 1
+        if making.is_done(self._step(number, last)):
             return
         begin, costs = time.perf_counter(), LayerCosts()
-        label = f"layer {number + 1}/{n_layers}"
-        with contextlib.ExitStack() as stack:
-            if number:
-                source, shape = self._open(stack, step - 2)
-            else:
-                source, shape = self._g.rows_of(features), tuple(self._g.features[features].shape[1:])
-            if not isinstance(layer, Aggregate):
-                self._general(number, layer, source, shape, costs, label)
-            else:
-                passed, passed_shape = source, shape
-                if layer.before is not None:
-                    if not making.is_done(step - 1):
-                        self._map(number, layer, source, shape, costs, label)
-                    passed, passed_shape = self._open(stack, step - 1)
-                self._aggregate(number, layer, (source, shape), (passed, passed_shape), costs, label)
-        making.finish(step, [step - 2, step - 1])
+        for k, kind in enumerate(self._kinds):
+            step = self._step(number, k)
+            if making.is_done(step):
+                continue
+            label = f"layer {number + 1}/{n_layers}" + (f", {kind.name}" if len(self._kinds) > 1 else "")
+            with contextlib.ExitStack() as stack:
+                sources = self._sources(stack, number)
+                if not isinstance(layer, Aggregate):
+                    is_made = self._general(number, step, kind, layer, sources, costs, label)
+                else:
+                    own = passed = sources[kind.name]
+                    if layer.before is not None:
+                        if not making.is_done(step - 1):
+                            self._map(number, step - 1, kind, layer, own, costs, label)
+                        passed = self._open(stack, step - 1)
+                    self._aggregate(number, step, kind, layer, own, passed, costs, label)
+                    is_made = True
+            if k == last and not is_made and not self.made_by(number):
+                raise ValueError(f"layer {number} returned rows of no type of nodes")
+            # What a layer read is needed until all types have its output.
+            drops = [step - 1, *(self._step(number - 1, each) for each in range(last + 1) if k == last)]
+            (making.finish if is_made else making.skip)(step, drops)
         costs.total_s = time.perf_counter() - begin
         self.costs.append(costs)
+
+    def _sources(self, stack: contextlib.ExitStack, number: int) -> _Sources:
+        """Open the rows that a layer reads."""
+        if number:
+            return {name: self._open(stack, step) for name, step in self.made_by(number - 1).items()}
+        found: _Sources = {}
+        for of, name in self._features.items():
+            found[of] = self._g.rows_of(name, of), tuple(self._g.features[qualified(of, name)].shape[1:])
+        return found
 
     def _open(self, stack: contextlib.ExitStack, step: int) -> tuple[StoredRows, tuple[int, ...]]:
         field_of = self._making.field_of(step)
@@ -236,24 +315,33 @@ class _Run:
     # -- kinds of layers -------------------------------------------------------------------------------------------------------
 
     def _map(
-        self, number: int, layer: Aggregate, source: StoredRows, shape: tuple[int, ...], costs: LayerCosts, label: str
+        self,
+        number: int,
+        step: int,
+        kind: NodeType,
+        layer: Aggregate,
+        own: tuple[StoredRows, tuple[int, ...]],
+        costs: LayerCosts,
+        label: str,
     ) -> None:
         """Write the rows that a layer aggregates: ``before`` of the rows that the layer gets."""
         assert layer.before is not None
-        room = room_in(self._g.budget, self._memory, self._piece_row(source))
-        output = _Output(self, number, 2 * number, room, costs, f"{label}: what is aggregated")
+        row_bytes = self._piece_row(own[0])
+        room = room_in(self._g.budget, self._memory, row_bytes)
+        output = Output(self._making, number, step, kind, room, costs, f"{label}: what is aggregated", self._shows)
         with self._g.budget.reserve(HOLDER, room.held), output:
-            row_bytes = self._piece_row(source)
-            output.expect((self._g.num_nodes - output.first) * row_bytes)
-            step = max(1, room.piece_bytes // row_bytes)
-            for first, stop, rows in self._pieces((source, shape), output.first, self._g.num_nodes, step):
+            output.expect((kind.n - output.first) * row_bytes)
+            n = max(1, room.piece_bytes // row_bytes)
+            for first, stop, rows in self._pieces(own, output.first, kind.n, n):
                 output.write(first, stop, self._timed(layer.before, costs, rows))
                 output.passed((stop - first) * row_bytes)
-        self._making.finish(2 * number)
+        self._making.finish(step)
 
     def _aggregate(
         self,
         number: int,
+        step: int,
+        kind: NodeType,
         layer: Aggregate,
         own: tuple[StoredRows, tuple[int, ...]],
         passed: tuple[StoredRows, tuple[int, ...]],
@@ -265,34 +353,66 @@ class _Run:
         sums = summed if self._dtype == torch.float32 else torch.float64
         per_row = self._piece_row(own[0]) + sums.itemsize * rows.width
         room = room_in(g.budget, self._memory, per_row)
-        output = _Output(self, number, 2 * number + 1, room, costs, label)
+        output = Output(self._making, number, step, kind, room, costs, label, self._shows)
         with g.budget.reserve(HOLDER, room.held), output:
             with Passes(
-                g.topology, rows, layer.op, sums, g.budget, room.passes, g.options.threads, HOLDER, output.passed, output.first
+                g.edge_lists(),
+                rows,
+                layer.op,
+                sums,
+                g.budget,
+                room.passes,
+                g.options.threads,
+                HOLDER,
+                output.passed,
+                output.first,
             ) as passes:
                 output.expect(passes.total_bytes)
                 for block in passes.blocks():
                     found = torch.from_numpy(block.sums).reshape(len(block.sums), *shape)
-                    step = max(1, room.piece_bytes // per_row)
-                    for first, stop, h_self in self._pieces(own if layer.needs_self else None, block.first, block.stop, step):
+                    n = max(1, room.piece_bytes // per_row)
+                    for first, stop, h_self in self._pieces(own if layer.needs_self else None, block.first, block.stop, n):
                         aggregated = found[first - block.first : stop - block.first].to(self._dtype).to(self._device)
                         output.write(first, stop, self._timed(layer.apply, costs, h_self, aggregated))
                 costs.passes = passes.costs
 
     def _general(
-        self, number: int, layer: Any, source: StoredRows, shape: tuple[int, ...], costs: LayerCosts, label: str
-    ) -> None:
+        self,
+        number: int,
+        step: int,
+        kind: NodeType,
+        layer: Any,
+        sources: _Sources,
+        costs: LayerCosts,
+        label: str,
+    ) -> bool:
+        """Write a layer's output of a type, block by block; return False if the layer has none."""
         g = self._g
+        into = [g.edge_lists(each.key) for each in g.types.edges_into(kind.name)]
+        rows = {name: stored for name, (stored, _) in sources.items()}
         room = room_in(g.budget, self._memory, 0)
-        output = _Output(self, number, 2 * number + 1, room, costs, label)
-        item = self._dtype.itemsize
+        output = Output(self._making, number, step, kind, room, costs, label, self._shows)
         with g.budget.reserve(HOLDER, room.held), output:
-            output.expect(g.num_nodes - output.first)
-            for first, block, rows in whole_blocks(g.topology, source, item, output.first, g.budget, room.passes, HOLDER):
-                h, n = self._as_given(rows, source, shape), block.n_dst
-                output.write(first, first + n, self._timed(layer, costs, h, block.map(lambda tensor: tensor.to(self._device))))
-                output.passed(n)
+            output.expect(kind.n - output.first)
+            blocks: Iterable[WholeBlock]
+            item = self._dtype.itemsize
+            blocks = whole_blocks(into, kind, rows, item, output.first, g.budget, room.passes, HOLDER)
+            if not kind.n and not g.types.is_one:
+                blocks = [whole_block(into, kind, rows, 0, 0)]  # by which the width of the type's output is known
+            for block in blocks:
+                h = {name: self._as_given(each, sources.get(name)) for name, each in block.rows.items()}
+                edges = {key: each.map(lambda tensor: tensor.to(self._device)) for key, each in block.edges.items()}
+                if g.types.is_one:
+                    returned = self._timed(layer, costs, h[ONE_NODE], edges[ONE_EDGE])
+                else:
+                    of_types = self._timed(layer, costs, h, edges)
+                    returned = output.own(of_types, block.n_dst, len(h[kind.name]))
+                    if returned is None:
+                        return False
+                output.write(block.first, block.first + block.n_dst, returned)
+                output.passed(block.n_dst)
                 costs.blocks += 1
+        return True
 
     # -- rows --------------------------------------------------------------------------------------------------------------------
 
@@ -307,13 +427,18 @@ class _Run:
         if own is None:
             yield from ((low, min(stop, low + step), None) for low in range(first, stop, step))
             return
-        source, shape = own
+        source = own[0]
         turns = np.empty((2, min(step, max(1, stop - first)), source.file.row_bytes), np.uint8)
-        blocks = ((low, turns[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
-        for low, found in read_ahead(source.file, blocks):
-            yield low, low + len(found), self._as_given(found, source, shape)
+        blocks = ((source.first + low, turns[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
+        for at, found in read_ahead(source.file, blocks):
+            low = at - source.first
+            yield low, low + len(found), self._as_given(found, own)
 
-    def _as_given(self, stored: Any, source: StoredRows, shape: tuple[int, ...]) -> torch.Tensor:
+    def _as_given(self, stored: Any, of: tuple[StoredRows, tuple[int, ...]] | None) -> torch.Tensor:
+        """Convert stored rows to those that a layer gets; without ``of`` rows that have no numbers."""
+        if of is None:
+            return torch.empty(len(stored), 0, dtype=self._dtype, device=self._device)
+        source, shape = of
         rows = torch.from_numpy(stored.reshape(-1)).view(source.dtype).reshape(len(stored), *shape)
         return rows.to(self._dtype).to(self._device)
 
@@ -324,70 +449,3 @@ class _Run:
             return function(*args)
         finally:
             costs.apply_s += time.perf_counter() - begin
-
-
-class _Output:
-    """The field that a step writes, with shape and dtype of its first rows; a context manager."""
-
-    def __init__(self, run: _Run, number: int, step: int, room: Room, costs: LayerCosts, label: str) -> None:
-        self._making, self._n = run._making, run._g.num_nodes
-        self._number, self._step, self._room, self._costs, self._label = number, step, room, costs, label
-        self._shows, self._bar = run._shows, Progress(label, 0, False)
-        self._stack = contextlib.ExitStack()
-        self._writer: RowFileWriter | None = None
-        self._field = self._making.field_of(step)
-        self._of = ""  # for messages: the rows that later rows must match
-        if self._field is not None:
-            self._of = ", as the rows that the interrupted call left: another name for resume= starts over"
-            self._open(self._field)
-
-    @property
-    def first(self) -> int:
-        return 0 if self._writer is None else self._writer.n_rows
-
-    def expect(self, total: int) -> None:
-        self._bar = self._stack.enter_context(Progress(self._label, total, self._shows))
-
-    def passed(self, n: int) -> None:
-        self._bar.add(n)
-
-    def write(self, first: int, stop: int, rows: Any) -> None:
-        begin = time.perf_counter()
-        name = f"layer {self._number}"
-        if not isinstance(rows, torch.Tensor):
-            raise TypeError(f"{name} returned a {type(rows).__name__}, not a tensor")
-        if rows.ndim < 1 or len(rows) != stop - first or (self._field and tuple(rows.shape[1:]) != self._field.row_shape):
-            expected = "…" if self._field is None else ", ".join(map(str, self._field.row_shape))
-            raise ValueError(
-                f"{name} returned shape {tuple(rows.shape)} for {stop - first} nodes, not ({stop - first}, {expected}){self._of}"
-            )
-        if not rows.dtype.is_floating_point or (self._field and rows.dtype != torch_dtype(self._field.dtype)):
-            expected = "a floating-point dtype" if self._field is None else self._field.dtype
-            raise TypeError(f"{name} returned {rows.dtype}, not {expected}{self._of}")
-        if self._field is None:
-            self._begin(rows)
-        assert self._field is not None
-        assert self._writer is not None
-        write_rows(rows.detach(), self._making, self._step, self._writer, self._field)
-        self._costs.write_s += time.perf_counter() - begin
-
-    def _begin(self, rows: torch.Tensor) -> None:
-        try:
-            dtype = dtype_name(rows.dtype)
-        except TypeError as error:
-            raise TypeError(f"layer {self._number} returned {rows.dtype}: {error}") from None
-        if not all(rows.shape[1:]):
-            raise ValueError(f"layer {self._number} returned rows of shape {tuple(rows.shape[1:])}, which have no numbers")
-        self._field = Field(self._n, rows.shape[1:], dtype)
-        self._open(self._field)
-
-    def _open(self, of: Field) -> None:
-        self._writer = self._making.writer(self._step, of, self._room.buffer_bytes)
-
-    def __enter__(self) -> _Output:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack.__exit__(kind, error, trace)
-        if error is None and self._writer is None:
-            raise ValueError("a graph without nodes has no output: its width is not known")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 from featstore.config import check_flag
 from featstore.graph.passes import check_op
 from featstore.sampling.batch import Block
+from featstore.topology.types import EdgeKey
 
-__all__ = ["Aggregate", "Layer", "checked", "digest_of_weights", "forms_of"]
+__all__ = ["Aggregate", "Layer", "TypedLayer", "checked", "digest_of_weights", "forms_of"]
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,27 @@ class Aggregate:
 
 
 Layer: TypeAlias = Aggregate | Callable[[torch.Tensor, Block], torch.Tensor]
+TypedLayer: TypeAlias = Callable[[dict[str, torch.Tensor], dict[EdgeKey, Block]], Mapping[str, torch.Tensor]]
 
 
-def checked(layers: Any) -> list[Layer]:
-    """Check that :func:`featstore.infer` can run the layers; return them as a list. TypeError or ValueError otherwise."""
+def checked(layers: Any, *, typed: bool = False) -> list[Any]:
+    """Check that :func:`featstore.infer` can run the layers; return them as a list. TypeError or ValueError otherwise.
+
+    ``typed``: over a graph of several types.
+    """
     if not isinstance(layers, Iterable):
-        raise TypeError(f"layers must be a sequence, not {_named(layers)}: give the model's layers in order, {_advice(layers)}")
+        advice = _advice(layers, typed)
+        raise TypeError(f"layers must be a sequence, not {_named(layers)}: give the model's layers in order, {advice}")
     found = list(layers)
     if not found:
         raise ValueError("layers: at least one is needed")
     for number, layer in enumerate(found):
         if not isinstance(layer, Aggregate) and not callable(layer):
             raise TypeError(f"layer {number} must be an Aggregate or callable, not {layer!r}")
+        if typed and isinstance(layer, Aggregate):
+            raise TypeError(f"layer {number} is an Aggregate, which is for graphs of one type: give a layer that takes blocks")
         if _is_pygs(layer):
-            raise TypeError(f"layer {number} is {_named(layer)} of PyG, which takes no block: give {_advice(layer)}")
+            raise TypeError(f"layer {number} is {_named(layer)} of PyG, which takes no block: give {_advice(layer, typed)}")
     return found
 
 
@@ -86,7 +94,10 @@ def _is_pygs(value: Any) -> bool:
     return type(value).__module__.startswith(("torch_geometric.nn.conv.", "torch_geometric.nn.models."))
 
 
-def _advice(value: Any) -> str:
+def _advice(value: Any, typed: bool) -> str:
+    if typed and _is_pygs(value):
+        edges = "{key: torch.stack([block.src, block.dst]) for key, block in blocks.items()}"
+        return f"lambda h, blocks: conv(h, {edges}) of each HeteroConv, with what follows it"
     if _is_pygs(value):
         return "featstore.adapters.pyg.inference_layer(conv, then) of each conv; then is what follows it, such as torch.relu"
     return "each with what follows it, such as its activation"

@@ -18,6 +18,7 @@ from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, replacing
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["Trace", "record"]
 
@@ -165,15 +166,18 @@ def record(
     path: str | os.PathLike[str] | None = None,
     epoch: int = 0,
     disk: DiskQuota | None = None,
+    rows: NodeRows | None = None,
 ) -> Trace:
     """Sample batches and record the rows that each asks for, in memory, or in a trace file at ``path``.
 
-    ``batches`` has the seeds of each batch, in the epoch's order; ``n`` is the number of rows of the field. A file is written
-    a batch at a time, and counts against ``disk``. PluginError: the sampler did not return a batch of ``n`` nodes.
+    ``batches`` has the seeds of each batch, in the epoch's order; ``n`` is the number of nodes. ``rows`` are the rows of the
+    field that nodes have, by default one each. A file is written a batch at a time, and counts against ``disk``. PluginError:
+    the sampler did not return a batch of ``n`` nodes.
     """
-    checked = checked_sampler(sampler, n)
-    samples = (checked.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
+    checked, of = checked_sampler(sampler, n), NodeRows(n) if rows is None else rows
+    nodes = (checked.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
+    samples = (of.stored(ids.numpy()) for ids in nodes)
     if path is None:
-        return Trace([ids.numpy().astype(np.int32 if n < 2**31 else np.int64) for ids in samples], n)
-    _write(path, n, (ids.numpy() for ids in samples), disk)
+        return Trace([ids.astype(np.int32 if of.n < 2**31 else np.int64) for ids in samples], of.n)
+    _write(path, of.n, samples, disk)
     return Trace.open(path)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import featstore
+from featstore.sampling.batch import Block
 
 
 def index(x: featstore.FeatureStore, ids: torch.Tensor) -> torch.Tensor:
@@ -67,14 +68,20 @@ def matrix(path: str, ids: torch.Tensor) -> torch.Tensor:
         return store[ids]
 
 
+def by_type(h: dict[str, torch.Tensor], blocks: dict[tuple[str, str, str], Block]) -> dict[str, torch.Tensor]:
+    return {key[2]: h[key[2]][: block.n_dst] for key, block in blocks.items()}
+
+
 def types(path: str, pairs: torch.Tensor) -> int:
     nodes = {"paper": featstore.Nodes(2, {"x": np.eye(2)}, {"y": [0, 1]}), "author": featstore.Nodes(3)}
     edges = {("author", "writes", "paper"): featstore.Edges(pairs, {"w": torch.ones(4)}), ("paper", "cites", "paper"): pairs}
     with featstore.OutOfCoreGraph.create(path, nodes=nodes, edges=edges) as g:
         names: list[str] = g.node_types
         n_edges: list[int] = [g[key].num_edges for key in g.edge_types]
+        means: featstore.FeatureStore = g.aggregate("x", edge_type=("paper", "cites", "paper"), dtype="float32")
+        outputs: dict[str, featstore.FeatureStore] = featstore.infer(g, [by_type], {"paper": "x"}, out=f"h{len(means)}")
         rows: torch.Tensor = g["paper"].features["x"][[0, 1]]
-        return len(names) + sum(n_edges) + len(rows)
+        return len(names) + sum(n_edges) + len(rows) + len(outputs)
 
 
 def make(path: str) -> int:
