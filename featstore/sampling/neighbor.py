@@ -10,11 +10,10 @@ import torch
 
 from featstore._core import sampler as _core
 from featstore.config import check_flag
-from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, HopKey
-from featstore.sampling.scratch import EMPTY, Int64s, Scratch
-from featstore.topology.base import Topology
+from featstore.sampling.scratch import EMPTY, Scratch
+from featstore.sampling.typed import ListsOfType
 from featstore.topology.types import EdgeKey
 
 if TYPE_CHECKING:
@@ -91,17 +90,8 @@ class NeighborSampler(FanoutSampler):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._g, self._given_fanouts, self.replace, self.seed, self.redraw, self.edges)
 
-    def _expand(
-        self,
-        scratch: Scratch,
-        topology: Topology,
-        cache: NeighborCache | None,
-        n_dst: int,
-        size: int,
-        at: HopKey,
-        starts: Int64s | None = None,
-    ) -> Block:
-        pool, hops = self._g.pool, scratch.hops
+    def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
+        pool, hops, topology, cache, n_dst = self._g.pool, scratch.hops, self.topology, scratch.cache, lists.n
         (key,) = self.hop_key(at)
         n_edges, n_missing, any_drawn = hops.count(n_dst, size, self.replace)
         src = pool.tensor((n_edges,), torch.int64)
@@ -113,13 +103,12 @@ class NeighborSampler(FanoutSampler):
         edges = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         records = None if cache is None else cache.records
         edge_ids = None if cache is None or edge_pos is None else cache.edge_ids
-        starts = scratch.starts if starts is None else starts
-        numbers = (None, None, None) if edge_pos is None else (starts, edge_pos.numpy(), edge_ids)
+        numbers = (None, None, None) if edge_pos is None else (lists.starts, edge_pos.numpy(), edge_ids)
         arrays = src.numpy(), dst.numpy(), draw, positions, edges, *numbers
         hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays)
         if n_missing:
             found = pool.array((n_missing,), topology.id_dtype)
-            self._read(scratch, topology, positions, found)
+            self._read(scratch, positions, found)
             bad = hops.fill(found, topology.id_bytes)
             if bad >= 0:
                 raise topology.bad_id(int(positions[bad]), int(found[bad]))

@@ -109,9 +109,8 @@ class ShadowSampler(NeighborSampler):
     def _induced(self, scratch: Scratch, n: int) -> Block:
         """Find the edges among the first ``n`` nodes, ordered by destination."""
         pool = self._g.pool
-        topology = self._g.topology if self._topology is None else self._topology
-        self._locate(scratch, topology, 0, n)
-        pieces = Pieces(self._g, scratch, topology, n, self._read)
+        self._locate(scratch, 0, n)
+        pieces = Pieces(self._g, scratch, self.topology, n, self._read)
         room = max(1, len(pieces.owners))
         numbers, positions = pool.array((room,), np.int32), pool.array((room,), np.int64) if self.edges else None
         kept, kept_positions = [], []

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from featstore.config import check_integer
-from featstore.sampling.scratch import Int64s, Scratch, edge_starts
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch, edge_starts
 from featstore.topology.base import Topology
 from featstore.topology.types import EdgeKey, EdgeType, Types
-
-if TYPE_CHECKING:
-    from featstore.graph.neighborcache import NeighborCache
 
 __all__ = ["Fanouts", "ListsOfType", "fanouts_of_types", "lists_of_type", "most_drawn"]
 
@@ -70,35 +67,27 @@ class ListsOfType:
 
     Parameters
     ----------
+    n : int
+    starts : int64 array, shape (n,) or (0,)
+        Position of each list's first edge, if edges are numbered; see :attr:`Scratch.starts`.
     at : int64 array, shape (n,)
         Numbers in the batch of the nodes that have these lists, ascending.
     lists, place, degree : int64 array, shape (n,)
-        As for :meth:`Hops.expand_lists`.
-    starts : int64 array, shape (n,) or (0,)
-        Position of each list's first edge, if edges are numbered; see :attr:`Scratch.starts`.
+        As for :meth:`Hops.expand_lists`. In a graph of one type these and ``at`` are empty: list ``i`` is that of the batch's
+        node ``i``, and the scratch has its place, in arrays that are replaced as it grows.
     """
 
-    at: Int64s
-    lists: Int64s
-    place: Int64s
-    degree: Int64s
+    n: int
     starts: Int64s
+    at: Int64s = field(default_factory=lambda: EMPTY)
+    lists: Int64s = field(default_factory=lambda: EMPTY)
+    place: Int64s = field(default_factory=lambda: EMPTY)
+    degree: Int64s = field(default_factory=lambda: EMPTY)
 
 
-def lists_of_type(
-    scratch: Scratch,
-    topology: Topology,
-    kind: EdgeType,
-    first: int,
-    stop: int,
-    cache: NeighborCache | None,
-    *,
-    edges: bool,
-) -> ListsOfType:
-    """Look up the lists of nodes number ``first … stop - 1`` of a batch that are of the type at which ``kind`` ends."""
-    ids = scratch.nodes[first:stop]
-    at = np.flatnonzero((ids >= kind.dst.first) & (ids < kind.dst.stop))
-    lists = kind.lists_of(ids[at])
+def lists_of_type(scratch: Scratch, topology: Topology, kind: EdgeType, at: Int64s, *, edges: bool) -> ListsOfType:
+    """Look up the lists of nodes number ``at`` of a batch, which are of the type at which ``kind`` ends."""
+    cache, lists = scratch.cache, kind.lists_of(scratch.nodes[at])
     place, degree = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
     if cache is None:
         topology.offsets(lists, place, degree)
@@ -108,5 +97,4 @@ def lists_of_type(
     starts = np.empty(len(at) if edges else 0, np.int64)
     if edges and len(at):
         edge_starts(topology, cache, lists, place, starts, degree)
-    at += first
-    return ListsOfType(at, lists, place, degree, starts)
+    return ListsOfType(len(at), starts, at, lists, place, degree)
