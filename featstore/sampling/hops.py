@@ -7,7 +7,7 @@ import operator
 import os
 import time
 from abc import abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,11 +22,10 @@ from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
-from featstore.sampling.typed import Fanouts, ListsOfType, fanouts_of_types, lists_of_type, most_drawn
+from featstore.sampling.typed import Fanouts, ListsOfType, fanouts_of_types, lists_of_type, most_drawn, nodes_of_types
 from featstore.topology.base import Topology
-from featstore.topology.noderows import by_type
 from featstore.topology.partlists import NearbyLists
-from featstore.topology.types import Types
+from featstore.topology.types import ONE_EDGE, Types
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -243,8 +242,7 @@ class HopSampler(CheckedSampler):
         assert self.fanouts_of_types is not None
         types, hops, blocks = self._g.types, scratch.hops, []
         n_dst = hops.n_nodes
-        of_types = by_type(scratch.nodes[first:n_dst], types.nodes.values())
-        nodes = {kind: at + first for kind, at in zip(types.nodes, of_types, strict=True)}
+        nodes = nodes_of_types(types, scratch.nodes[:n_dst], first)
         for key, fanouts in self.fanouts_of_types.items():
             # A type without a fan-out looks nothing up.
             ends = nodes[key[2]] if fanouts[at[2]] else EMPTY
@@ -347,7 +345,7 @@ class FanoutSampler(HopSampler):
         return self._hop_sizes
 
     @property
-    def _given_fanouts(self) -> Any:
+    def given_fanouts(self) -> Any:
         """The fan-outs as they are given."""
         return self.fanouts if self.fanouts_of_types is None else self.fanouts_of_types
 
@@ -356,15 +354,32 @@ class FanoutSampler(HopSampler):
         return list(self.fanouts) if self.fanouts_of_types is None else self.fanouts_of_types
 
     @cached_property
-    def drawn_fanouts(self) -> tuple[int, ...]:
-        """The fan-outs, with -1 for each that takes all lists whole, so that memory sized by them fits the graph.
+    def drawn_of_types(self) -> Fanouts:
+        """The fan-outs of each type of edges, with -1 for each that takes all lists whole: memory sized by them fits the graph.
 
         For a large fan-out the largest degree is needed: a pass over the offsets, once.
         """
-        if self.replace or max(self.fanouts) <= LARGE_FANOUT:
-            return self.fanouts
+        given = {ONE_EDGE: self.fanouts} if self.fanouts_of_types is None else self.fanouts_of_types
+        if self.replace or max(map(max, given.values())) <= LARGE_FANOUT:
+            return given
         largest = self._g.topology.largest_degree
-        return tuple(-1 if fanout >= largest else fanout for fanout in self.fanouts)
+        return {key: tuple(-1 if fanout >= largest else fanout for fanout in fanouts) for key, fanouts in given.items()}
+
+    @cached_property
+    def drawn_fanouts(self) -> tuple[int, ...]:
+        """Neighbours that a node draws in each hop, at most, by :attr:`drawn_of_types`."""
+        return most_drawn(self._g.types, self.drawn_of_types)
+
+    @cached_property
+    def list_fanouts(self) -> tuple[int, ...]:
+        """The largest number drawn from one list in each hop, by :attr:`drawn_of_types`; -1: lists are taken whole, if at all."""
+        return tuple(map(max, zip(*self.drawn_of_types.values(), strict=True)))
+
+    @cached_property
+    def most_lists(self) -> int:
+        """Lists that a node draws from, at most."""
+        n_types = Counter(key[2] for key, fanouts in self.drawn_of_types.items() if any(fanouts))
+        return max(n_types.values(), default=1)
 
 
 def types_of(g: OutOfCoreGraph) -> Types:

@@ -119,7 +119,7 @@ class LaborSampler(FanoutSampler):
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling, self.edges
-        return type(self), (self._g, self._given_fanouts, *options)
+        return type(self), (self._g, self.given_fanouts, *options)
 
     def hop_key(self, at: HopKey) -> tuple[int, int, int, int]:
         """Compute the keys of the sources' numbers in a hop: ``early, late, phase, turn``."""
