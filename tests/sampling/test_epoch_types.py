@@ -229,10 +229,10 @@ def test_lists_join_once_and_only_if_they_are_drawn_from() -> None:
     assert (first, lists.tolist()) == (3, [3])  # no later hop draws from what cites paper 3
     later = joined.drawing(1)
     assert (later.places.tolist(), later.owners.tolist(), later.ends) == ([0, 3, 2], [0, 2, 1], [2, 2, 3])
-    once = JoinedLists(types, fanouts, redraw=False)
+    once = JoinedLists(types, fanouts_of_types(types, {WRITES: [0, 2], CITES: [1, 2]}), redraw=False)
     assert once.join(nodes[:2], 0)[1].tolist() == [5]
-    assert once.join(nodes, 1)[1].tolist() == [3]
-    assert (once.drawing(1).places.tolist(), once.drawing(1).owners.tolist()) == ([1], [2])
+    assert once.join(nodes, 1)[1].tolist() == [3, 7]  # what cites paper 1 was drawn from
+    assert (once.drawing(1).places.tolist(), once.drawing(1).owners.tolist()) == ([1, 2], [2, 2])
 
 
 def test_more_lists_than_a_log_can_name() -> None:
