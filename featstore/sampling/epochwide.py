@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ import torch
 from featstore.budget import Reservation
 from featstore.config import check_at_least, parse_size
 from featstore.sampling.batch import CheckedSampler, SampledBatch
-from featstore.sampling.hops import refuse_types
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.listaccess import parse_access
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.typed import Fanouts
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
 from featstore.sampling.windowed import Coming, Cut, Seeds, Turns, Windows, disk_of
 from featstore.storage.rundir import runs_directory
+from featstore.topology.types import EdgeKey
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -33,8 +34,9 @@ class EpochSampler(CheckedSampler):
     The batches equal those of :class:`NeighborSampler`, or with ``draws="labor"`` those of :class:`LaborSampler`, with the same
     options, bit for bit. For a loader that takes an epoch's batches in order, the sampler draws a window of batches at a time. In
     each hop the nodes of all batches that draw are sorted, and their lists are read in sequence. Every node draws under its own
-    batch's key, for this hop and all later ones. So a list is read once a hop for a window, and not once a batch. :meth:`sample`
-    draws one batch alone, and reads as the other sampler does.
+    batch's key, for this hop and all later ones. So a list is read once a hop for a window, and not once a batch. In a graph of
+    several types, this one pass is over the lists of all types of edges. :meth:`sample` draws one batch alone, and reads as the
+    other sampler does.
 
     Parameters
     ----------
@@ -87,7 +89,7 @@ class EpochSampler(CheckedSampler):
     def __init__(
         self,
         g: OutOfCoreGraph,
-        fanouts: Sequence[int],
+        fanouts: Sequence[int] | Mapping[EdgeKey, Sequence[int]],
         replace: bool = False,
         seed: int = 0,
         redraw: bool = True,
@@ -117,7 +119,6 @@ class EpochSampler(CheckedSampler):
             self.hops = NeighborSampler(g, fanouts, replace, seed, redraw, edges)
         else:
             raise ValueError(f"draws is 'neighbor' or 'labor', not {draws!r}")
-        refuse_types(type(self), g.types)
         self.edges = self.hops.edges
         if isinstance(window, str):
             if window != "auto":
@@ -144,7 +145,7 @@ class EpochSampler(CheckedSampler):
         else:
             options |= {"replace": hops.replace}
         options |= {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
-        return partial(type(self), **options), (self.graph, self.fanouts)
+        return partial(type(self), **options), (self.graph, hops.given_fanouts)
 
     @property
     def graph(self) -> OutOfCoreGraph:
@@ -153,8 +154,13 @@ class EpochSampler(CheckedSampler):
 
     @property
     def fanouts(self) -> tuple[int, ...]:
-        """Neighbours that a node draws in each hop, the seeds' own first."""
+        """Neighbours that a node draws in each hop, the seeds' own first; of several types of edges together, at most."""
         return self.hops.fanouts
+
+    @property
+    def fanouts_of_types(self) -> Fanouts | None:
+        """The fan-outs of each type of edges in a graph of several types; else None."""
+        return self.hops.fanouts_of_types
 
     @property
     def threads(self) -> int:
@@ -204,7 +210,7 @@ class EpochSampler(CheckedSampler):
         width = 8 if is_wide(self.graph) else 4
         targets, edges = self.expected(n_seeds)
         drawn = drawn_bytes(edges, targets, width, has_places(self.hops))
-        fanouts = self.hops.drawn_fanouts
+        fanouts = self.hops.list_fanouts
         useful = useful_bytes(self.graph, fanouts, n, drawn, targets, self.threads)
         return least_bytes(self.graph, fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
 
@@ -218,7 +224,7 @@ class EpochSampler(CheckedSampler):
         return Cut(self, n_batches, n_seeds, batch).windows(n_bytes, disk_of(self))
 
     def expected(self, n_seeds: int) -> tuple[int, int]:
-        """Estimate the nodes of a batch that draw, and the edges that they draw: the maximum, by mean degree for whole lists.
+        """Estimate the lists of a batch that are drawn from, and the edges drawn: the maximum, by mean degree for whole lists.
 
         With ``draws="labor"`` the number of neighbours that a node takes is random: this is the maximum of its mean.
         """
@@ -229,4 +235,4 @@ class EpochSampler(CheckedSampler):
             each = mean if fanout < 0 else fanout
             most = n * each if self.hops.replace else min(n * each, n_edges)  # a node's list is taken once
             targets, n, edges = n, min(n_nodes, n + most), edges + most
-        return targets, edges
+        return self.hops.most_lists * targets, edges

@@ -7,7 +7,7 @@ import operator
 import os
 import time
 from abc import abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,14 +19,13 @@ import torch
 
 from featstore.config import check_at_least, check_flag, check_integer
 from featstore.gather.arrays import id_array
-from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
-from featstore.sampling.typed import Fanouts, fanouts_of_types, lists_of_type, most_drawn
+from featstore.sampling.typed import Fanouts, ListsOfType, fanouts_of_types, lists_of_type, most_drawn, nodes_of_types
 from featstore.topology.base import Topology
 from featstore.topology.partlists import NearbyLists
-from featstore.topology.types import Types
+from featstore.topology.types import ONE_EDGE, Types
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -53,16 +52,15 @@ class HopSampler(CheckedSampler):
     In a graph of several types, each hop has a block of each type of edges, in their order.
     """
 
-    draws_types: ClassVar[bool] = False  # whether _expand serves several types of edges, by their starts
+    draws_types: ClassVar[bool] = False  # whether several types of edges are drawn from
     fanouts_of_types: Fanouts | None = None  # in a graph of several types
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
-        if isinstance(g, (str, os.PathLike)):
-            raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
+        types = types_of(g)
         self._g = g
-        self._topology: Topology | None = None  # kept, since g.topology takes the graph's lock
+        self._topology: Topology | None = None
         if self.fanouts_of_types is None:
-            refuse_types(type(self), g.types)
+            refuse_types(type(self), types)
         self._hop_sizes = tuple(hop_sizes)
         self.redraw, self.edges = check_flag("redraw", redraw), check_flag("edges", edges)
         self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
@@ -75,6 +73,13 @@ class HopSampler(CheckedSampler):
     def graph(self) -> OutOfCoreGraph:
         """The graph that the sampler draws from."""
         return self._g
+
+    @property
+    def topology(self) -> Topology:
+        """The adjacency that the sampler draws from."""
+        if self._topology is None:
+            self._topology = self._g.topology  # kept, since this takes the graph's lock
+        return self._topology
 
     def stats(self) -> dict[str, float]:
         """Return totals since the sampler was made, over all threads.
@@ -208,16 +213,13 @@ class HopSampler(CheckedSampler):
 
     def _drawing(self, epoch: int, index: int) -> Draw:
         """Make the function that looks up the lists of a batch's nodes, and draws from them."""
-        topology = self._topology
-        if topology is None:
-            topology = self._topology = self._g.topology
         if self.fanouts_of_types is not None:
             n_drawn = 0
 
             def draw_types(scratch: Scratch, hop: int) -> list[Block]:
                 nonlocal n_drawn
                 first, n_drawn = 0 if self.redraw else n_drawn, scratch.hops.n_nodes
-                return self._draw_types(scratch, topology, first, (epoch, index, hop))
+                return self._draw_types(scratch, first, (epoch, index, hop))
 
             return draw_types
         n_located = 0
@@ -225,28 +227,30 @@ class HopSampler(CheckedSampler):
         def draw(scratch: Scratch, hop: int) -> list[Block]:
             nonlocal n_located
             n_dst = scratch.hops.n_nodes
-            self._locate(scratch, topology, n_located, n_dst)
+            self._locate(scratch, n_located, n_dst)
             n_located = n_dst
-            block = self._expand(scratch, topology, scratch.cache, n_dst, self._hop_sizes[hop], (epoch, index, hop))
+            lists = ListsOfType(n_dst, scratch.starts[:n_dst])
+            block = self._expand(scratch, lists, self._hop_sizes[hop], (epoch, index, hop))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # these nodes have drawn; without neighbours they draw none later
             return [block]
 
         return draw
 
-    def _draw_types(self, scratch: Scratch, topology: Topology, first: int, at: HopKey) -> list[Block]:
+    def _draw_types(self, scratch: Scratch, first: int, at: HopKey) -> list[Block]:
         """Draw a hop of each type of edges, for the batch's nodes from number ``first`` on; return a block of each type."""
         assert self.fanouts_of_types is not None
-        hops, cache, blocks = scratch.hops, scratch.cache, []
+        types, hops, blocks = self._g.types, scratch.hops, []
         n_dst = hops.n_nodes
+        nodes = nodes_of_types(types, scratch.nodes[:n_dst], first)
         for key, fanouts in self.fanouts_of_types.items():
             # A type without a fan-out looks nothing up.
-            stop = n_dst if fanouts[at[2]] else first
-            found = lists_of_type(scratch, topology, self._g.types.edges[key], first, stop, cache, edges=self.edges)
-            hops.expand_lists(found.lists, found.place, found.degree)
-            block = self._expand(scratch, topology, cache, len(found.lists), fanouts[at[2]], at, found.starts)
+            ends = nodes[key[2]] if fanouts[at[2]] else EMPTY
+            lists = lists_of_type(scratch, self.topology, types.edges[key], ends, edges=self.edges)
+            hops.expand_lists(lists.lists, lists.place, lists.degree)
+            block = self._expand(scratch, lists, fanouts[at[2]], at)
             dst = block.dst.numpy()
-            dst[:] = found.at[dst]
+            dst[:] = lists.at[dst]
             blocks.append(block)
         return [replace(block, n_src=hops.n_nodes, n_dst=n_dst) for block in blocks]
 
@@ -269,32 +273,32 @@ class HopSampler(CheckedSampler):
 
     def number_edges(self, scratch: Scratch, edge_pos: torch.Tensor | None) -> None:
         """Replace a hop's stored positions of edges in ``edge_pos``, if any, by the edges' numbers in the input."""
-        ids, cache = (self._topology or self._g.topology).edge_ids, scratch.cache
+        ids, cache = self.topology.edge_ids, scratch.cache
         if ids is None or edge_pos is None:
             return
         put = ids.replace if cache is None or cache.edge_ids is None else cache.number_edges
         put(edge_pos.numpy(), self._g.pool.array)
 
-    def _locate(self, scratch: Scratch, topology: Topology, first: int, end: int) -> None:
+    def _locate(self, scratch: Scratch, first: int, end: int) -> None:
         """Look up the lists of nodes ``first … end - 1``, which joined in the last hop."""
         if first == end:
             return
         nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
         cache = scratch.cache
         if cache is None:
-            topology.offsets(nodes, place, degree)
+            self.topology.offsets(nodes, place, degree)
             np.invert(place, out=place)
         else:
             cache.locate(nodes, place, degree)
         if self.edges:
-            scratch.locate_edges(topology, first, end, is_located=True)
+            scratch.locate_edges(self.topology, first, end, is_located=True)
         if scratch.lists is not None:
             scratch.lists.locate(nodes, place)
 
-    def _read(self, scratch: Scratch, topology: Topology, positions: Int64s, out: npt.NDArray[Any]) -> None:
+    def _read(self, scratch: Scratch, positions: Int64s, out: npt.NDArray[Any]) -> None:
         """Read the neighbour ids at ``positions``, from the lists in memory or from the file."""
         if scratch.lists is None:
-            topology.read_edges(positions, out)
+            self.topology.read_edges(positions, out)
             scratch.rows_read += len(positions)
         else:
             scratch.rows_read += scratch.lists.read_edges(positions, out, self._g.pool)
@@ -305,19 +309,10 @@ class HopSampler(CheckedSampler):
         return (absorb(batch_key(self.seed, epoch, index), hop),)
 
     @abstractmethod
-    def _expand(
-        self,
-        scratch: Scratch,
-        topology: Topology,
-        cache: NeighborCache | None,
-        n_dst: int,
-        size: int,
-        at: HopKey,
-        starts: Int64s | None = None,
-    ) -> Block:
-        """Draw for the first ``n_dst`` nodes, whose lists are located, and number the drawn nodes; ``size`` is the hop's.
+    def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
+        """Draw from ``lists``, which ``scratch.hops`` goes from, and number the drawn nodes; ``size`` is the hop's.
 
-        ``starts`` of the lists, by default those of the scratch, are there if edges are numbered.
+        The block's destinations are positions among the lists. If edges are numbered, the lists have their ``starts``.
         """
 
 
@@ -327,8 +322,8 @@ class FanoutSampler(HopSampler):
     replace = False  # a node may draw a neighbour several times
 
     def __init__(self, g: OutOfCoreGraph, fanouts: Any, seed: int, redraw: bool, edges: bool = False) -> None:
-        types = getattr(g, "types", None)
-        if types is not None and not types.is_one and self.draws_types:
+        types = types_of(g)
+        if not types.is_one and self.draws_types:
             self.fanouts_of_types = fanouts_of_types(types, fanouts)
             fanouts = most_drawn(types, self.fanouts_of_types)
         elif isinstance(fanouts, Mapping):
@@ -350,7 +345,7 @@ class FanoutSampler(HopSampler):
         return self._hop_sizes
 
     @property
-    def _given_fanouts(self) -> Any:
+    def given_fanouts(self) -> Any:
         """The fan-outs as they are given."""
         return self.fanouts if self.fanouts_of_types is None else self.fanouts_of_types
 
@@ -359,15 +354,39 @@ class FanoutSampler(HopSampler):
         return list(self.fanouts) if self.fanouts_of_types is None else self.fanouts_of_types
 
     @cached_property
-    def drawn_fanouts(self) -> tuple[int, ...]:
-        """The fan-outs, with -1 for each that takes all lists whole, so that memory sized by them fits the graph.
+    def drawn_of_types(self) -> Fanouts:
+        """The fan-outs of each type of edges, with -1 for each that takes all lists whole: memory sized by them fits the graph.
 
         For a large fan-out the largest degree is needed: a pass over the offsets, once.
         """
-        if self.replace or max(self.fanouts) <= LARGE_FANOUT:
-            return self.fanouts
+        given = {ONE_EDGE: self.fanouts} if self.fanouts_of_types is None else self.fanouts_of_types
+        if self.replace or max(map(max, given.values())) <= LARGE_FANOUT:
+            return given
         largest = self._g.topology.largest_degree
-        return tuple(-1 if fanout >= largest else fanout for fanout in self.fanouts)
+        return {key: tuple(-1 if fanout >= largest else fanout for fanout in fanouts) for key, fanouts in given.items()}
+
+    @cached_property
+    def drawn_fanouts(self) -> tuple[int, ...]:
+        """Neighbours that a node draws in each hop, at most, by :attr:`drawn_of_types`."""
+        return most_drawn(self._g.types, self.drawn_of_types)
+
+    @cached_property
+    def list_fanouts(self) -> tuple[int, ...]:
+        """The largest number drawn from one list in each hop, by :attr:`drawn_of_types`; -1: lists are taken whole, if at all."""
+        return tuple(map(max, zip(*self.drawn_of_types.values(), strict=True)))
+
+    @cached_property
+    def most_lists(self) -> int:
+        """Lists that a node draws from, at most."""
+        n_types = Counter(key[2] for key, fanouts in self.drawn_of_types.items() if any(fanouts))
+        return max(n_types.values(), default=1)
+
+
+def types_of(g: OutOfCoreGraph) -> Types:
+    """Get the types of a graph to draw from; TypeError if it is a path."""
+    if isinstance(g, (str, os.PathLike)):
+        raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
+    return g.types
 
 
 def refuse_types(sampler: type, types: Types) -> None:

@@ -12,12 +12,11 @@ import torch
 
 from featstore._core import labor as _core
 from featstore.config import check_at_least, check_flag
-from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.rng import source_keys
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
-from featstore.topology.base import Topology
+from featstore.sampling.typed import ListsOfType
 from featstore.topology.types import EdgeKey
 
 if TYPE_CHECKING:
@@ -120,35 +119,27 @@ class LaborSampler(FanoutSampler):
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling, self.edges
-        return type(self), (self._g, self._given_fanouts, *options)
+        return type(self), (self._g, self.given_fanouts, *options)
 
     def hop_key(self, at: HopKey) -> tuple[int, int, int, int]:
         """Compute the keys of the sources' numbers in a hop: ``early, late, phase, turn``."""
         epoch, index, hop = at
         return source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
 
-    def _expand(
-        self,
-        scratch: Scratch,
-        topology: Topology,
-        cache: NeighborCache | None,
-        n_dst: int,
-        size: int,
-        at: HopKey,
-        starts: Int64s | None = None,
-    ) -> Block:
-        pool, hops = self._g.pool, scratch.hops
+    def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
+        pool, hops, cache, n_dst = self._g.pool, scratch.hops, scratch.cache, lists.n
+        id_bytes = self.topology.id_bytes
         keys = self.hop_key(at)
         records = None if cache is None else cache.records
-        layer = _core.Layer(hops, n_dst, size, *keys, records, topology.id_bytes)
+        layer = _core.Layer(hops, n_dst, size, *keys, records, id_bytes)
         counts = pool.array((n_dst,), np.int64)
         n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
         if self.importance_sampling and 0 < layer.n_expected < layer.n_ids:  # else all lists are taken whole, or none
-            layer = _core.Layer(hops, n_dst, -1, *keys, records, topology.id_bytes)
-            chosen, positions = self._choose(scratch, layer, topology, counts, n_read, starts)
+            layer = _core.Layer(hops, n_dst, -1, *keys, records, id_bytes)
+            chosen, positions = self._choose(scratch, layer, counts, n_read, lists.starts)
             self._weigh(scratch.sources, layer, size, chosen, counts, positions)
         else:
-            chosen, positions = self._choose(scratch, layer, topology, counts, n_read, starts)
+            chosen, positions = self._choose(scratch, layer, counts, n_read, lists.starts)
         src = pool.tensor((layer.n_chosen,), torch.int64)
         dst = pool.tensor((layer.n_chosen,), torch.int64)
         while not layer.number(chosen, counts, src.numpy(), dst.numpy()):
@@ -173,29 +164,22 @@ class LaborSampler(FanoutSampler):
         importance.keep(edge_pos)
 
     def _choose(
-        self,
-        scratch: Scratch,
-        layer: _core.Layer,
-        topology: Topology,
-        counts: Int64s,
-        n_read: int,
-        starts: Int64s | None,
+        self, scratch: Scratch, layer: _core.Layer, counts: Int64s, n_read: int, starts: Int64s
     ) -> tuple[npt.NDArray[Any], Int64s | None]:
         """Choose neighbours from all lists, reading the file ``n_read`` ids at a time; return their ids and edge positions."""
-        pool, n = self._g.pool, layer.n_expected
+        pool, topology, n = self._g.pool, self.topology, layer.n_expected
         if n < layer.n_ids:  # the number taken is random, and draws are correlated: this is not always enough
             n = min(n + 4 * math.isqrt(n), layer.n_ids)
         n += _core.STEP
         chosen = pool.array((n,), topology.id_dtype)
         edge_pos = pool.array((n,), np.int64) if self.edges else None
-        starts = None if not self.edges else scratch.starts if starts is None else starts
         positions = pool.array((n_read,), np.int64) if n_read else EMPTY
         found = pool.array((n_read,), topology.id_dtype)
         while not layer.done:
             n = layer.turn(positions)
-            self._read(scratch, topology, positions[:n], found[:n])
+            self._read(scratch, positions[:n], found[:n])
             topology.check_found(positions[:n], found[:n])
-            while not layer.choose(found[:n], chosen, counts, starts, edge_pos):
+            while not layer.choose(found[:n], chosen, counts, None if edge_pos is None else starts, edge_pos):
                 room, done = len(chosen) * 3 // 2 + _core.STEP, layer.n_chosen
                 more = pool.array((room,), topology.id_dtype)
                 more[:done] = chosen[:done]

@@ -11,12 +11,11 @@ import torch
 
 from featstore._core.layerwise import Candidates
 from featstore.config import check_flag, check_integer
-from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import HopKey, HopSampler
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+from featstore.sampling.typed import ListsOfType
 from featstore.sampling.wholelists import Pieces
-from featstore.topology.base import Topology
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -122,18 +121,9 @@ class LayerSampler(HopSampler):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._g, self.sizes, self.seed, self.skip, self.replace, self.op, self.edges)
 
-    def _expand(
-        self,
-        scratch: Scratch,
-        topology: Topology,
-        cache: NeighborCache | None,
-        n_dst: int,
-        size: int,
-        at: HopKey,
-        starts: Int64s | None = None,
-    ) -> Block:
+    def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
         pool, hops, sources = self._g.pool, scratch.hops, scratch.sources
-        pieces = Pieces(self._g, scratch, topology, n_dst, self._read)
+        pieces = Pieces(self._g, scratch, self.topology, lists.n, self._read)
         sources.hops.begin(EMPTY)
         candidates = Candidates(sources.hops, pieces.lists, self.op == "mean")
         factors = self._draw(sources, pieces, candidates, size, at)
@@ -141,7 +131,7 @@ class LayerSampler(HopSampler):
         src, dst = (pool.tensor((n,), torch.int64) for _ in range(2))
         weight = pool.tensor((n,), torch.float32)
         edge_pos = pool.tensor((n,), torch.int64) if self.edges else None
-        numbers = (None, None) if edge_pos is None else (scratch.starts, edge_pos.numpy())
+        numbers = (None, None) if edge_pos is None else (lists.starts, edge_pos.numpy())
         taken = src.numpy(), dst.numpy(), weight.numpy(), *numbers
         if pieces.is_one:  # and numbered already
             candidates.take_edges(pieces.listed, pieces.owners, factors, *taken)
@@ -152,7 +142,7 @@ class LayerSampler(HopSampler):
         while not candidates.number_edges(taken[0]):
             scratch.need(2 * scratch.room)
         self.number_edges(scratch, edge_pos)
-        return Block(src, dst, hops.n_nodes, n_dst, edge_pos, weight)
+        return Block(src, dst, hops.n_nodes, lists.n, edge_pos, weight)
 
     def _draw(self, sources: Scratch, pieces: Pieces, candidates: Candidates, size: int, at: HopKey) -> npt.NDArray[np.float64]:
         """Weigh the sources of all lists, draw from them, and return the factors of the sources' edges."""

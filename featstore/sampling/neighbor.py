@@ -10,11 +10,10 @@ import torch
 
 from featstore._core import sampler as _core
 from featstore.config import check_flag
-from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, HopKey
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
-from featstore.topology.base import Topology
+from featstore.sampling.typed import ListsOfType
 from featstore.topology.types import EdgeKey
 
 if TYPE_CHECKING:
@@ -89,19 +88,10 @@ class NeighborSampler(FanoutSampler):
         return f"{type(self).__name__}(fanouts={self._shown_fanouts}, replace={self.replace}, seed={self.seed}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self._given_fanouts, self.replace, self.seed, self.redraw, self.edges)
+        return type(self), (self._g, self.given_fanouts, self.replace, self.seed, self.redraw, self.edges)
 
-    def _expand(
-        self,
-        scratch: Scratch,
-        topology: Topology,
-        cache: NeighborCache | None,
-        n_dst: int,
-        size: int,
-        at: HopKey,
-        starts: Int64s | None = None,
-    ) -> Block:
-        pool, hops = self._g.pool, scratch.hops
+    def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
+        pool, hops, topology, cache, n_dst = self._g.pool, scratch.hops, self.topology, scratch.cache, lists.n
         (key,) = self.hop_key(at)
         n_edges, n_missing, any_drawn = hops.count(n_dst, size, self.replace)
         src = pool.tensor((n_edges,), torch.int64)
@@ -113,13 +103,12 @@ class NeighborSampler(FanoutSampler):
         edges = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         records = None if cache is None else cache.records
         edge_ids = None if cache is None or edge_pos is None else cache.edge_ids
-        starts = scratch.starts if starts is None else starts
-        numbers = (None, None, None) if edge_pos is None else (starts, edge_pos.numpy(), edge_ids)
+        numbers = (None, None, None) if edge_pos is None else (lists.starts, edge_pos.numpy(), edge_ids)
         arrays = src.numpy(), dst.numpy(), draw, positions, edges, *numbers
         hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays)
         if n_missing:
             found = pool.array((n_missing,), topology.id_dtype)
-            self._read(scratch, topology, positions, found)
+            self._read(scratch, positions, found)
             bad = hops.fill(found, topology.id_bytes)
             if bad >= 0:
                 raise topology.bad_id(int(positions[bad]), int(found[bad]))
@@ -134,7 +123,7 @@ class NeighborSampler(FanoutSampler):
     def draw_again(self, scratch: Scratch, n_dst: int, dst: torch.Tensor, at: HopKey) -> torch.Tensor:
         """Repeat a hop's draws to number its edges, if only the drawn ids are known.
 
-        To be called for hop after hop of a batch. Draws are a function of the key, the node and its degree, so the repeated
+        To be called for hop after hop of a batch. Draws are a function of the key, the list and its length, so the repeated
         draws are the same.
         """
         pool, hop, cache = self._g.pool, at[2], scratch.cache
@@ -144,13 +133,31 @@ class NeighborSampler(FanoutSampler):
             cache.locate(scratch.nodes[first:n_dst], scratch.starts[first:n_dst], scratch.degree[first:n_dst])
             place = scratch.starts[:n_dst]
         else:
-            scratch.locate_edges(self._g.topology, first, n_dst, is_located=False)
+            scratch.locate_edges(self.topology, first, n_dst, is_located=False)
             place = pool.array((n_dst,), np.int64)
             np.invert(scratch.starts[:n_dst], out=place)
         scratch.n_located = n_dst
-        fanout, (key,) = self.fanouts[hop], self.hop_key(at)
-        edge_pos = pool.tensor((len(dst),), torch.int64)
         degree = scratch.degree[:n_dst]
+        edge_pos = self._positions(scratch, place, degree, self.fanouts[hop], dst, at)
+        if not self.redraw:
+            degree[:] = 0  # as while they were drawn
+        return edge_pos
+
+    def draw_type_again(self, scratch: Scratch, lists: ListsOfType, size: int, dst: torch.Tensor, at: HopKey) -> torch.Tensor:
+        """Repeat a hop's draws from the lists of one type, to number their edges; ``dst`` are positions among the lists then."""
+        cache = scratch.cache
+        place = lists.place if cache is not None and cache.edge_ids is not None else np.invert(lists.starts)
+        scratch.hops.expand_lists(lists.lists, lists.place, lists.degree)
+        return self._positions(scratch, place, lists.degree, size, dst, at)
+
+    def _positions(
+        self, scratch: Scratch, place: Int64s, degree: Int64s, fanout: int, dst: torch.Tensor, at: HopKey
+    ) -> torch.Tensor:
+        """Draw again from lists of these lengths, which are at ``place`` of the cached numbers, or begin at edge ``~place``."""
+        pool, cache, n_dst = self._g.pool, scratch.cache, len(degree)
+        edge_ids = None if cache is None else cache.edge_ids
+        (key,) = self.hop_key(at)
+        edge_pos = pool.tensor((len(dst),), torch.int64)
         is_drawn = self.replace or int(degree.max(initial=0)) > fanout
         n_draw = _core.draw_scratch(fanout) if is_drawn else 0
         draw = pool.array((n_draw,), np.int64) if n_draw else EMPTY
@@ -160,6 +167,4 @@ class NeighborSampler(FanoutSampler):
             cache.number_missing(edge_pos.numpy(), n_missing, pool.array)
         else:
             self.number_edges(scratch, edge_pos)
-        if not self.redraw:
-            degree[:] = 0  # as while they were drawn
         return edge_pos

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from featstore.config import check_integer
-from featstore.sampling.scratch import Int64s, Scratch, edge_starts
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch, edge_starts
 from featstore.topology.base import Topology
+from featstore.topology.noderows import by_type
 from featstore.topology.types import EdgeKey, EdgeType, Types
 
-if TYPE_CHECKING:
-    from featstore.graph.neighborcache import NeighborCache
-
-__all__ = ["Fanouts", "ListsOfType", "fanouts_of_types", "lists_of_type", "most_drawn"]
+__all__ = [
+    "Fanouts",
+    "HopLists",
+    "JoinedLists",
+    "ListsOfType",
+    "fanouts_of_types",
+    "lists_of_type",
+    "most_drawn",
+    "nodes_of_types",
+]
 
 Fanouts = dict[EdgeKey, tuple[int, ...]]
 
@@ -70,35 +77,33 @@ class ListsOfType:
 
     Parameters
     ----------
+    n : int
+    starts : int64 array, shape (n,) or (0,)
+        Position of each list's first edge, if edges are numbered; see :attr:`Scratch.starts`.
     at : int64 array, shape (n,)
         Numbers in the batch of the nodes that have these lists, ascending.
     lists, place, degree : int64 array, shape (n,)
-        As for :meth:`Hops.expand_lists`.
-    starts : int64 array, shape (n,) or (0,)
-        Position of each list's first edge, if edges are numbered; see :attr:`Scratch.starts`.
+        As for :meth:`Hops.expand_lists`. In a graph of one type these and ``at`` are empty: list ``i`` is that of the batch's
+        node ``i``, and the scratch has its place, in arrays that are replaced as it grows.
     """
 
-    at: Int64s
-    lists: Int64s
-    place: Int64s
-    degree: Int64s
+    n: int
     starts: Int64s
+    at: Int64s = field(default_factory=lambda: EMPTY)
+    lists: Int64s = field(default_factory=lambda: EMPTY)
+    place: Int64s = field(default_factory=lambda: EMPTY)
+    degree: Int64s = field(default_factory=lambda: EMPTY)
 
 
-def lists_of_type(
-    scratch: Scratch,
-    topology: Topology,
-    kind: EdgeType,
-    first: int,
-    stop: int,
-    cache: NeighborCache | None,
-    *,
-    edges: bool,
-) -> ListsOfType:
-    """Look up the lists of nodes number ``first … stop - 1`` of a batch that are of the type at which ``kind`` ends."""
-    ids = scratch.nodes[first:stop]
-    at = np.flatnonzero((ids >= kind.dst.first) & (ids < kind.dst.stop))
-    lists = kind.lists_of(ids[at])
+def nodes_of_types(types: Types, nodes: Int64s, first: int) -> dict[str, Int64s]:
+    """Find the numbers of the nodes of each type in a batch, from number ``first`` on; ``nodes`` are the ids of all."""
+    found = by_type(nodes[first:], types.nodes.values())
+    return {kind: at + first for kind, at in zip(types.nodes, found, strict=True)}
+
+
+def lists_of_type(scratch: Scratch, topology: Topology, kind: EdgeType, at: Int64s, *, edges: bool) -> ListsOfType:
+    """Look up the lists of nodes number ``at`` of a batch, which are of the type at which ``kind`` ends."""
+    cache, lists = scratch.cache, kind.lists_of(scratch.nodes[at])
     place, degree = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
     if cache is None:
         topology.offsets(lists, place, degree)
@@ -108,5 +113,68 @@ def lists_of_type(
     starts = np.empty(len(at) if edges else 0, np.int64)
     if edges and len(at):
         edge_starts(topology, cache, lists, place, starts, degree)
-    at += first
-    return ListsOfType(at, lists, place, degree, starts)
+    return ListsOfType(len(at), starts, at, lists, place, degree)
+
+
+@dataclass(frozen=True)
+class HopLists:
+    """The lists that a hop of a batch draws from, type of edges after type, in each in the order of their nodes.
+
+    Parameters
+    ----------
+    places : int64 array, shape (n,)
+        Numbers of the lists in the batch, see :class:`JoinedLists`.
+    owners : int64 array, shape (n,)
+        Numbers in the batch of the nodes whose lists they are.
+    ends : list of int
+        For each type of edges, how many of the lists are of it or of a type before.
+    """
+
+    places: Int64s
+    owners: Int64s
+    ends: list[int]
+
+
+class JoinedLists:
+    """The lists of a batch, numbered as they join with their nodes: hop after hop, and in a hop type of edges after type.
+
+    A list joins in the hop in which its node draws first, unless neither that hop nor a later one draws from it. With ``redraw``
+    lists stay for all later hops; otherwise a hop draws from the lists alone that join in it.
+    """
+
+    def __init__(self, types: Types, fanouts: Fanouts, *, redraw: bool) -> None:
+        self._types, self._redraw = types, redraw
+        self._kinds = [(types.edges[key], each) for key, each in fanouts.items()]
+        self._joined: list[list[tuple[int, Int64s]]] = []  # of each type: the first of some lists, and whose they are
+        self._n_nodes = self.n = 0
+
+    def join(self, nodes: Int64s, hop: int) -> tuple[int, Int64s]:
+        """Let the lists of the nodes join that a batch has before a hop; return the first of the new ones, and their numbers.
+
+        ``nodes`` are the ids of all of the batch's nodes; called for hop after hop.
+        """
+        if not (self._redraw and self._joined):
+            self._joined = [[] for _ in self._kinds]
+        first, known, lists = self.n, self._n_nodes, [EMPTY]
+        of_types = nodes_of_types(self._types, nodes, known)
+        for (kind, fanouts), joined in zip(self._kinds, self._joined, strict=True):
+            owners = of_types[kind.dst.name]
+            if len(owners) and any(fanouts[hop:] if self._redraw else fanouts[hop : hop + 1]):
+                joined.append((self.n, owners))
+                self.n += len(owners)
+                lists.append(kind.lists_of(nodes[owners]))
+        if self.n >= 2**31:
+            raise OverflowError("a batch has at most 2**31 lists: sample fewer seeds a batch, or fewer types of edges")
+        self._n_nodes = len(nodes)
+        return first, np.concatenate(lists)
+
+    def drawing(self, hop: int) -> HopLists:
+        """Find the lists that a hop draws from, after :meth:`join` for it."""
+        places, owners, ends, n = [EMPTY], [EMPTY], list[int](), 0
+        for (_, fanouts), joined in zip(self._kinds, self._joined, strict=True):
+            for first, nodes in joined if fanouts[hop] else ():
+                places.append(np.arange(first, first + len(nodes)))
+                owners.append(nodes)
+                n += len(nodes)
+            ends.append(n)
+        return HopLists(np.concatenate(places), np.concatenate(owners), ends)

@@ -22,7 +22,7 @@ _LEAST, _MOST = 1 << 14, 1 << 20  # ids a piece
 _BYTES_AN_ID = 32  # an id read, its position, its copy, its owner, and the result made of it
 _DIVISOR = 64  # of the budget: the pieces of one thread take this fraction
 
-Read = Callable[[Scratch, Topology, Int64s, npt.NDArray[Any]], None]
+Read = Callable[[Scratch, Int64s, npt.NDArray[Any]], None]
 
 
 class Pieces:
@@ -30,7 +30,7 @@ class Pieces:
 
     Iterating yields the number of ids of each piece. The ids are in ``listed``, which the caller may overwrite; ``owners`` has
     the numbers of the nodes whose lists they are in, ascending. A piece has 16,384 to 1,048,576 ids, by the graph's total memory:
-    32 bytes an id, and 8 more of the caller's if edges are numbered. ``read(scratch, topology, positions, out)`` reads ids that
+    32 bytes an id, and 8 more of the caller's if edges are numbered. ``read(scratch, positions, out)`` reads ids that
     are not in memory, which are then checked.
     """
 
@@ -53,7 +53,7 @@ class Pieces:
         while not lists.done:
             n = lists.turn(self._positions)
             if n:
-                self._read(self._scratch, topology, self._positions[:n], self._found[:n])
+                self._read(self._scratch, self._positions[:n], self._found[:n])
                 topology.check_found(self._positions[:n], self._found[:n])
             while taken := lists.take(self._found[:n], self.listed, self.owners):
                 yield taken

@@ -1,7 +1,8 @@
-"""A window of batches drawn at once: hop by hop, all batches' nodes in the order of the lists, each list passed once a hop.
+"""A window of batches drawn at once: hop by hop, all batches' lists in the order of the file, each list passed once a hop.
 
 Each hop's draws are logged by batch. A batch's blocks are then made from its logs, as if it had been sampled alone. Between hops,
-the nodes that a hop has added are logged by range of ids, so that the next hop has them in the order of the lists.
+the lists of the nodes that a hop has added are logged by range, so that the next hop has them in the order of the file. With one
+type of edges each node has one list, and its number.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, replay, sort_targets
+from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, sort_targets
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.neighborcache import NeighborCache
-from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.batch import SampledBatch
 from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.listaccess import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
-from featstore.sampling.neighbor import NeighborSampler
-from featstore.sampling.scratch import Int64s, Scratch
+from featstore.sampling.replay import Replay, has_places
+from featstore.sampling.scratch import Int64s
 from featstore.storage.rundir import DiskQuota
 from featstore.topology.listblocks import NodeLists
 from featstore.topology.liststream import LIST_BYTES, stream_bytes
@@ -39,35 +40,30 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
-LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over a range of 2**bits nodes at once
+LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over a range of 2**bits lists at once
 MOST_RANGES = 4096
 TOGETHER = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
 SORT_DIVISOR = 4  # the arrays over a range take at most this fraction of a worker's memory
-RANGE_BYTES = 128  # per node of a range: the starts of its targets and its list, and look-up of lists
+RANGE_BYTES = 128  # per list of a range: the starts of its targets, its number, and look-up of lists
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
 STREAM_DIVISOR = 8  # the blocks that lists are read into take at most this fraction of a worker's memory
 SORTED_BYTES = 8  # per target, besides its record
 DRAWN_BYTES = 24  # per id that is drawn before it is read: its position, its place in the logs, the id itself
 KEY_BYTES = 32  # of a batch's hop, at the most
-BYTES_AN_EDGE = 32  # per edge while a batch is numbered: its block, and its log, with places if it has them
+BYTES_AN_EDGE = 32  # per edge while a batch is numbered: its block, and its log, with places if it has them; per list of a type
 PATIENCE, PATIENCE_S = 250, 0.02  # number of times that a non-urgent window checks for free memory, and seconds between checks
 
 
 def is_wide(graph: OutOfCoreGraph) -> bool:
     """Tell whether logs hold 64-bit words."""
-    return graph.num_nodes >= 2**31 or graph.topology.id_bytes == 8
-
-
-def has_places(sampler: FanoutSampler) -> bool:
-    """Tell whether logs hold one more word for each neighbour: its place in its list, which cannot be drawn again by key."""
-    return sampler.edges and not isinstance(sampler, NeighborSampler)
+    return max(graph.num_nodes, graph.topology.num_lists) >= 2**31 or graph.topology.id_bytes == 8
 
 
 @dataclass(frozen=True)
 class _Shape:
     """Division of a worker's memory."""
 
-    shift: int  # a range has 2**shift nodes
+    shift: int  # a range has 2**shift lists
     n_ranges: int
     n_logs: int
     block_bytes: int  # of two blocks of ids, read one after the other
@@ -81,7 +77,7 @@ class _Shape:
 
     @property
     def sorting_bytes(self) -> int:
-        """Bytes of sorting: records of targets, batch and place of each target, and three arrays over a range of nodes."""
+        """Bytes of sorting: records of targets, batch and place of each target, and three arrays over a range of lists."""
         return self.targets_bytes + self.targets_bytes * SORTED_BYTES // (4 * TARGET_WORDS) + RANGE_BYTES * self.range_entries
 
     @property
@@ -92,7 +88,7 @@ class _Shape:
 
 def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
     """Divide ``n_bytes`` of one worker, or the least memory of :func:`least_bytes` if that is more."""
-    n, shift = max(1, graph.num_nodes), MOST_BITS
+    n, shift = max(1, graph.topology.num_lists), MOST_BITS
     while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_DIVISOR:
         shift -= 1
     while -(-n // (1 << shift)) > MOST_RANGES:
@@ -125,7 +121,7 @@ def drawn_bytes(n_edges: int, n_targets: int, width: int, places: bool = False) 
 def useful_bytes(
     graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int
 ) -> int:
-    """Return the bytes of memory in which nothing is spilled, for batches of ``drawn`` bytes of logs and ``targets`` nodes."""
+    """Return the bytes of memory in which nothing is spilled, for batches of ``drawn`` bytes of logs and ``targets`` lists."""
     least = least_bytes(graph, fanouts, n_batches, True) + STREAM_DIVISOR * stream_bytes(LIST_BYTES)
     return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
 
@@ -140,6 +136,16 @@ class _Worker:
         self.batch, self.place = (huge_array(n_targets * 4).view(np.uint32) for _ in range(2))
         self.ends, self.nodes, self.starts = (np.empty(shape.range_entries, np.int64) for _ in range(3))
         self.scratch = np.empty(shape.scratch_words, np.int64)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Lists number ``first … stop - 1`` of those that have targets: of one type of edges, with what draws from them."""
+
+    first: int
+    stop: int
+    draws: Draws
+    fanouts: list[int]  # of the hops in which they are drawn from
 
 
 class EpochWindow:
@@ -171,7 +177,7 @@ class EpochWindow:
         self._topology = graph.topology  # kept, since graph.topology takes the graph's lock
         self._wide, self._has_places = is_wide(graph), has_places(sampler)
         self._n = stop - first
-        fanouts = sampler.drawn_fanouts
+        fanouts = sampler.list_fanouts
         least = least_bytes(graph, fanouts, self._n, self._wide)
         if n_bytes < least:
             raise BudgetError(f"a window of {self._n} batches cannot be drawn in {n_bytes} bytes", least)
@@ -180,8 +186,10 @@ class EpochWindow:
         logs = partial(SpillingLogs, n_workers=self._n_workers, wide=self._wide, path=path, disk=disk)
         self._targets = logs(shape.n_ranges, n_bytes=self._n_workers * shape.targets_bytes)
         self._drawn = logs(shape.n_logs, n_bytes=self._n_workers * shape.drawn_bytes)
-        self._fanouts = np.array(fanouts, np.int64)
-        places = itertools.product(range(len(fanouts)), range(first, stop))
+        self._depth = len(fanouts)
+        kinds = graph.types.edges
+        self._kinds = [(kinds[key], np.array(each, np.int64)) for key, each in sampler.drawn_of_types.items()]
+        places = itertools.product(range(self._depth), range(first, stop))
         self._keys = np.array([sampler.hop_key((epoch, index, hop)) for hop, index in places], np.uint64)
         self._waited_s = [0.0] * self._n_workers  # seconds of waiting for lists
         self._read_bytes = [0] * self._n_workers
@@ -235,7 +243,7 @@ class EpochWindow:
 
     def draw(self) -> None:
         """Draw all hops of all batches; after an error, such as run files that do not fit the disk, the window is of no use."""
-        for hop in range(len(self._fanouts)):
+        for hop in range(self._depth):
             self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
             # From here on the targets' logs are read; the arrays that sort them are not held while batches are numbered.
             workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
@@ -248,7 +256,7 @@ class EpochWindow:
         """Make a batch from the logs; any number of threads may call it."""
         ids, index = self._ids(position), position - self.first
         with self._sampler.scratch(len(ids)) as scratch:
-            hops = self._sampler.expand(scratch, ids, partial(self._replayed, index, self._sampler.edges))
+            hops = self._sampler.expand(scratch, ids, self._replay(index, edges=self._sampler.edges))
             return self._sampler.assemble(scratch, ids, hops, self._epoch, position)
 
     def _ids(self, position: int) -> Int64s:
@@ -301,7 +309,7 @@ class EpochWindow:
     # By batch.
 
     def _aim(self, hop: int, worker: int, index: int) -> None:
-        """Number a batch's nodes up to ``hop``, and log the nodes that the last hop has added as targets of this one."""
+        """Number a batch's nodes up to ``hop``, and log the lists of those that the last hop has added as targets of this one."""
         ids = self._ids(self.first + index)
         targets, budget = self._targets.workers[worker], self._graph.budget
         for _ in range(PATIENCE):
@@ -311,53 +319,33 @@ class EpochWindow:
         else:
             raise BudgetError("others have the memory that drawing a window ahead takes")
         with self._sampler.scratch(len(ids)) as scratch:
-            first = 0
-            blocks = self._sampler.expand(scratch, ids, partial(self._replayed, index, False), hop)
+            first, place, hops = 0, 0, self._replay(index, edges=False)
+            blocks = self._sampler.expand(scratch, ids, hops, hop)
             if blocks:
                 first = blocks[-1].n_dst
-                edges = sum(len(block.src) for block in blocks)
+                edges = sum(len(block.src) for block in blocks) + (0 if hops.joined is None else hops.joined.n)
                 self._batch_bytes = max(self._batch_bytes, BYTES_AN_EDGE * edges)
             del blocks
-            end = scratch.hops.n_nodes
-            while (first := targets.scatter(scratch.nodes, first, end, index, self._shape.shift)) < end:
+            lists, end = scratch.nodes, scratch.hops.n_nodes
+            if hops.joined is not None:
+                place, lists = hops.joined.join(scratch.nodes[:end], hop)
+                first, end = 0, len(lists)
+            while (first := targets.scatter(lists, first, end, index, self._shape.shift, place)) < end:
                 self._targets.spill(worker)
 
-    def _replayed(self, index: int, with_edges: bool, scratch: Scratch, hop: int) -> list[Block]:
-        return [self._replay(index, with_edges, scratch, hop)]
+    def _replay(self, index: int, *, edges: bool) -> Replay:
+        def read(hop: int) -> npt.NDArray[Any]:
+            return self._drawn.read(hop * self._n + index, self._graph.pool.array)
 
-    def _replay(self, index: int, with_edges: bool, scratch: Scratch, hop: int) -> Block:
-        """Make a hop's block from its log; ``with_edges`` numbers edges by their logged places, or else by drawing once more."""
-        pool, hops = self._graph.pool, scratch.hops
-        n_dst = hops.n_nodes
-        starts = None
-        if with_edges and self._has_places:
-            first = scratch.n_located if hop else 0
-            scratch.locate_edges(self._topology, first, n_dst, is_located=False)
-            scratch.n_located, starts = n_dst, scratch.starts
-        edges: list[torch.Tensor] = []
-
-        def array(n: int) -> tuple[Int64s, ...]:
-            edges.extend(pool.tensor((n,), torch.int64) for _ in range(2 if starts is None else 3))
-            return tuple(each.numpy() for each in edges)
-
-        records = self._drawn.read(hop * self._n + index, pool.array)
-        replay(hops, records, self._wide, n_dst, scratch.place, array, self._has_places, starts)
-        while not hops.number():
-            scratch.need(2 * scratch.room)
-        edge_pos = edges[2] if starts is not None else None
-        self._sampler.number_edges(scratch, edge_pos)
-        if with_edges and starts is None:
-            assert isinstance(self._sampler, NeighborSampler)
-            edge_pos = self._sampler.draw_again(scratch, n_dst, edges[1], (self._epoch, self.first + index, hop))
-        return Block(edges[0], edges[1], hops.n_nodes, n_dst, edge_pos)
+        return Replay(self._sampler, read, self._wide, self._epoch, self.first + index, edges=edges)
 
     # By list.
 
     def _groups(self) -> tuple[list[list[int]], Int64s]:
-        """Group ranges of nodes whose targets draw together; return the groups, and the file of each group.
+        """Group ranges of lists whose targets draw together; return the groups, and the file of each group.
 
         Each group's draws wait for their reads, so groups are large. A group of several ranges has at most as many targets as a
-        range has nodes, for which a worker's arrays have room.
+        range has lists, for which a worker's arrays have room.
         """
         shape, groups, files = self._shape, list[list[int]](), list[int]()
         file_of = self._topology.files_of(np.arange(shape.n_ranges, dtype=np.int64) << shape.shift).tolist()
@@ -376,7 +364,7 @@ class EpochWindow:
         return groups, np.array(files, np.int64)
 
     def _draw(self, workers: list[_Worker], hop: int, groups: list[list[int]], worker: int, number: int) -> None:
-        """Let the targets in a group's ranges of nodes draw, as many at once as the memory takes."""
+        """Let the targets in a group's ranges of lists draw, as many at once as the memory takes."""
         memory, group = workers[worker], groups[number]
         records, used = memory.records, 0
         base, end = group[0] << self._shape.shift, (group[-1] + 1) << self._shape.shift
@@ -414,74 +402,111 @@ class EpochWindow:
         topology = self._topology
         arrays = memory.ends, memory.batch, memory.place, memory.nodes, memory.starts
         n = sort_targets(records, self._wide, base, n_range, *arrays)
-        nodes, starts = memory.nodes[:n], memory.starts[: n + 1]
-        end = len(self._fanouts) if self._sampler.redraw else hop + 1
-        replace, n_batches = self._sampler.replace, self._n
-        draws = Draws(
-            self._drawn.workers[worker],
-            self._keys,
-            self._fanouts,
-            (hop, end),
-            replace,
-            n_batches,
-            nodes,
-            starts,
-            memory.batch,
-            memory.place,
-            numbered=self._has_places,
-        )
+        lists, starts = memory.nodes[:n], memory.starts[: n + 1]
+        runs = self._runs(memory, hop, worker, lists, starts)
 
         def take(first: int, at: Int64s, degree: Int64s, ids: npt.NDArray[Any]) -> None:
-            draws.begin(first, first + len(at), at, degree, ids, topology.id_bytes, memory.scratch)
-            while not draws.go_on():
-                self._drawn.spill(worker)
+            for run in runs:
+                low, high = max(0, run.first - first), min(len(at), run.stop - first)
+                if low < high:
+                    lists = first + low - run.first, first + high - run.first
+                    run.draws.begin(*lists, at[low:high], degree[low:high], ids, topology.id_bytes, memory.scratch)
+                    while not run.draws.go_on():
+                        self._drawn.spill(worker)
 
-        wanted, missing = nodes, None
+        wanted, missing = lists, None
         if cache is not None:
             at, degree = np.empty(n, np.int64), np.empty(n, np.int64)
             if cache.whole:
-                cache.locate(nodes, at, degree)
+                cache.locate(lists, at, degree)
                 take(0, at, degree, cache.records)
                 return
-            missing = cache.find(nodes, at, degree)
+            missing = cache.find(lists, at, degree)
             take(0, at, degree, cache.records)
-            wanted = nodes[missing]
+            wanted = lists[missing]
         if not len(wanted):
             return
         n_targets = np.diff(starts)
         n_targets = n_targets if missing is None else n_targets[missing]
-        if self._reads_drawn(wanted, n_targets, hop, end):
-            self._draw_elsewhere(draws, memory, worker, wanted, missing)
-            return
-        # A pass also reads unwanted lists between wanted ones, but skips whole ranges.
-        cuts = [0, *(np.flatnonzero(np.diff(wanted >> self._shape.shift)) + 1).tolist(), len(wanted)]
-        for part in (slice(*each) for each in itertools.pairwise(cuts)):
-            positions = (np.arange(part.start, part.stop) if missing is None else missing[part]) if len(cuts) > 2 else missing
-            if len(cuts) > 2 and self._reads_drawn(wanted[part], n_targets[part], hop, end):
-                self._draw_elsewhere(draws, memory, worker, wanted[part], positions)
-                continue
-            found = topology.lists(wanted[part], self._shape.block_bytes)
+        passed, alone = self._ways(runs, wanted, missing, n_targets)
+        for run, part in alone:
+            self._draw_elsewhere(run, memory, worker, wanted[part], _positions(missing, part))
+        for part in passed:
+            positions, found = _positions(missing, part), topology.lists(wanted[part], self._shape.block_bytes)
             while True:
                 begin_s = time.perf_counter()
-                lists = next(found, None)
+                block = next(found, None)
                 self._waited_s[worker] += time.perf_counter() - begin_s
-                if lists is None:
+                if block is None:
                     break
-                self._read_bytes[worker] += lists.ids.nbytes
-                first, at, degree = lists.spread(positions)
-                take(first, at, degree, lists.ids)
+                self._read_bytes[worker] += block.ids.nbytes
+                first, at, degree = block.spread(positions)
+                take(first, at, degree, block.ids)
 
-    def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, hop: int, end: int) -> bool:
+    def _runs(self, memory: _Worker, hop: int, worker: int, lists: Int64s, starts: Int64s) -> list[_Run]:
+        """Make what draws from lists that have targets, for each type of edges that has some of them."""
+        runs, first = list[_Run](), 0
+        hops = hop, self._depth if self._sampler.redraw else hop + 1
+        ends = np.searchsorted(lists, [kind.first_list + kind.n_lists for kind, _ in self._kinds])
+        for (_, fanouts), stop in zip(self._kinds, ends.tolist(), strict=True):
+            if first < stop:
+                draws = Draws(
+                    self._drawn.workers[worker],
+                    self._keys,
+                    fanouts,
+                    hops,
+                    self._sampler.replace,
+                    self._n,
+                    lists[first:stop],
+                    starts[first : stop + 1],
+                    memory.batch,
+                    memory.place,
+                    numbered=self._has_places,
+                )
+                runs.append(_Run(first, stop, draws, fanouts[slice(*hops)].tolist()))
+            first = stop
+        return runs
+
+    def _ways(
+        self, runs: list[_Run], wanted: Int64s, missing: Int64s | None, n_targets: Int64s
+    ) -> tuple[list[slice], list[tuple[_Run, slice]]]:
+        """Divide lists that are not in memory by how they are read.
+
+        Returns parts of them to be read in passes, and parts of which the drawn ids are read alone. A pass also reads unwanted
+        lists between wanted ones. So it is within a range, but it serves all types of edges there.
+        """
+        shift, passed, alone = self._shape.shift, list[slice](), list[tuple[_Run, slice]]()
+        for run in runs:
+            ends = (run.first, run.stop) if missing is None else np.searchsorted(missing, (run.first, run.stop)).tolist()
+            whole = slice(*ends)
+            if whole.start == whole.stop:
+                continue
+            if self._reads_drawn(wanted[whole], n_targets[whole], run.fanouts):
+                alone.append((run, whole))
+                continue
+            ranges = wanted[whole] >> shift
+            cuts = [whole.start, *(np.flatnonzero(np.diff(ranges)) + (whole.start + 1)).tolist(), whole.stop]
+            for part in (slice(*each) for each in itertools.pairwise(cuts)):
+                if len(cuts) > 2 and self._reads_drawn(wanted[part], n_targets[part], run.fanouts):
+                    alone.append((run, part))
+                elif passed and passed[-1].stop == part.start and wanted[part.start - 1] >> shift == wanted[part.start] >> shift:
+                    passed[-1] = slice(passed[-1].start, part.stop)
+                else:
+                    passed.append(part)
+        return passed, alone
+
+    def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, fanouts: list[int]) -> bool:
         """Tell whether ids are drawn first and read alone, instead of reading their lists."""
         if self._access != "auto":
             return self._access == "random"
-        return costs_less_drawn(self._topology, wanted, n_targets, self._fanouts[hop:end].tolist())
+        return costs_less_drawn(self._topology, wanted, n_targets, fanouts)
 
-    def _draw_elsewhere(self, draws: Draws, memory: _Worker, worker: int, wanted: Int64s, missing: Int64s | None) -> None:
-        """Draw from the lists of ``wanted``, then read the drawn ids; ``missing`` has the nodes' positions, None: from 0 on."""
-        topology = self._topology
+    def _draw_elsewhere(self, run: _Run, memory: _Worker, worker: int, wanted: Int64s, positions_of: Int64s | None) -> None:
+        """Draw from the lists ``wanted`` of a run, then read the drawn ids; ``positions_of`` as of :func:`_positions`."""
+        topology, draws = self._topology, run.draws
         lists = NodeLists(np.arange(len(wanted)), *topology.offsets(wanted), np.empty(0, topology.id_dtype))
-        first, at, degree = lists.spread(missing)
+        first, at, degree = lists.spread(positions_of)
+        first -= run.first
         n = min(MAX_DRAWN, len(memory.records) // DRAWN_BYTES)
         positions, holes = (memory.records[8 * n * k : 8 * n * (k + 1)].view(np.int64) for k in range(2))
         found = memory.records[16 * n : 16 * n + topology.id_bytes * n].view(topology.id_dtype)
@@ -499,3 +524,10 @@ class EpochWindow:
             if not is_done and draws.is_full:
                 self._drawn.spill(worker)
             self._check()
+
+
+def _positions(missing: Int64s | None, part: slice) -> Int64s | None:
+    """Find where a part of the lists that are not in memory lies among all that have targets; None: from 0 on."""
+    if missing is not None:
+        return missing[part]
+    return np.arange(part.start, part.stop) if part.start else None

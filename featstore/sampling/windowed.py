@@ -79,10 +79,12 @@ class Cut:
     """
 
     def __init__(self, sampler: Drawer, n: int, n_seeds: int, batch: tuple[int, int] | None = None) -> None:
-        self._graph, self._fanouts, self._n = sampler.graph, sampler.hops.drawn_fanouts, n
+        self._graph, self._fanouts, self._n = sampler.graph, sampler.hops.list_fanouts, n
         self._wide = is_wide(sampler.graph)
         width = 8 if self._wide else 4
-        targets, edges = sampler.expected(n_seeds) if batch is None or -1 not in self._fanouts else batch
+        targets, edges = sampler.expected(n_seeds)
+        if batch is not None and -1 in sampler.hops.drawn_fanouts:
+            targets, edges = sampler.hops.most_lists * batch[0], batch[1]
         self._stored = max(1, drawn_bytes(edges, targets, width, has_places(sampler.hops)) + TARGET_WORDS * width * targets)
         self._each = 2 * LOG_WORDS * width * len(self._fanouts)
 
@@ -349,7 +351,7 @@ class Turns:
                 batch = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
             size = Cut(sampler, n, len(seeds), batch).size(held, disk_of(sampler))
         follows = size < n or self._coming is not None
-        has_room = 2 * least_bytes(graph, sampler.hops.drawn_fanouts, size, wide) <= held
+        has_room = 2 * least_bytes(graph, sampler.hops.list_fanouts, size, wide) <= held
         most = 2 if follows and has_room else 1
         return _Plan(size, most, held // most)
 

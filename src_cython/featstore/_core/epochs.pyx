@@ -78,15 +78,16 @@ cdef extern from "kernels/epochs.h" nogil:
     int64_t fs_draw_scratch(int64_t) noexcept
     void fs_logs_clear(fs_logs *) noexcept
     void fs_log_copy(const fs_logs *, int64_t, char *) noexcept
-    int64_t fs_scatter(fs_logs *, const int64_t *, int64_t, int64_t, int64_t, int) noexcept
+    int64_t fs_scatter(fs_logs *, const int64_t *, int64_t, int64_t, int64_t, int64_t, int) noexcept
     int fs_sort_targets(const void *, int, int64_t, int64_t, int64_t, int64_t *, uint32_t *, uint32_t *) noexcept
     int64_t fs_distinct(const int64_t *, int64_t, int64_t, int64_t *, int64_t *) noexcept
     int64_t fs_sort_few(const void *, int, int64_t, int64_t, int64_t, uint32_t *, uint32_t *, int64_t *, int64_t *) noexcept
     int fs_draw_lists(fs_pass *, fs_draw_lanes_fn) noexcept
     void fs_fill_holes(fs_pass *, const void *, int) noexcept
     int64_t fs_count_drawn(const void *, int, int, int64_t, int64_t, int64_t *) noexcept
-    void fs_order_drawn(const void *, int, int, int64_t, int64_t, int64_t *, int64_t *, int64_t *, const int64_t *,
-                        int64_t *) noexcept
+    int fs_are_counted(const int64_t *, int64_t, int64_t, int64_t *) noexcept
+    void fs_order_drawn(const void *, int, int, int64_t, const int64_t *, const int64_t *, int64_t, int64_t *, int64_t *,
+                        int64_t *, const int64_t *, int64_t *) noexcept
 
 
 TARGET_WORDS = FS_TARGET_WORDS
@@ -162,8 +163,8 @@ cdef class Logs:
             with nogil:
                 fs_log_copy(&self.logs, log, &out[0])
 
-    def scatter(self, const int64_t[::1] nodes not None, int64_t first, int64_t end, int64_t batch, int shift):
-        """Enter ``nodes[first:end]``, of the list of ``batch``, as targets, each into log ``node >> shift``.
+    def scatter(self, const int64_t[::1] lists not None, int64_t first, int64_t end, int64_t batch, int shift, int64_t place=0):
+        """Enter ``lists[first:end]``, at places ``place + first …`` of ``batch``, as targets, each into log ``list >> shift``.
 
         Returns
         -------
@@ -172,17 +173,18 @@ cdef class Logs:
         """
         cdef int64_t i
         cdef uint64_t last = 0
-        if not 0 <= first <= end <= nodes.shape[0] or not 0 <= batch < INT32_MAX or not 0 <= shift < 63 or end > INT32_MAX:
+        if (not 0 <= first <= end <= lists.shape[0] or not 0 <= batch < INT32_MAX or not 0 <= shift < 63
+                or not 0 <= place <= INT32_MAX - end):
             raise ValueError("impossible targets")
         with nogil:
             for i in range(first, end):
-                last = max(last, (<uint64_t>nodes[i]) >> shift)
+                last = max(last, (<uint64_t>lists[i]) >> shift)
         if last >= <uint64_t>self.logs.n_logs:
-            raise ValueError("a node has no log")
+            raise ValueError("a list has no log")
         if first == end:
             return end
         with nogil:
-            first = fs_scatter(&self.logs, &nodes[0], first, end, batch, shift)
+            first = fs_scatter(&self.logs, &lists[0], first, end, batch, place, shift)
         return first
 
     cdef int check(self, int64_t log) except -1:
@@ -238,7 +240,7 @@ def sort_targets(records, bint wide, int64_t base, int64_t n_range, int64_t[::1]
 
 @cython.final
 cdef class Draws:
-    """Targets, by node, that draw from lists as those come by. One owner thread.
+    """Targets, by list, of one type of edges, that draw from lists as those come by. One owner thread.
 
     Parameters
     ----------
@@ -253,7 +255,7 @@ cdef class Draws:
     replace : bool
     n_batches : int
     nodes, starts, batch, place : arrays
-        As :func:`sort_targets` left them.
+        As :func:`sort_targets` left them; or of the first two a part: some of the lists, and where their targets begin and end.
     level : int
         Widest vector form to use, see :class:`~featstore._core.sampler.Hops`.
     numbered : bool
@@ -268,18 +270,18 @@ cdef class Draws:
     def __cinit__(self, Logs logs not None, const uint64_t[:, ::1] keys not None, const int64_t[::1] fanouts not None, tuple hops,
                   bint replace, int64_t n_batches, const int64_t[::1] nodes not None, const int64_t[::1] starts not None,
                   const uint32_t[::1] batch not None, const uint32_t[::1] place not None, int level=2, bint numbered=False):
-        cdef int64_t n = nodes.shape[0], n_targets, i
+        cdef int64_t n = nodes.shape[0], first_target, n_targets, i
         cdef uint32_t most = 0
         self.first_hop, self.pass_.n_hops = hops
         if not 0 <= self.first_hop < self.pass_.n_hops <= fanouts.shape[0]:
             raise ValueError("no such hops")
         if keys.shape[0] != fanouts.shape[0] * n_batches or logs.logs.n_logs < keys.shape[0] or starts.shape[0] != n + 1 or n < 1:
             raise ValueError("arrays of lengths that disagree")
-        n_targets = starts[n]
-        if batch.shape[0] < n_targets or place.shape[0] < n_targets:
+        first_target, n_targets = starts[0], starts[n]
+        if first_target < 0 or batch.shape[0] < n_targets or place.shape[0] < n_targets:
             raise ValueError("arrays of lengths that disagree")
         with nogil:
-            for i in range(n_targets):
+            for i in range(first_target, n_targets):
                 most = max(most, batch[i])
         if n_targets > 0 and most >= n_batches:
             raise ValueError(f"a target of batch {most} of {n_batches}")
@@ -438,8 +440,9 @@ cdef class Draws:
         return not full
 
 
-def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array, bint numbered=False, starts=None):
-    """Begin a hop over a batch's first ``n_dst`` nodes with what they have drawn; ``hops.number()`` goes on.
+def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array, bint numbered=False, starts=None, places=None,
+           owners=None):
+    """Begin a hop over a batch's first ``n_dst`` nodes, or lists, with what they have drawn; ``hops.number()`` goes on.
 
     Parameters
     ----------
@@ -449,21 +452,28 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array,
     wide : bool
     n_dst : int
     counts : int64 array, shape (n_dst,)
-        Scratch.
+        Output: the edges of each node or list end before this one.
     array : callable
         ``array(n)`` returns the int64 arrays of the hop's ``n`` edges: ``(src, dst)``; with ``starts`` ``(src, dst, edge_pos)``.
     numbered : bool
         The log is of ``numbered`` draws.
     starts : int64 array, shape (at least n_dst,), optional
         The first edge of each destination's list: edges are numbered then, if the log is.
+    places, owners : int64 array, shape (n,), optional
+        The lists that have drawn, distinct, in the order in which their edges are wanted, and the nodes whose lists they are. By
+        default each node has one list, and its number.
 
     Raises
     ------
     ValueError
-        The log is damaged.
+        The log is damaged, or the lists in ``places`` are not those that have drawn.
     """
     cdef Ids words
-    cdef int64_t n_edges = 0
+    cdef int64_t n_edges = 0, n_lists = n_dst, i
+    cdef const int64_t[::1] order = places, nodes = owners
+    cdef const int64_t *order_at = NULL
+    cdef const int64_t *nodes_at = NULL
+    cdef bint is_good = True
     cdef int64_t[::1] counted = counts
     cdef int64_t[::1] src, dst, edge_pos
     cdef const int64_t[::1] first = starts
@@ -472,13 +482,26 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array,
     cdef int each = 2 if numbered else 1
     if first is not None and (not numbered or first.shape[0] < n_dst):
         raise ValueError("edges are numbered by a log of their places, and by where the lists of all destinations begin")
-    if n_dst < 0 or n_dst > hops.hop.n_nodes or counted.shape[0] < n_dst:
+    if n_dst < 0 or (order is None and n_dst > hops.hop.n_nodes) or counted.shape[0] < n_dst:
         raise ValueError("more destinations than nodes")
+    if order is not None:
+        n_lists = order.shape[0]
+        if nodes is None or nodes.shape[0] != n_lists:
+            raise ValueError("each list belongs to a node")
+        if n_lists:
+            order_at, nodes_at = &order[0], &nodes[0]
+        with nogil:
+            for i in range(n_lists):
+                is_good &= 0 <= order[i] < n_dst and 0 <= nodes[i] < hops.hop.n_nodes
+        if not is_good:
+            raise ValueError("a list or a node is out of range")
     words = Ids(records, 8 if wide else 4)
     if n_dst:
         with nogil:
             n_edges = fs_count_drawn(words.data, wide, each, words.n, n_dst, &counted[0])
-    if n_edges < 0 or (words.n and not n_dst):
+            if order is not None and n_edges >= 0:
+                is_good = fs_are_counted(order_at, n_lists, n_edges, &counted[0])
+    if n_edges < 0 or (words.n and not n_dst) or not is_good:
         raise ValueError("the log of a hop is damaged")
     if first is None:
         src, dst = array(n_edges)
@@ -493,8 +516,9 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array,
     hops._end_hop()
     if n_edges:
         with nogil:
-            fs_order_drawn(words.data, wide, each, words.n, n_dst, &counted[0], &src[0], &dst[0], firsts, numbers)
-    hops.hop.n_dst, hops.hop.n_edges, hops.hop.n_missing = n_dst, n_edges, 0
+            fs_order_drawn(words.data, wide, each, words.n, order_at, nodes_at, n_lists, &counted[0], &src[0], &dst[0], firsts,
+                           numbers)
+    hops.hop.n_dst, hops.hop.n_edges, hops.hop.n_missing = n_lists, n_edges, 0
     hops.hop.numbered = 0
     hops.hop.drawn = hops.hop.gathered = n_edges
     hops.src_view, hops.dst_view = src, dst

@@ -115,8 +115,7 @@ cdef class Layer:
     def __cinit__(self, Hops hops not None, int64_t n_dst, int64_t fanout, uint64_t early, uint64_t late, uint64_t phase,
                   uint32_t turn, records, int id_bytes, int level=2):
         check_width(id_bytes)
-        if n_dst < 0 or n_dst > hops.hop.n_nodes:
-            raise ValueError("more destinations than nodes")
+        hops._check_dst(n_dst)
         hops._end_hop()
         self.hops, self.id_bytes = hops, id_bytes
         self.take, self.take_places = fs_choose_take(level), fs_choose_take_places(level)
@@ -197,7 +196,7 @@ cdef class Layer:
 
     cdef int _check_hops(self) except -1:
         """Refuse to go on where the hops have begun another batch."""
-        if self.hops.hop.n_nodes < self.layer.n_dst:
+        if self.hops._n_lists() < self.layer.n_dst:
             raise ValueError("the destinations are gone: another batch was begun")
         return 0
 

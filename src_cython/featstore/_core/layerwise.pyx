@@ -65,8 +65,7 @@ cdef class Lists:
     def __cinit__(self, Hops hops not None, int64_t n_dst, records, int id_bytes):
         cdef int64_t expected
         check_width(id_bytes)
-        if n_dst < 0 or n_dst > hops.hop.n_nodes:
-            raise ValueError("more destinations than nodes")
+        hops._check_dst(n_dst)
         hops._end_hop()
         self.hops, self.id_bytes = hops, id_bytes
         self.layer.wide, self.layer.n_dst, self.layer.fanout = id_bytes == 8, n_dst, -1
@@ -128,7 +127,7 @@ cdef class Lists:
         return n
 
     cdef int _check(self) except -1:
-        if self.hops.hop.n_nodes < self.layer.n_dst:
+        if self.hops._n_lists() < self.layer.n_dst:
             raise ValueError("the nodes are gone: another batch was begun")
         return 0
 

@@ -57,6 +57,7 @@ cdef class Hops:
     cdef int _begin_hop(self, fs_hop *hop, int64_t n_dst, int64_t fanout, bint replace, uint64_t key,
                         int64_t[::1] scratch) except -1
     cdef int _expand_nodes(self) except -1
+    cdef int64_t _n_lists(self)
     cdef int _check_dst(self, int64_t n_dst) except -1
     cdef int _check_room(self) except -1
     cdef int _end_hop(self) except -1

@@ -310,8 +310,12 @@ cdef class Hops:
         hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
         return 0
 
+    cdef int64_t _n_lists(self):
+        """Return how many lists a hop can go from."""
+        return self.hop.n_nodes if self.lists_view is None else self.lists_view.shape[0]
+
     cdef int _check_dst(self, int64_t n_dst) except -1:
-        if n_dst < 0 or n_dst > (self.hop.n_nodes if self.lists_view is None else self.lists_view.shape[0]):
+        if n_dst < 0 or n_dst > self._n_lists():
             raise ValueError("more destinations than nodes")
         return 0
 

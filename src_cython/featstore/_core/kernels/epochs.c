@@ -74,15 +74,15 @@ void fs_log_copy(const fs_logs *logs, int64_t log, char *out)
     }
 }
 
-int64_t fs_scatter(fs_logs *logs, const int64_t *nodes, int64_t first, int64_t end, int64_t batch, int shift)
+int64_t fs_scatter(fs_logs *logs, const int64_t *lists, int64_t first, int64_t end, int64_t batch, int64_t place, int shift)
 {
     for (int64_t i = first; i < end; i++) {
-        const int64_t log = nodes[i] >> shift;
+        const int64_t log = lists[i] >> shift;
         if (FS_RARE(!logs->n_free))
             return i;
-        fs_log_put(logs, logs->wide, log, nodes[i]);
+        fs_log_put(logs, logs->wide, log, lists[i]);
         fs_log_put(logs, logs->wide, log, batch);
-        fs_log_put(logs, logs->wide, log, i);
+        fs_log_put(logs, logs->wide, log, place + i);
         logs->length[log] += FS_TARGET_WORDS;
     }
     return end;
@@ -416,15 +416,28 @@ int64_t fs_count_drawn(const void *records, int wide, int each, int64_t n_words,
     return n_edges;
 }
 
-void fs_order_drawn(const void *records, int wide, int each, int64_t n_words, int64_t n_dst, int64_t *counts, int64_t *src,
-                    int64_t *dst, const int64_t *starts, int64_t *edge_pos)
+int fs_are_counted(const int64_t *places, int64_t n, int64_t n_edges, int64_t *counts)
+{
+    int64_t found = 0;
+    for (int64_t k = 0; k < n; k++) {
+        found += counts[places[k]];
+        counts[places[k]] = ~counts[places[k]]; /* below 0: a place that comes again is counted as less than it has */
+    }
+    for (int64_t k = 0; k < n; k++)
+        counts[places[k]] = ~counts[places[k]];
+    return found == n_edges;
+}
+
+void fs_order_drawn(const void *records, int wide, int each, int64_t n_words, const int64_t *places, const int64_t *owners,
+                    int64_t n_dst, int64_t *counts, int64_t *src, int64_t *dst, const int64_t *starts, int64_t *edge_pos)
 {
     int64_t edge = 0;
     for (int64_t i = 0; i < n_dst; i++) {
-        const int64_t n = counts[i];
-        counts[i] = edge;
+        int64_t *const count = counts + (places ? places[i] : i);
+        const int64_t n = *count, owner = places ? owners[i] : i;
+        *count = edge;
         for (int64_t j = 0; j < n; j++)
-            dst[edge + j] = i;
+            dst[edge + j] = owner;
         edge += n;
     }
     for (int64_t i = 0; i < n_words;) {

@@ -2,7 +2,8 @@
  *
  * A log is a list of words, 32 or 64 bits each, in blocks of one arena; records may lie across blocks. Two kinds of records:
  *
- *   target  node, batch, place: the node at `place` of the batch's list is to draw
+ *   target  list, batch, place: list number `place` of the batch is to be drawn from. Where each node has one list, that is the
+ *           node at `place` of the batch
  *   drawn   place, n, then n neighbour ids: what it drew, in list order; one place may have several records, in order. Numbered
  *           ones, of layer-neighbour sampling: then n places of these ids in their list, words without a sign
  */
@@ -36,9 +37,9 @@ void fs_logs_clear(fs_logs *logs);
 /* Copy a log's words to `out`, which has room for its length. */
 void fs_log_copy(const fs_logs *logs, int64_t log, char *out);
 
-/* Enter nodes first … end - 1 of a batch's list as targets, each into the log of its range of 2^shift nodes; returns the node that
- * there was no room for, or end. */
-int64_t fs_scatter(fs_logs *logs, const int64_t *nodes, int64_t first, int64_t end, int64_t batch, int shift);
+/* Enter lists first … end - 1 as targets, at the places place + first … of a batch, each into the log of its range of 2^shift
+ * lists; returns the one that there was no room for, or end. */
+int64_t fs_scatter(fs_logs *logs, const int64_t *lists, int64_t first, int64_t end, int64_t batch, int64_t place, int shift);
 
 /* Order n records of targets, nodes in [base, base + range), by node: `ends` (range + 1 entries) is left with the end of each
  * node's; returns 0 where a node is out of range. */
@@ -92,9 +93,13 @@ void fs_fill_holes(fs_pass *pass, const void *found, int wide);
  * where records are damaged. */
 int64_t fs_count_drawn(const void *records, int wide, int each, int64_t n_words, int64_t n_dst, int64_t *counts);
 
-/* The hop's edges in order of their destinations, and where edge_pos is not NULL their numbers, of `starts`, the first edge of each
- * destination's list; `counts` is used up. */
-void fs_order_drawn(const void *records, int wide, int each, int64_t n_words, int64_t n_dst, int64_t *counts, int64_t *src,
-                    int64_t *dst, const int64_t *starts, int64_t *edge_pos);
+/* Whether no edges are counted but at these places, each of which is there once. */
+int fs_are_counted(const int64_t *places, int64_t n, int64_t n_edges, int64_t *counts);
+
+/* The hop's edges in the order of places[0] … places[n - 1], whose destinations are `owners`; where these are NULL, in the order of
+ * the destinations 0 … n - 1. Where edge_pos is not NULL their numbers, too, of `starts`, the first edge of the list at each place.
+ * `counts` is left with where each place's edges end. */
+void fs_order_drawn(const void *records, int wide, int each, int64_t n_words, const int64_t *places, const int64_t *owners,
+                    int64_t n, int64_t *counts, int64_t *src, int64_t *dst, const int64_t *starts, int64_t *edge_pos);
 
 #endif
