@@ -231,7 +231,7 @@ class Loader:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
                 g.reader.bound(id(self), reading)
             if self._types is not None and kind is None:
-                kind = seed_type_of(g, self._types, batches, self._strategy)
+                kind = seed_type_of(self._types, batches, self._strategy)
             self._kind = kind
             self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels, kind)
             self._labels.attach(batches)

@@ -18,21 +18,12 @@ from featstore.topology.types import NodeType, Types, edge_name
 __all__ = ["check_typed", "domain_of", "edge_features_of", "seed_type_of", "seeds_of_type", "types_of"]
 
 
-def seed_type_of(g: Graph, types: Types, batches: SampledBatches, strategy: Strategy) -> NodeType:
-    """Find the type of the seeds of a strategy's own batches, those of a pack.
-
-    Raises
-    ------
-    StaleError
-        The pack is not of this graph.
-    NotImplementedError
-        The batches are of no pack, and say no type.
-    """
+def seed_type_of(types: Types, batches: SampledBatches, strategy: Strategy) -> NodeType:
+    """Find the type of the seeds of a strategy's own batches, those of a pack; NotImplementedError for others, which say none."""
     if not isinstance(batches, PackBatches):
         raise NotImplementedError(
             f"strategy {strategy.name!r} brings batches that do not say of which type their seeds are; only those of a pack do"
         )
-    batches.pack.check(g)
     return types.nodes[str(batches.pack.seed_type)]
 
 

@@ -278,6 +278,10 @@ class OfflineSamples:
             said = f"batch {number} says that it is batch {batch.index} of epoch {batch.epoch}"
             raise CorruptionError(said, self.file(SAMPLES))
         self._nodes(batch.input_ids.numpy(), number)
+        if self.seed_type is not None:  # labels are looked up by ids within this type
+            kind, seeds = self.types.nodes[self.seed_type], batch.seeds
+            if len(seeds) and not kind.first <= int(seeds.min()) <= int(seeds.max()) < kind.stop:
+                raise CorruptionError(f"batch {number} has seeds that are not of type {kind.name!r}", self.file(SAMPLES))
         return batch
 
     def _nodes(self, ids: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:

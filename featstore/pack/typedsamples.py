@@ -35,14 +35,13 @@ def untyped(batch: SampledBatch, types: Types) -> SampledBatch:
     return replace(batch, blocks=tuple(joined))
 
 
-def check_types(batch: SampledBatch, types: Types, seed_type: str | None) -> None:
-    """Raise PluginError unless seeds and the ends of edges are of their types, and edges are numbered within theirs.
+def check_types(batch: SampledBatch, types: Types) -> None:
+    """Raise PluginError unless the ends of edges are of their types, and edges are numbered within theirs.
 
     The positions in the blocks must be valid. Does nothing if the graph has one type.
     """
-    if types.is_one or seed_type is None:
+    if types.is_one:
         return
-    _check_kind(batch.seeds, types.nodes[seed_type], "a seed")
     for hop in _hops(batch, types):
         for kind, block in zip(types.edges.values(), hop, strict=True):
             _check_kind(batch.input_ids[block.src], kind.src, f"a source of {kind.key!r}")

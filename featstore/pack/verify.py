@@ -113,7 +113,7 @@ class _Check:
             place = divmod(number, pack.n_batches)
             try:
                 as_sampled(untyped(batch, pack.types), pack.num_nodes, *place)
-                check_types(batch, pack.types, pack.seed_type)
+                check_types(batch, pack.types)
             except PluginError as error:
                 raise CorruptionError(f"batch {number} is none: {error}", path) from None
             self._bar.add(size * (number + 1) // n - size * number // n)

@@ -74,9 +74,10 @@ def packed_length(length: int | str, n_batches: int) -> int:
 def batches_of(
     pack: Pack | str | os.PathLike[str], graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
 ) -> PackBatches:
-    """Return a pack's batches for a loader; ValueError if the arguments ask for other batches."""
+    """Return a pack's batches for a loader; ValueError if the arguments ask for other batches, StaleError for another graph."""
     found = PackBatches(pack, graph.pool, shuffle, seed)
     try:
+        found.pack.check(graph)
         made = found.pack.record["batch_size"]
         if batch_size not in (None, made):
             what = "those of the sampler that it was made with" if made is None else f"of {made} seeds"
@@ -262,7 +263,6 @@ class _Layouts:
         if pack is None:
             raise ValueError("strategy 'packed' runs the samples of a pack")
         graph, features = context.graph, sorted(context.features)
-        pack.check(graph)
         self.pack, self._policy, self.planning = pack, planning.policy, planning
         stores = context.nodes.stores
         dtypes = {name: str(store.dtype).removeprefix("torch.") for name, store in stores.items()}
