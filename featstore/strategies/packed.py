@@ -123,6 +123,8 @@ class Packed(Strategy):
     The sampler and the seeds are the pack's. Epoch ``e`` runs the pack's epoch ``e`` modulo its number of epochs. With
     ``shuffle`` batches run in a new order each epoch; with a planned policy, the batches of a superbatch stay together.
 
+    In a graph of several types the features are those that types share in one file; others are refused.
+
     Parameters
     ----------
     pack : Pack, path-like or None
@@ -186,7 +188,7 @@ class Packed(Strategy):
         try:
             layouts = _Layouts(context, plan_ahead(context, self.policy, self.length, self.disk, None))
         except BudgetError as error:  # from scoring rows, which tells the policy from others of its name
-            raise Memory(context, caches=MAKING_BYTES * context.nodes.n, plans=True).too_small(error) from None
+            raise Memory(context, caches=_making_bytes(context), plans=True).too_small(error) from None
         if self.cache is None and not isinstance(context.graph, PackedGraph) and not find_layouts(layouts.pack):
             return replace(self, cache="auto").run(context)
         context, memory, layout = self._ask(layouts, of_edges)
@@ -233,11 +235,16 @@ class Packed(Strategy):
                 memory.divide()
             except BudgetError as error:
                 is_there = layout is None or os.path.exists(layouts.pack.file(layout.name))
-                making = 0 if is_there else context.graph.budget.used + MAKING_BYTES * context.nodes.n
+                making = 0 if is_there else context.graph.budget.used + _making_bytes(context)
                 refused.append(BudgetError(error.reason, max(error.needed or 0, making)))
             else:
                 return asked, memory, layout
         raise min(refused, key=lambda error: error.needed or 0)
+
+
+def _making_bytes(context: Context) -> int:
+    """Bound the bytes of making a layout: of scoring rows, and of counts that are of all nodes, not of rows alone."""
+    return MAKING_BYTES * context.nodes.n + 8 * context.graph.num_nodes * bool(context.nodes.rows.kinds)
 
 
 def _tables_bytes(layout: LayoutOptions) -> int:

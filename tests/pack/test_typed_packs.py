@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore import Auto, HeteroMiniBatch, LaborSampler, Loader, NeighborSampler, OnDemand, PackedGraph
 from featstore.cli.packs import describe_pack
-from featstore.errors import CorruptionError, StaleError, VersionError
+from featstore.errors import BudgetError, BusyError, CorruptionError, StaleError, VersionError
 from featstore.pack.layout import find_layouts, layout_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.record import read_record, write_record
@@ -136,10 +136,48 @@ def test_chunked_lists(graph: TypedArrays, g: Any, tmp_path: Path) -> None:
         assert same(epochs(chunked, featstore.Packed(pack, cache=0.1), 2), epochs(g, OnDemand(cache=None), 2))
 
 
-def test_rows_on_the_device(g: Any, pack: Pack) -> None:
+@pytest.mark.parametrize("policy", ["belady", "frequency"])
+def test_rows_on_the_device(g: Any, pack: Pack, device: Any, policy: str) -> None:
     wanted = epochs(g, OnDemand(cache=None), 2)
-    for policy in ("belady", "frequency"):
-        assert same(wanted, epochs(g, featstore.Packed(pack, cache=0.05, policy=policy), 2, device_cache=0.1))
+    found = epochs(g, featstore.Packed(pack, cache=0.05, policy=policy), 2, device_cache=0.1, device=device)
+    assert {batch.x["author"].device.type for batch in found} == {torch.device(device).type}
+    assert same(wanted, [batch.to("cpu") for batch in found])
+
+
+def test_two_epochs_at_once(g: Any, pack: Pack, tmp_path: Path) -> None:
+    """The second epoch has no caches: it reads the rows of the features' own file, which a copy of the pack has not."""
+    wanted = epochs(g, OnDemand(cache=None), 2)
+    strategy = featstore.Packed(pack, cache=0.1)
+    with Loader(g, strategy=strategy) as loader:
+        pairs = list(zip(loader, loader, strict=True))
+        assert loader.stats()["epochs_beside"] == 1
+    found = [sorted((pair[k] for pair in pairs), key=lambda batch: batch.index) for k in range(2)]
+    assert same(wanted, [*found[0], *found[1]])
+    shutil.copytree(pack.path, tmp_path / "copy")
+    with PackedGraph(tmp_path / "copy", memory="32MiB") as there, Loader(there, strategy=featstore.Packed(cache=0.1)) as loader:
+        first = iter(loader)
+        next(first)
+        refuses(BusyError, "middle of an epoch", lambda: next(iter(loader)))
+        del first
+
+
+@pytest.mark.parametrize("policy", ["belady", "frequency", "degree"])
+def test_errors_name_a_memory_that_suffices(graph: TypedArrays, g: Any, tmp_path: Path, policy: str) -> None:
+    sample(g, tmp_path / "p").close()
+    memory, n_refused = 64 << 10, 0
+    while True:
+        try:
+            with featstore.open(g.path, memory=memory) as small:
+                strategy = featstore.Packed(tmp_path / "p", cache=0.2, policy=policy)
+                with Loader(small, strategy=strategy, prefetch=0) as loader:
+                    for batch in loader:
+                        check_batch(graph, batch, edges=True)
+            break
+        except BudgetError as error:
+            assert error.needed is not None
+            assert error.needed > memory
+            memory, n_refused = error.needed, n_refused + 1
+    assert 0 < n_refused <= 3
 
 
 def test_an_epoch_goes_on_within_a_superbatch(g: Any, pack: Pack) -> None:
