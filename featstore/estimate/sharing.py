@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from featstore.budget import Budget
 from featstore.estimate.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, OnDisk
-from featstore.pack.record import OfflineSamples
+from featstore.pack.record import RowNeeds
 from featstore.pack.segments import Stored, segments
 from featstore.pack.tables import TierTables
 from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, DiskRows, Sizes, assign_tiers, segmentation, windows
@@ -57,7 +57,7 @@ class _Counted:
 
 
 def count_static(
-    pack: OfflineSamples,
+    needs: RowNeeds,
     sizes: Sizes,
     scores: npt.NDArray[np.generic],
     widths: Sequence[int],
@@ -71,14 +71,14 @@ def count_static(
     the layout; reads are counted on the first segments, of eight batches at least. OSError (ENOSPC): not even one segment of all
     batches fits.
     """
-    n = pack.num_nodes
+    n = needs.n_rows
     with budget.reserve("cost model", 16 * n):
         tier_of_row = assign_tiers(scores, sizes.device_rows, sizes.host_rows)
-        batches = DiskRows(pack, tier_of_row)
-        found = segmentation(pack, batches, sizes, tier_of_row, budget, DiskQuota(disk))
+        batches = DiskRows(needs, tier_of_row)
+        found = segmentation(needs, batches, sizes, tier_of_row, budget, DiskQuota(disk))
         counted = _Counted(widths, gap_bytes)
         if found.length == 1:
-            for number in range(min(LOOKED_AT, len(pack))):
+            for number in range(min(LOOKED_AT, len(needs))):
                 counted.add(np.empty(0, np.int64), len(batches[number]))
         else:
             place_of_row, before = np.full(n, -1, np.int64), 0  # places in the whole file: two segments' rows may share a page
@@ -92,36 +92,36 @@ def count_static(
                 before += len(segment.rows)
                 if segment.stop >= LOOKED_AT:
                     break
-        return counted.on_disk(found.length, found.disk_bytes, found.rows, pack.n_batches)
+        return counted.on_disk(found.length, found.disk_bytes, found.rows, needs.n_batches)
 
 
-def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
+def count_planned(needs: RowNeeds, sizes: Sizes, budget: Budget) -> OnDisk:
     """Count the disk space of a layout by Belady's policy; all superbatches of all epochs are planned."""
-    n, rows = pack.num_nodes, []
+    n, rows = needs.n_rows, []
     with budget.reserve("cost model", 12 * n if sizes.device_rows else 0):
-        tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
-        for window in windows(pack, sizes.superbatch, tier_of_row):
+        tier_of_row = assign_tiers(needs.counts(), sizes.device_rows, 0) if sizes.device_rows else None
+        for window in windows(needs, sizes.superbatch, tier_of_row):
             with budget.reserve("simulation", planning_bytes(n, window.n_accesses, longest=window.longest)):
                 rows.append(simulate(window, sizes.host_rows, PLANNED))
     packed = np.concatenate([np.empty(0, np.int64), *rows])
     total = int(packed.sum())
     stored = sizes.n_bytes(min(sizes.device_rows, n), 0, Stored(1, packed, np.empty(0, np.int64), 0))
-    tables = ROW_TABLE_BYTES * int(pack.lengths.sum()) + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * total
-    tables += (8 * int(pack.lengths.sum()) if sizes.device_rows else 0) + 8 * sizes.device_rows
-    return OnDisk(stored + tables + SECTION_BYTES * TABLE_SECTIONS * len(pack), total, total // max(1, pack.epochs))
+    tables = ROW_TABLE_BYTES * int(needs.lengths.sum()) + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * total
+    tables += (8 * int(needs.lengths.sum()) if sizes.device_rows else 0) + 8 * sizes.device_rows
+    return OnDisk(stored + tables + SECTION_BYTES * TABLE_SECTIONS * len(needs), total, total // max(1, needs.epochs))
 
 
-def shared_there(folder: str, pack: OfflineSamples, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:
+def shared_there(folder: str, needs: RowNeeds, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:
     """Count an existing layout's reads of shared rows, from its tables; None if its batches share no rows."""
-    tables = TierTables(folder, pack, len(widths))
+    tables = TierTables(folder, needs, len(widths))
     try:
         if tables.shared is None:
             return None
         counted = _Counted(widths, gap_bytes)
         whole = -(-LOOKED_AT // tables.shared.length) * tables.shared.length
-        for number in range(min(whole, len(pack))):
+        for number in range(min(whole, len(needs))):
             counted.add(tables.shared.addresses(number), int(tables.n_packed[number]))
         rows = int(tables.n_packed.sum()) + len(tables.shared)
-        return counted.on_disk(tables.shared.length, n_bytes, rows, pack.n_batches)
+        return counted.on_disk(tables.shared.length, n_bytes, rows, needs.n_batches)
     finally:
         tables.close()

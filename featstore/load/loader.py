@@ -30,7 +30,7 @@ from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
-from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seeds_of_type, types_of
+from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of, seeds_of_type, types_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
@@ -195,11 +195,10 @@ class Loader:
             edges = Domain.of_edges(g, check_edge_features(g, edge_features, sampler))
         else:
             check_typed(self._types, self._strategy, sampler, history)
-            kind, seeds = seeds_of_type(self._types, seeds)
+            if seeds is not None:  # else those of a pack
+                kind, seeds = seeds_of_type(self._types, seeds)
             nodes = domain_of(g, self._types, features, self._strategy)
             edges = Domain.of_edges(g, edge_features_of(g, self._types, edge_features, sampler), self._types)
-        self._kind = kind
-        self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels, kind)
         context = partial(
             Context,
             g,
@@ -207,7 +206,6 @@ class Loader:
             copy_threads=copying,
             nodes=nodes,
             edges=edges,
-            labels=self._labels.fields,
             device=target,
             prefetch=check_prefetch(prefetch, sampling),
             has_types=self._types is not None,
@@ -232,9 +230,14 @@ class Loader:
             if reading is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
                 g.reader.bound(id(self), reading)
+            if self._types is not None and kind is None:
+                kind = seed_type_of(self._types, batches, self._strategy)
+            self._kind = kind
+            self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels, kind)
             self._labels.attach(batches)
+            asked = context(batches, labels=self._labels.fields, has_history=history is not None)
             with memory_errors():
-                self._make_runner(context(batches, has_history=history is not None), cache, history)
+                self._make_runner(asked, cache, history)
         except BaseException:
             self._release_all(failed=True)
             raise

@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from featstore.gather.arrays import id_array
 from featstore.load.arguments import check_edge_features
-from featstore.pack.packgraph import Graph
-from featstore.sampling.batches import check_given
+from featstore.pack.batches import PackBatches
+from featstore.pack.packgraph import Graph, PackedGraph
+from featstore.pack.typedarguments import check_typed_sampler, features_of_types, mixed_text, seeds_of_type, types_of
+from featstore.sampling.sampledbatches import SampledBatches
 from featstore.strategies.base import Strategy
 from featstore.strategies.domain import Domain
-from featstore.topology.noderows import NodeRows, RowsOfTypes
 from featstore.topology.types import NodeType, Types, edge_name
 
-__all__ = ["check_typed", "domain_of", "edge_features_of", "seeds_of_type", "types_of"]
+__all__ = ["check_typed", "domain_of", "edge_features_of", "seed_type_of", "seeds_of_type", "types_of"]
 
 
-def types_of(g: Graph) -> Types | None:
-    """Get the types of a graph; None if it has one of nodes and one of edges, without names."""
-    types: Types | None = getattr(g, "types", None)
-    return None if types is None or types.is_one else types
-
-
-def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
-    """Read seeds that are given as ``(type, ids)`` or ``(type, mask)``; return the type, and the ids among those of all types.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        Seeds without their type, or of no type of the graph; ids that are not nodes of it.
-    """
-    names = ", ".join(map(repr, types.nodes))
-    if not isinstance(seeds, tuple) or len(seeds) != 2 or not isinstance(seeds[0], str):
-        raise TypeError(f"seeds: a graph of several types has seeds of one of them, (type, ids), where the types are {names}")
-    name, given = seeds
-    if name not in types.nodes:
-        raise ValueError(f"seeds: the graph has no node type {name!r}; it has {names}")
-    if hasattr(given, "epoch"):
-        raise NotImplementedError("seeds: batches of one's own are not built yet for graphs of several types; give ids")
-    kind = types.nodes[name]
-    if id_array("seeds", given).dtype.kind != "b" and not len(given):
-        return kind, torch.empty(0, dtype=torch.int64, device="cpu")
-    return kind, check_given(given, kind.n)[0] + kind.first
+def seed_type_of(types: Types, batches: SampledBatches, strategy: Strategy) -> NodeType:
+    """Find the type of the seeds of a strategy's own batches, those of a pack; NotImplementedError for others, which say none."""
+    if not isinstance(batches, PackBatches):
+        raise NotImplementedError(
+            f"strategy {strategy.name!r} brings batches that do not say of which type their seeds are; only those of a pack do"
+        )
+    return types.nodes[str(batches.pack.seed_type)]
 
 
 def check_typed(types: Types, strategy: Strategy, sampler: Any, history: Any) -> None:
@@ -53,11 +32,8 @@ def check_typed(types: Types, strategy: Strategy, sampler: Any, history: Any) ->
         raise NotImplementedError("history: historical embeddings are not built for graphs of several types")
     if not type(strategy).takes_types:
         raise NotImplementedError(f"strategy {strategy.name!r} does not take graphs of several types")
-    if sampler is not None and getattr(sampler, "fanouts_of_types", None) is None:
-        kinds = ", ".join(map(repr, types.edges))
-        raise NotImplementedError(
-            f"a {type(sampler).__name__} does not sample several types of edges; the graph has {kinds}: take a NeighborSampler"
-        )
+    if sampler is not None:
+        check_typed_sampler(types, sampler)
 
 
 def edge_features_of(g: Graph, types: Types, features: Any, sampler: Any) -> tuple[str, ...]:
@@ -76,9 +52,9 @@ def edge_features_of(g: Graph, types: Types, features: Any, sampler: Any) -> tup
         ]
     else:
         names = [features] if isinstance(features, str) else list(features)
-        asked = []
+        asked, there = [], () if isinstance(g, PackedGraph) else g.edge_features  # a pack has none, as check_edge_features says
         for name in names:
-            having = [store for store in g.edge_features if store.rpartition("/")[2] == name]
+            having = [store for store in there if store.rpartition("/")[2] == name]
             asked += having or [name]  # check_edge_features says that there is none
     return check_edge_features(g, asked, sampler)
 
@@ -89,52 +65,12 @@ def domain_of(g: Graph, types: Types, features: Any, strategy: Strategy) -> Doma
     Raises
     ------
     TypeError, ValueError
-        No names; names that no type has, or a type has not; a name twice.
+        As of :func:`~featstore.pack.typedarguments.features_of_types`.
     NotImplementedError
         The strategy plans one cache, and the features are of different types.
     """
-    columns = _columns(g)
-    if not isinstance(features, Mapping):
-        names = [features] if isinstance(features, str) else features
-        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"features must be given by name, or as a mapping of types to names, not as {features!r}")
-        features = {}
-        for name in names:
-            having = [kind for kind in types.nodes if f"{kind}/{name}" in columns]
-            if not having:
-                there = sorted({each.rpartition("/")[2] for each in columns})
-                raise ValueError(f"features: no type has {name!r}; there is {', '.join(map(repr, there)) or 'none'}")
-            for kind in having:
-                features.setdefault(kind, []).append(name)
-    asked: dict[str, list[NodeType]] = {}
-    for kind, names in features.items():
-        if kind not in types.nodes:
-            raise ValueError(f"features: the graph has no node type {kind!r}; it has {', '.join(map(repr, types.nodes))}")
-        names = [names] if isinstance(names, str) else list(names)
-        if len(set(names)) < len(names):
-            raise ValueError(f"features of {kind!r}: a name occurs twice in {names}")
-        for name in names:
-            if f"{kind}/{name}" not in columns:
-                there = [each.rpartition("/")[2] for each in columns if each.startswith(f"{kind}/")]
-                raise ValueError(f"features: {kind!r} has no {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
-            asked.setdefault(columns[f"{kind}/{name}"], []).append(types.nodes[kind])
-    stores = list(asked)
-    rows = {store: _of(g.node_rows(store), asked[store]) for store in stores}
-    found = Domain.of_rows(g, {store: g.columns[store] for store in stores}, rows)
+    rows = features_of_types(g, types, features)
+    found = Domain.of_rows(g, {store: g.columns[store] for store in rows}, rows)
     if found.is_mixed and not type(strategy).takes_mixed:
-        raise NotImplementedError(
-            f"features: strategy {strategy.name!r} plans one cache, and {', '.join(map(repr, stores))} are rows of different "
-            "types of nodes; take strategy='ondemand', or the features of one type"
-        )
+        raise NotImplementedError(mixed_text(strategy.name, rows))
     return found
-
-
-def _columns(g: Graph) -> dict[str, str]:
-    """Name the store that holds each feature of each type, by ``type/feature``."""
-    return {f"{kind.name}/{store.rpartition('/')[2]}": store for store in g.columns for kind in g.node_rows(store).kinds}
-
-
-def _of(rows: NodeRows, kinds: Sequence[NodeType]) -> NodeRows:
-    """Leave out the types of a column that are not asked for."""
-    assert isinstance(rows, RowsOfTypes)
-    return RowsOfTypes(rows.n, tuple(part for part in rows.parts if part[0] in kinds))

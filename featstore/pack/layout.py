@@ -24,7 +24,7 @@ from featstore.errors import CorruptionError, FormatError, StaleError
 from featstore.gather.plan import Tier
 from featstore.gather.sources import ExtentSource
 from featstore.pack.packing import open_extents
-from featstore.pack.record import OfflineSamples, read_record
+from featstore.pack.record import OfflineSamples, RowNeeds, read_record
 from featstore.pack.tables import TierTables
 from featstore.storage.extents import KIND, PAGES, ExtentMap
 from featstore.storage.format import DTYPES, MAX_ROW_BYTES, sums_seed
@@ -35,6 +35,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import check_file
 from featstore.storage.writer import FileRecord
+from featstore.topology.noderows import NodeRows, RowsOfTypes
 
 __all__ = [
     "LAYOUT_PREFIX",
@@ -51,7 +52,10 @@ __all__ = [
     "fitting",
     "layout_bytes",
     "layout_records",
+    "layout_rows",
     "partial_layouts",
+    "rows_entry",
+    "rows_of_record",
     "unfinished_bytes",
 ]
 
@@ -69,7 +73,8 @@ class LayoutOptions:
     The host tier holds ``capacity`` rows by ``policy``. A static policy keeps the same rows for all batches; a planned one plans
     ``superbatch`` batches together, from an empty cache (0 for static ones). The device holds ``device_rows``. ``digest`` is the
     policy's digest (:func:`featstore.pack.fingerprint.digest_of`). ``disk`` is the limit in bytes of a layout that was made
-    beside a larger one; otherwise 0, whatever the limit.
+    beside a larger one; otherwise 0, whatever the limit. ``rows`` are those of the types whose features are packed, of the column
+    that holds them; None if nodes have no types.
     """
 
     features: tuple[str, ...]
@@ -79,12 +84,14 @@ class LayoutOptions:
     device_rows: int = 0
     digest: str = ""
     disk: int = 0
+    rows: RowsOfTypes | None = None
 
     @property
     def name(self) -> str:
         """Name of the layout's directory."""
         text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows)) + self.digest
         text += f" {self.disk}" if self.disk else ""
+        text += "" if self.rows is None else f" {self.rows.n} {rows_entry(self.rows)}"
         return LAYOUT_PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -97,9 +104,37 @@ class PackedFeature:
     shape: tuple[int, ...]
 
 
+def layout_rows(rows: NodeRows) -> RowsOfTypes | None:
+    """Get the rows of a loader's features as the options of a layout name them."""
+    return rows if isinstance(rows, RowsOfTypes) else None
+
+
+def rows_entry(rows: RowsOfTypes) -> list[list[Any]]:
+    """Describe rows as a layout's record does: each type, and the row of its first node."""
+    return [[kind.name, first] for kind, first in rows.parts]
+
+
+def rows_of_record(pack: OfflineSamples, record: Mapping[str, Any], path: str) -> RowsOfTypes | None:
+    """Read the rows that a layout's record describes; CorruptionError if they are none of a column of the pack's types."""
+    kinds = pack.types.nodes
+    if pack.types.is_one:
+        return None
+    try:
+        parts = tuple((kinds[str(name)], int(first)) for name, first in record["types"])
+        n = int(record["features"][0]["shape"][0])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CorruptionError(f"the record's types are {record.get('types')!r:.100}: {error!r}", path) from None
+    ends = sorted((first, first + kind.n) for kind, first in parts)
+    before = [0, *(stop for _, stop in ends)]
+    is_right = all(first >= stop for (first, _), stop in zip(ends, before, strict=False)) and before[-1] <= n
+    if not parts or not is_right or len({kind.name for kind, _ in parts}) < len(parts):
+        raise CorruptionError(f"the record's types {record['types']!r:.100} are not parts of {n} rows", path)
+    return RowsOfTypes(n, parts)
+
+
 def find_layouts(pack: OfflineSamples) -> list[LayoutOptions]:
     """List the options of every layout of a pack."""
-    return [_options(record) for record in layout_records(pack)]
+    return [_options(record, rows_of_record(pack, record, pack.path)) for record in layout_records(pack)]
 
 
 def fitting(pack: OfflineSamples, layouts: Iterable[LayoutOptions], disk: int | None) -> LayoutOptions | None:
@@ -145,19 +180,23 @@ def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
 def _read(pack: OfflineSamples, name: str) -> dict[str, Any]:
     path = os.path.join(pack.file(name), "layout")
     record = read_record(path, "layout")
-    if _options(record).name != name:
+    rows = rows_of_record(pack, record, path)
+    if _options(record, rows).name != name:
         raise CorruptionError(_ANOTHER, path)
+    n = pack.num_nodes if rows is None else rows.n
     for feature in record["features"]:
         dtype, shape, row_bytes = feature["dtype"], feature["shape"], feature["row_bytes"]
-        if dtype not in DTYPES or not shape or shape[0] != pack.num_nodes:
-            raise CorruptionError(f"feature {feature['name']!r} of {dtype} {shape}, for {pack.num_nodes} nodes", path)
+        if dtype not in DTYPES or not shape or shape[0] != n:
+            raise CorruptionError(
+                f"feature {feature['name']!r} of {dtype} {shape}, for {n} {'nodes' if rows is None else 'rows'}", path
+            )
         if not 1 <= row_bytes == math.prod(shape[1:]) * DTYPES[dtype][1] <= MAX_ROW_BYTES:
             raise CorruptionError(f"rows of {row_bytes} bytes of {dtype} {shape}", path)
         file_record(feature["file"], path)
     return record
 
 
-def _options(record: Mapping[str, Any]) -> LayoutOptions:
+def _options(record: Mapping[str, Any], rows: RowsOfTypes | None) -> LayoutOptions:
     return LayoutOptions(
         tuple(feature["name"] for feature in record["features"]),
         record["policy"],
@@ -166,6 +205,7 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
         record["device_rows"],
         record["digest"],
         record.get("disk", 0),
+        rows,
     )
 
 
@@ -190,7 +230,8 @@ class Layout:
         self._extents: dict[str, FeatureExtents] = {}
         self._shared: dict[str, RowFile] = {}
         features = self.record["features"]
-        self.tables = TierTables(self.folder, pack, len(features), (options.capacity, options.device_rows))
+        needs, sizes = pack.of_rows(options.rows), (options.capacity, options.device_rows)
+        self.tables = TierTables(self.folder, needs, len(features), sizes)
         try:
             self.tables.check_ids(self.record["tables"])
             reader.expect([feature["file"]["sums_bytes"] for feature in features])
@@ -289,11 +330,11 @@ class FeatureExtents:
 
         return Ordered(self.n_pieces, rows_of, self.layout)
 
-    def rows_of(self, pack: OfflineSamples, extent: int) -> npt.NDArray[Any]:
+    def rows_of(self, needs: RowNeeds, extent: int) -> npt.NDArray[Any]:
         """Get the rows of an extent that is no piece of shared rows."""
         number = extent - self.n_pieces
         if number < self.n_batches:
-            return self._tables.packed(number, pack.ids(number))
+            return self._tables.packed(number, needs.ids(number))
         for tier, rows in ((Tier.HOST, self._tables.fill_rows), (Tier.DEVICE, self._tables.device_rows)):
             mine, step = self.fill(tier), fill_step(self._row_bytes, tier)
             if extent in mine:

@@ -28,10 +28,11 @@ from featstore.pack.layout import (
     extent_map,
     layout_bytes,
     partial_layouts,
+    rows_entry,
 )
 from featstore.pack.nodedata import Carrier, NodeData, is_carried
 from featstore.pack.packing import fill_extents
-from featstore.pack.record import OfflineSamples, read_record, write_record
+from featstore.pack.record import OfflineSamples, RowNeeds, read_record, write_record
 from featstore.pack.segments import Stored
 from featstore.pack.tables import TABLES, TierTables
 from featstore.pack.tiers import ScoresOf, Sizes, make_tables
@@ -56,6 +57,7 @@ RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
 @dataclass(frozen=True)
 class _Job:
     pack: OfflineSamples
+    needs: RowNeeds
     options: LayoutOptions
     policy: Policy
     scores_of: ScoresOf
@@ -113,7 +115,8 @@ def make_layout(
             for data in node_data:
                 if not is_carried(pack, data):
                     carrier.write(data)
-            job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
+            needs, folder = pack.of_rows(options.rows), target + PARTIAL
+            job = _Job(pack, needs, options, policy, scores_of, ordered, reader, budget, accounts, progress, folder)
             try:
                 _make_whole(job, target)
             finally:
@@ -228,9 +231,9 @@ def _make(job: _Job) -> None:
                 disk.take(os.path.getsize(os.path.join(folder, name)), os.path.join(folder, name))
     else:
         widths = [source.file.row_bytes for source in job.sources.values()]
-        make_tables(pack, layout_sizes(options, widths, job.budget), job.policy, job.scores_of, job.budget, folder, disk)
+        make_tables(job.needs, layout_sizes(options, widths, job.budget), job.policy, job.scores_of, job.budget, folder, disk)
         write_record(os.path.join(folder, BEGUN), BEGUN, _origin(job), disk)
-    tables = TierTables(folder, pack, len(job.sources), (options.capacity, options.device_rows))
+    tables = TierTables(folder, job.needs, len(job.sources), (options.capacity, options.device_rows))
     try:
         _check_drive(job, tables)
         record = {
@@ -242,6 +245,7 @@ def _make(job: _Job) -> None:
             "device_rows": options.device_rows,
             "disk": options.disk,
             "samples": pack.record["samples"],
+            **({} if options.rows is None else {"types": rows_entry(options.rows)}),
             "tables": tables.ids,
             "features": [_pack_feature(job, tables, number, name) for number, name in enumerate(job.sources)],
         }
@@ -303,7 +307,7 @@ def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict
         ):
             total = source.file.n_rows * row_bytes + plan.extents.disk_bytes
             with Progress(f"pack {name}", total, job.progress) as bar:
-                rows_of = partial(plan.rows_of, job.pack)
+                rows_of = partial(plan.rows_of, job.needs)
                 fill_extents(writer, source.file, rows_of, memory, progress=bar.add)
             made = writer.finish(durable=True)
         record = {

@@ -25,6 +25,7 @@ from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, fits, write
 from featstore.storage.format import DTYPES
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.topology.types import ONE_NODE, Types
 
 __all__ = [
     "NODE_DATA_KIND",
@@ -33,6 +34,8 @@ __all__ = [
     "NodeData",
     "carried",
     "carried_bytes",
+    "data_of",
+    "field_key",
     "is_carried",
     "load_carried",
     "named",
@@ -80,11 +83,20 @@ def is_carried(pack: OfflineSamples, data: NodeData) -> bool:
         return False
 
 
+def field_key(types: Types, name: str) -> str:
+    """Compute the key in a graph's fingerprint of a field of nodes, given by its name among those of all types."""
+    return f"node/{ONE_NODE}/{name}" if types.is_one else f"node/{name}"
+
+
+def data_of(pack: OfflineSamples, graph: Any, names: Iterable[str]) -> list[NodeData]:
+    """Read node data of the graph that a pack is of, by their names in ``graph.node_data``."""
+    made_of = graph.fingerprint()
+    return [NodeData(name, graph.node_data[name], made_of[field_key(pack.types, name)]) for name in names]
+
+
 def carried_bytes(pack: OfflineSamples, graph: Any, names: Iterable[str]) -> int:
     """Estimate the bytes that carrying node data of a graph would take; data that the pack has already count 0."""
-    made_of = graph.fingerprint()
-    data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in names]
-    return sum(int(each.tensor.nbytes) + 4096 for each in data if not is_carried(pack, each))
+    return sum(int(each.tensor.nbytes) + 4096 for each in data_of(pack, graph, names) if not is_carried(pack, each))
 
 
 class Carrier:
@@ -158,13 +170,14 @@ def carried(pack: OfflineSamples) -> dict[str, dict[str, Any]]:
 
 def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dict[str, Any]:
     """Check that a file of node data is the one that the record names, and return its description."""
+    n = _n_nodes(pack, name)
     file = _open(pack, name, entry)
     try:
         record = json.loads(file[0].tobytes())
         if not fits(record, DESCRIPTION):
             raise ValueError(f"it is {record!r:.100}")
         n_bytes = math.prod(record["shape"]) * DTYPES[record["dtype"]][1]
-        is_right = record["shape"][0] == pack.num_nodes and n_bytes == file.lengths[1] and record["name"] == name
+        is_right = record["shape"][0] == n and n_bytes == file.lengths[1] and record["name"] == name
     except (ValueError, KeyError, IndexError, TypeError) as error:
         if isinstance(error, CorruptionError):
             raise
@@ -172,8 +185,16 @@ def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dic
     finally:
         file.close()
     if not is_right:
-        raise CorruptionError(f"{record['dtype']} of shape {record['shape']}, for {pack.num_nodes} nodes", file.path)
+        raise CorruptionError(f"{record['dtype']} of shape {record['shape']}, for {n} nodes", file.path)
     return {**record, **entry}
+
+
+def _n_nodes(pack: OfflineSamples, name: str) -> int:
+    """Count the nodes of the type that a field is of; CorruptionError if the pack has no such type."""
+    kind = ONE_NODE if pack.types.is_one else name.rpartition("/")[0]
+    if kind not in pack.types.nodes:
+        raise CorruptionError(f"node data {name!r} are of no type of nodes", pack.file(RECORD))
+    return pack.types.nodes[kind].n
 
 
 def _open(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> SectionFile:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ import torch
 from featstore.config import check_at_least, check_flag, parse_disk, user_path
 from featstore.errors import BudgetError, CommittedError
 from featstore.gather.buffers import BufferPool
-from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, OfflineSamples, write_record
+from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, TYPED_VERSION, OfflineSamples, write_record
+from featstore.pack.typedarguments import check_typed_sampler, seeds_of_type, types_of
 from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
 from featstore.progress import Progress
@@ -32,6 +33,7 @@ from featstore.sampling.macrolists import DIVISOR, macro_lists
 from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskQuota
+from featstore.topology.types import NodeType, Types, edge_name
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -50,7 +52,10 @@ class Pack(OfflineSamples):
     record : dict
         The options that the pack was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``,
         ``drop_last``, ``seed``, ``fanouts`` (None if the sampler has no such attribute), ``together`` (consecutive similar
-        batches), ``made_of``. Also ``node_data``, the files of node data that the pack carried when it was opened.
+        batches), ``made_of``. Also ``node_data``, the files of node data that the pack carried when it was opened. Of a graph of
+        several types also ``node_types``, ``edge_types``, ``seed_type`` and ``fanouts_of_types``.
+    types : Types
+        The types of the graph's nodes and edges.
 
     Raises
     ------
@@ -90,7 +95,7 @@ class Pack(OfflineSamples):
 def sample_offline(
     g: OutOfCoreGraph,
     sampler: Any,
-    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = None,
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | tuple[str, Any] | None = None,
     batch_size: int | None = None,
     epochs: int = 1,
     path: str | os.PathLike[str] | None = None,
@@ -116,7 +121,8 @@ def sample_offline(
         of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
         Distinct nodes; or batches of seeds, such as :class:`~featstore.PartitionBatches`, in place of ``batch_size``,
-        ``shuffle``, ``seed`` and ``drop_last``. None with an iterable only.
+        ``shuffle``, ``seed`` and ``drop_last``. None with an iterable only. In a graph of several types ``(type, ids)`` or
+        ``(type, mask)``.
     batch_size : int
         Seeds a batch. None with an iterable, and with batches.
     epochs : int
@@ -148,12 +154,17 @@ def sample_offline(
         The disk, or ``disk``, is full (ENOSPC). No new file is left, and ``path`` is unchanged.
     PluginError, BudgetError
         The sampler returned no valid batch of this graph; there is no memory for one batch.
+    NotImplementedError
+        The graph has several types, and the sampler or the seeds do not take them.
 
     References
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, section 3.
     """
-    g.refuse_types("sample_offline()")
+    types, kind, given = types_of(g), None, cast(Any, seeds)
+    if types is not None:
+        check_typed_sampler(types, sampler)
+        kind, given = seeds_of_type(types, seeds)
     epochs, seed = check_at_least("epochs", epochs, 1), check_at_least("seed", seed, 0)
     shuffle, drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
     if batch_size is not None:
@@ -166,8 +177,8 @@ def sample_offline(
     if has_own_seeds(sampler):
         if seeds is not None or batch_size is not None:
             raise ValueError(f"{type(sampler).__name__} has seeds and batches of its own: leave out seeds and batch_size")
-    elif seeds is not None and not (batch_size is None and isinstance(seeds, (torch.Tensor, np.ndarray, Sequence))):
-        batcher = as_batches(seeds, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    elif given is not None and not (batch_size is None and isinstance(given, (torch.Tensor, np.ndarray, Sequence))):
+        batcher = as_batches(given, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         batcher.check(g.num_nodes)
         refuse_repeats(batcher)
     else:
@@ -181,13 +192,14 @@ def sample_offline(
                 os.path.join(build.path, SAMPLES), g, _epochs(g, sampler, batcher, epochs, threads), accounts, bar, epochs
             )
         record = {
-            "format": PACK_VERSION,
+            "format": PACK_VERSION if types is None else TYPED_VERSION,
             "num_nodes": g.num_nodes,
             "epochs": epochs,
             "batches": n_batches,
             "batch_size": None if batcher is None else batcher.batch_size,
             "drop_last": bool(getattr(batcher, "drop_last", drop_last)),
-            "fanouts": _fanouts(sampler, n_hops if n_batches else None),
+            "fanouts": None if types is not None else _fanouts(sampler, n_hops if n_batches else None),
+            **_typed_entry(types, kind, sampler),
             "seed": int(getattr(batcher, "seed", seed)),
             "together": run_length_of(batcher),
             "samples": file_id,
@@ -200,6 +212,14 @@ def sample_offline(
         return Pack(target)
     except OSError as error:
         raise CommittedError(f"the pack at {target} is complete and in place, but opening it failed", target, error) from error
+
+
+def _typed_entry(types: Types | None, kind: NodeType | None, sampler: Any) -> dict[str, Any]:
+    """Describe types, seeds and fan-outs for the record of a pack of a graph of several types; else empty."""
+    if types is None or kind is None:
+        return {}
+    fanouts = {edge_name(key): list(each) for key, each in sampler.fanouts_of_types.items()}
+    return {**types.entry(), "num_edges": types.num_edges, "seed_type": kind.name, "fanouts_of_types": fanouts}
 
 
 def _fanouts(sampler: Any, n_hops: int | None) -> list[int] | None:

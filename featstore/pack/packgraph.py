@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from typing import Any, NoReturn, TypeAlias
+from functools import partial
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 
@@ -16,12 +17,15 @@ from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
 from featstore.graph.base import Fields, StoredGraph
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.feature import FeatureStore
 from featstore.graph.policyinputs import Given, PolicyInputs
-from featstore.pack.layout import layout_records
-from featstore.pack.nodedata import carried, load_carried
+from featstore.graph.typeviews import NodeView
+from featstore.pack.layout import layout_records, rows_of_record
+from featstore.pack.nodedata import carried, field_key, load_carried
 from featstore.pack.offline import Pack
 from featstore.storage.format import DTYPES
-from featstore.topology.noderows import NodeRows
+from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.types import EdgeKey, qualified
 
 __all__ = ["Graph", "PackedGraph"]
 
@@ -41,6 +45,9 @@ class PackedGraph(StoredGraph):
     Attributes
     ----------
     num_nodes : int
+    types : Types
+    node_types, edge_types : list
+        As of :class:`featstore.OutOfCoreGraph`.
     features : mapping of str to FeatureStore
         The features of the pack's layouts. Reading a row by its number raises FileNotFoundError: the pack has batches, not rows.
     node_data : mapping of str to Tensor
@@ -62,26 +69,73 @@ class PackedGraph(StoredGraph):
     ) -> None:
         opened = pack if isinstance(pack, Pack) else Pack(pack)
         try:
-            path, self.num_nodes = opened.path, opened.num_nodes
+            path, self.num_nodes, self.types = opened.path, opened.num_nodes, opened.types
             self._identity = dict(opened.record["made_of"])
-            fields = {feature["name"]: feature for record in layout_records(opened) for feature in record["features"]}
+            fields: dict[str, dict[str, Any]] = {}
+            self._column_rows: dict[str, RowsOfTypes] = {}
+            for record in layout_records(opened):
+                rows = rows_of_record(opened, record, path)
+                for feature in record["features"]:
+                    fields[feature["name"]] = feature
+                    if rows is not None:
+                        self._column_rows[feature["name"]] = self._joined(self._column_rows.get(feature["name"]), rows)
             self._carried = carried(opened)
         finally:
             if opened is not pack:
                 opened.close()
         if not fields:
             raise FormatError(f"{path} holds samples, but no layout: make one where the dataset is", path)
-        for name, field in fields.items():
-            self._identity[f"node/_/{name}"] = field["made_of"]
         for name, record in self._carried.items():
-            self._identity[f"node/_/{name}"] = str(record["made_of"])
+            self._identity[field_key(self.types, name)] = str(record["made_of"])
         super().__init__(path, Options.resolve(memory, backend, verify, threads))
+        self._type_stores: dict[str, FeatureStore] = {}
         for name, field in fields.items():
-            rows = AbsentRows(path, self.num_nodes, field["row_bytes"], field["made_of"])
-            self._open_store(name, rows, field["shape"], torch_dtype(field["dtype"]))
-        self.features = Fields.of("feature", self._stores)
-        shape = {name: (record["dtype"], record["shape"]) for name, record in self._carried.items()}
-        self.node_data = Fields("node data", list(self._carried), self._load_data, shape.__getitem__)
+            shape, dtype = field["shape"], torch_dtype(field["dtype"])
+            absent = partial(AbsentRows, path, row_bytes=field["row_bytes"], fingerprint=field["made_of"])
+            self._open_store(name, absent(shape[0]), shape, dtype)
+            for own, n in self._fields_of(name):
+                self._identity[field_key(self.types, own)] = field["made_of"]
+                if not self.types.is_one:
+                    own_shape, n_threads = (n, *shape[1:]), self.options.threads
+                    self._type_stores[own] = FeatureStore(own, absent(n), own_shape, dtype, self.reader, self.pool, n_threads)
+        self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
+        described = {name: (record["dtype"], record["shape"]) for name, record in self._carried.items()}
+        self.node_data = Fields("node data", list(self._carried), self._load_data, described.__getitem__)
+
+    def _joined(self, before: RowsOfTypes | None, rows: RowsOfTypes) -> RowsOfTypes:
+        """Join the rows of a column that several layouts have, type after type; of two of a type, the later ones."""
+        parts = {kind.name: (kind, first) for kind, first in (*(() if before is None else before.parts), *rows.parts)}
+        return RowsOfTypes(rows.n, tuple(parts[name] for name in self.types.nodes if name in parts))
+
+    def _fields_of(self, column: str) -> list[tuple[str, int]]:
+        """List the features that a column holds, by their names among those of all types, and the rows of each."""
+        if self.types.is_one:
+            return [(column, self.num_nodes)]
+        name = column.rpartition("/")[2]
+        return [(qualified(kind.name, name), kind.n) for kind in self._column_rows[column].kinds]
+
+    @property
+    def node_types(self) -> list[str]:
+        """Names of the types of nodes; ``["_"]`` if nodes have no types."""
+        return list(self.types.nodes)
+
+    @property
+    def edge_types(self) -> list[EdgeKey]:
+        """Names of the types of edges: source, relation and destination; ``[("_", "_", "_")]`` without types."""
+        return list(self.types.edges)
+
+    def __getitem__(self, name: str) -> Any:
+        """Get a feature, or in a graph of several types a type of nodes, by name; see :class:`featstore.OutOfCoreGraph`."""
+        if self.types.is_one:
+            return super().__getitem__(name)
+        if name not in self.types.nodes:
+            raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, self.types.nodes))}")
+        features, node_data = cast(Fields, self.features).of_type(name), cast(Fields, self.node_data).of_type(name)
+        return NodeView(name, self.types.nodes[name].n, features, node_data)
+
+    def node_rows(self, name: str) -> NodeRows:
+        """See :meth:`StoredGraph.node_rows`; of the types whose rows some layout has."""
+        return self._column_rows[name] if name in self._column_rows else super().node_rows(name)
 
     def _data_bytes(self, name: str) -> int:
         record = self._carried[name]
@@ -93,7 +147,8 @@ class PackedGraph(StoredGraph):
             return load_carried(pack, self._carried[name])
 
     def _close_files(self) -> None:
-        pass  # layouts are opened by the loaders that run them
+        for store in self._type_stores.values():  # layouts are closed by the loaders that opened them
+            store.close()
 
     def fingerprint(self) -> dict[str, str]:
         """Get the fingerprint of the graph that the pack was made of; see :meth:`featstore.OutOfCoreGraph.fingerprint`."""

@@ -6,8 +6,9 @@ import json
 import os
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +23,30 @@ from featstore.sampling.foreign import adjacency_of
 from featstore.storage.directory import OpenDirectory, with_directory
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.topology.noderows import NodeRows
+from featstore.topology.types import Types
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from featstore.graph.base import StoredGraph
 
-__all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "fits", "read_record", "write_record"]
+__all__ = [
+    "NODE_DATA",
+    "PACK_VERSION",
+    "RECORD",
+    "SAMPLES",
+    "TYPED_VERSION",
+    "ColumnRows",
+    "OfflineSamples",
+    "RowNeeds",
+    "fits",
+    "read_record",
+    "write_record",
+]
 
 PACK_VERSION = 1
+TYPED_VERSION = 2  # of the record of a pack of a graph of several types, which a reader of one type must not take for its own
 MOST = 1 << 62  # no count and no size is larger
 RECORD, SAMPLES = "pack", "samples"
 NODE_DATA = "node_data"  # the record's name for the files of node data that the pack carries
@@ -44,6 +60,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "layout": {"samples": str, "tables": {str: str}, "features": [_FEATURE], "policy": str, "digest": str}
     | dict.fromkeys(("capacity", "superbatch", "device_rows"), int),
 }
+TYPED_FIELDS: dict[str, Any] = {"num_edges": int, "node_types": list, "edge_types": list, "seed_type": str}
+TYPED_FIELDS |= {"fanouts_of_types": {str: [(int, -1)]}}
 OPTIONAL: dict[str, dict[str, Any]] = {"pack": {"together": int}, "layout": {"disk": int}}  # checked if present
 
 
@@ -85,13 +103,80 @@ def read_record(path: str, kind: str, directory: OpenDirectory | None = None) ->
         file.close()
     if not isinstance(record, dict):
         raise CorruptionError("the record is not a JSON object", path)
-    if record.get("format") != PACK_VERSION:
-        raise VersionError(f"{path}: pack format {record.get('format')}; this release reads {PACK_VERSION}", path)
+    known = (PACK_VERSION, TYPED_VERSION) if kind == RECORD else (PACK_VERSION,)
+    if record.get("format") not in known:
+        raise VersionError(f"{path}: pack format {record.get('format')}; this release reads up to {max(known)}", path)
+    typed = TYPED_FIELDS if record["format"] == TYPED_VERSION else {}
     optional = {name: spec for name, spec in OPTIONAL.get(kind, {}).items() if name in record}
-    for name, spec in {**FIELDS.get(kind, {}), **optional}.items():
+    for name, spec in {**FIELDS.get(kind, {}), **typed, **optional}.items():
         if name not in record or not fits(record[name], spec):
             raise CorruptionError(f"the record's {name} is {record.get(name)!r:.100}", path)
     return record
+
+
+class RowNeeds(Protocol):
+    """The rows of a column of features that each batch of a pack needs, of which layouts are made.
+
+    An :class:`OfflineSamples` itself if nodes have no types: a batch then needs the rows of its nodes.
+    """
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the column."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were sampled."""
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of an epoch."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Rows that each batch needs, int64 [epochs * n_batches]."""
+
+    def __len__(self) -> int: ...
+
+    def ids(self, number: int) -> npt.NDArray[Any]:
+        """Read the rows that batch ``number`` needs, int32 (int64 from 2³¹ rows on)."""
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Count the batches that need each row, int64 [n_rows]."""
+
+
+class ColumnRows:
+    """The rows of a column that types of nodes share, as batches of a pack need them (:class:`RowNeeds`).
+
+    ``rows`` are those of the types whose features are packed; nodes of other types need none.
+    """
+
+    def __init__(self, pack: OfflineSamples, rows: NodeRows) -> None:
+        self._pack, self._rows = pack, rows
+        self.n_rows, self.epochs, self.n_batches = rows.n, pack.epochs, pack.n_batches
+
+    def __len__(self) -> int:
+        return len(self._pack)
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Rows that each batch needs; the first use reads the ids of every batch."""
+        return np.array([len(self.ids(number)) for number in range(len(self))], np.int64)
+
+    def ids(self, number: int) -> npt.NDArray[Any]:
+        """Read the rows that batch ``number`` needs, in the order in which its nodes' rows are delivered."""
+        return self._rows.stored(self._pack.ids(number))
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Count the batches that need each row, with one batch in memory at a time."""
+        return _counts(self)
+
+
+def _counts(needs: RowNeeds) -> npt.NDArray[np.int64]:
+    counts = np.zeros(needs.n_rows, np.int64)
+    for number in range(len(needs)):
+        counts[needs.ids(number).astype(np.intp, copy=False)] += 1  # distinct within a batch
+    return counts
 
 
 class OfflineSamples:
@@ -102,6 +187,7 @@ class OfflineSamples:
         self.record, file = with_directory(self.path, self._open, "pack")
         self._finalizer = weakref.finalize(self, file.close)
         self.samples = SampleFile(file)
+        self.types = self._types()
         if len(self.samples) != self.epochs * self.n_batches:
             raise CorruptionError(f"{len(self.samples)} batches instead of {self.epochs * self.n_batches}", file.path)
 
@@ -115,10 +201,39 @@ class OfflineSamples:
             raise CorruptionError("these are not the samples that the pack was made with", file.path)
         return record, file
 
+    def _types(self) -> Types:
+        """Read the types from the record; CorruptionError if they contradict it, or the samples."""
+        record, path = self.record, self.file(RECORD)
+        if record["format"] != TYPED_VERSION:
+            return Types.one(self.num_nodes, 0)
+        try:
+            found = Types.of_entry(record, path)
+        except FormatError as error:
+            raise CorruptionError(f"the record's types cannot be used: {error}", path) from None
+        if record["seed_type"] not in found.nodes:
+            raise CorruptionError(f"the seeds are of {record['seed_type']!r}, which is no type of nodes", path)
+        if self.samples.n_hops % max(1, len(found.edges)):
+            raise CorruptionError(f"batches of {self.samples.n_hops} blocks, for {len(found.edges)} types of edges", path)
+        return found
+
+    @property
+    def seed_type(self) -> str | None:
+        """The type of the seeds; None if nodes have no types."""
+        return None if self.types.is_one else str(self.record["seed_type"])
+
     @property
     def n_hops(self) -> int:
-        """Blocks of a batch."""
-        return self.samples.n_hops
+        """Hops of a batch."""
+        return self.samples.n_hops // max(1, len(self.types.edges))
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of a column in which each node has a row; see :class:`RowNeeds`."""
+        return self.num_nodes
+
+    def of_rows(self, rows: NodeRows | None) -> RowNeeds:
+        """View the batches as the rows that they need of a column; None: row ``i`` is that of node ``i``."""
+        return self if rows is None else ColumnRows(self, rows)
 
     def file(self, name: str) -> str:
         """Return the path of one of the pack's files."""
@@ -163,6 +278,10 @@ class OfflineSamples:
             said = f"batch {number} says that it is batch {batch.index} of epoch {batch.epoch}"
             raise CorruptionError(said, self.file(SAMPLES))
         self._nodes(batch.input_ids.numpy(), number)
+        if self.seed_type is not None:  # labels are looked up by ids within this type
+            kind, seeds = self.types.nodes[self.seed_type], batch.seeds
+            if len(seeds) and not kind.first <= int(seeds.min()) <= int(seeds.max()) < kind.stop:
+                raise CorruptionError(f"batch {number} has seeds that are not of type {kind.name!r}", self.file(SAMPLES))
         return batch
 
     def _nodes(self, ids: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:
@@ -172,10 +291,7 @@ class OfflineSamples:
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Count the batches that need each node, int64 [num_nodes], with one batch in memory at a time."""
-        counts = np.zeros(self.num_nodes, np.int64)
-        for number in range(len(self)):
-            counts[self.ids(number).astype(np.intp, copy=False)] += 1  # distinct within a batch
-        return counts
+        return _counts(self)
 
     def check(self, g: StoredGraph) -> None:
         """Raise StaleError unless the pack was sampled from the adjacency of ``g``."""

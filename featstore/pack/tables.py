@@ -13,7 +13,7 @@ import numpy.typing as npt
 from featstore.cache.planned import NO_ROWS
 from featstore.errors import CorruptionError
 from featstore.gather.plan import BatchPlan, DeviceRows, Part, Tier
-from featstore.pack.record import OfflineSamples
+from featstore.pack.record import RowNeeds
 from featstore.plan.planfile import PlanFile
 from featstore.storage.sections import SectionFile
 
@@ -40,8 +40,8 @@ def checked_ids(ids: Ids, first: int, stop: int, what: str, path: str, *, ascend
 class SharedRows:
     """The rows of the segments' caches, in their order on disk, from the file of shared rows."""
 
-    def __init__(self, file: SectionFile, n_batches: int, n_features: int, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
+    def __init__(self, file: SectionFile, n_batches: int, n_features: int, n_rows: int) -> None:
+        self._n_rows = n_rows
         self._file = file
         if not len(file):
             raise CorruptionError("no segments", file.path)
@@ -72,7 +72,7 @@ class SharedRows:
             end = int(self._ends[segment])
             if self._last[0] != segment:
                 found_rows = self._file[int(self._sections[segment])]
-                self._last = (segment, checked_ids(found_rows, 0, self._num_nodes, f"rows of segment {segment}", self._file.path))
+                self._last = (segment, checked_ids(found_rows, 0, self._n_rows, f"rows of segment {segment}", self._file.path))
             rows = self._last[1]
             begin = end - len(rows)
             found.append(rows[first - begin : stop - begin])
@@ -105,14 +105,14 @@ class TierTables:
     any. ``n_packed``, int64 [n_batches], counts the rows of each batch's extent. ``ids`` has the id of each file.
     """
 
-    def __init__(self, folder: str, pack: OfflineSamples, n_features: int, sizes: tuple[int, int] | None = None) -> None:
+    def __init__(self, folder: str, needs: RowNeeds, n_features: int, sizes: tuple[int, int] | None = None) -> None:
         self._files: list[SectionFile] = []
         self.ids: dict[str, str] = {}
         self._folder = folder
-        n = len(pack)
+        n = len(needs)
         try:
             file = self._open(folder, PLAN)
-            n_host, n_device = (pack.num_nodes,) * 2 if sizes is None else sizes
+            n_host, n_device = (needs.n_rows,) * 2 if sizes is None else sizes
             self._plans = PlanFile(file, Tier.PACKED, n_host)
             if len(self._plans) != n:
                 raise CorruptionError(f"plans of {len(self._plans)} batches for {n}", file.path)
@@ -122,7 +122,7 @@ class TierTables:
             self.fill_rows: Int64s
             self.device_rows: Int64s
             self.fill_rows, self.device_rows = (
-                checked_ids(fill[k], 0, pack.num_nodes, f"rows of the {what}", fill.path, ascend=True).astype(np.int64)
+                checked_ids(fill[k], 0, needs.n_rows, f"rows of the {what}", fill.path, ascend=True).astype(np.int64)
                 for k, what in enumerate(("host", "device"))
             )
             if len(self.fill_rows) > n_host or len(self.device_rows) > n_device:
@@ -135,7 +135,7 @@ class TierTables:
             self.shared: SharedRows | None = None
             self.n_packed = self._plans.n_missed
             if os.path.exists(os.path.join(folder, SHARED)):
-                self.shared = SharedRows(self._open(folder, SHARED), n, n_features, pack.num_nodes)
+                self.shared = SharedRows(self._open(folder, SHARED), n, n_features, needs.n_rows)
                 self.n_packed = self.n_packed - self.shared.counts(n)
                 if self.n_packed.min(initial=0) < 0:
                     raise CorruptionError("more rows are shared than are on disk", file.path)

@@ -25,7 +25,7 @@ from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.config import format_size
 from featstore.gather.plan import NO_CHANGES
-from featstore.pack.record import OfflineSamples
+from featstore.pack.record import RowNeeds
 from featstore.pack.segments import Segment, Segmentation, Stored, segments, shortest_segments
 from featstore.pack.tables import DEVICE, FILL, PLAN, SHARED, SHARED_HEAD, TABLES
 from featstore.plan.planfile import Append, write_plan
@@ -79,14 +79,14 @@ class Sizes:
 class DiskRows(Sequence[Ids]):
     """For each batch, the rows that neither device nor host holds."""
 
-    def __init__(self, pack: OfflineSamples, tier_of_row: npt.NDArray[np.int32]) -> None:
-        self._pack, self._tier_of_row = pack, tier_of_row
+    def __init__(self, needs: RowNeeds, tier_of_row: npt.NDArray[np.int32]) -> None:
+        self._needs, self._tier_of_row = needs, tier_of_row
 
     def __len__(self) -> int:
-        return len(self._pack)
+        return len(self._needs)
 
     def __getitem__(self, number: Any) -> Any:
-        ids = self._pack.ids(number)
+        ids = self._needs.ids(number)
         return ids[self._tier_of_row.take(ids) == -1]
 
 
@@ -133,7 +133,7 @@ class _Writers:
 
 
 def make_tables(
-    pack: OfflineSamples, sizes: Sizes, policy: Policy, scores_of: ScoresOf, budget: Budget, folder: str, disk: DiskQuota
+    needs: RowNeeds, sizes: Sizes, policy: Policy, scores_of: ScoresOf, budget: Budget, folder: str, disk: DiskQuota
 ) -> None:
     """Assign each row of a pack's batches a tier and an address, and write the tables to ``folder``.
 
@@ -142,9 +142,9 @@ def make_tables(
     ``disk``, a static policy's batches share caches on disk. OSError (ENOSPC): ``disk`` is too small even so; the message has the
     least that suffices.
 
-    Takes 16 bytes a node besides the policy's scores. Liu et al., DiskGNN, SIGMOD 2025, sections 4 and 5.1.
+    Takes 16 bytes a row besides the policy's scores. Liu et al., DiskGNN, SIGMOD 2025, sections 4 and 5.1.
     """
-    n = pack.num_nodes
+    n = needs.n_rows
     with contextlib.ExitStack() as stack:
         files = _Writers(stack, folder, disk)
         if isinstance(policy, StaticPolicy):
@@ -152,11 +152,11 @@ def make_tables(
                 scores = scores_of(policy)
                 fixed = assign_tiers(scores, sizes.device_rows, sizes.host_rows)
                 del scores
-                _plan_static(pack, sizes, fixed, files, budget, disk)
+                _plan_static(needs, sizes, fixed, files, budget, disk)
         elif isinstance(policy, PlannedPolicy):
             with budget.reserve("packing", 16 * n if sizes.device_rows else 0):
-                tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
-                _plan_planned(pack, sizes, policy, tier_of_row, files, budget, disk)
+                tier_of_row = assign_tiers(needs.counts(), sizes.device_rows, 0) if sizes.device_rows else None
+                _plan_planned(needs, sizes, policy, tier_of_row, files, budget, disk)
         else:
             raise ValueError(f"policy {policy.name!r} is neither static nor planned")
         files.finish()
@@ -213,13 +213,13 @@ def write_static(
 
 
 def _plan_static(
-    pack: OfflineSamples, sizes: Sizes, tier_of_row: npt.NDArray[np.int32], files: _Writers, budget: Budget, disk: DiskQuota
+    needs: RowNeeds, sizes: Sizes, tier_of_row: npt.NDArray[np.int32], files: _Writers, budget: Budget, disk: DiskQuota
 ) -> None:
     """Write the tables for a static policy: rows in memory stay; others go to extents or, if too many, to segments' caches."""
-    batches, n = DiskRows(pack, tier_of_row), pack.num_nodes
+    batches, n = DiskRows(needs, tier_of_row), needs.n_rows
     length = 1
-    if disk.total is not None and len(pack):
-        length = segmentation(pack, batches, sizes, tier_of_row, budget, disk).length
+    if disk.total is not None and len(needs):
+        length = segmentation(needs, batches, sizes, tier_of_row, budget, disk).length
     _fill(files, tier_of_row)
     place_of_row = np.full(n if length > 1 else 0, -1, np.int32)
     if length > 1:
@@ -230,7 +230,7 @@ def _plan_static(
             files[SHARED].append(_narrow(segment.rows))
             place_of_row[segment.rows] = np.arange(len(segment.rows), dtype=np.int32)
         for number in range(segment.first, segment.stop):
-            ids = _leave_device(pack.ids(number), tier_of_row, sizes, files)
+            ids = _leave_device(needs.ids(number), tier_of_row, sizes, files)
             shared = write_static(files[PLAN].append, ids, tier_of_row, place_of_row if length > 1 else None)
             if length > 1:
                 files[SHARED].append(_narrow(shared + before))
@@ -246,7 +246,7 @@ def _segments(batches: Sequence[Ids], n: int, length: int, row_bytes: int, budge
 
 
 def segmentation(
-    pack: OfflineSamples,
+    needs: RowNeeds,
     batches: Sequence[Ids],
     sizes: Sizes,
     tier_of_row: npt.NDArray[np.int32],
@@ -258,16 +258,16 @@ def segmentation(
     OSError (ENOSPC): no length fits; the message has the bytes needed.
     """
     assert disk.total is not None
-    n = len(pack)
+    n = len(needs)
     n_device, n_host = int(np.count_nonzero(tier_of_row <= -2)), int(np.count_nonzero(tier_of_row >= 0))
-    accesses = int(pack.lengths.sum())
-    on_device = sum(int(np.count_nonzero(tier_of_row.take(pack.ids(b)) <= -2)) for b in range(n)) if n_device else 0
+    accesses = int(needs.lengths.sum())
+    on_device = sum(int(np.count_nonzero(tier_of_row.take(needs.ids(b)) <= -2)) for b in range(n)) if n_device else 0
     on_disk = sum(len(ids) for ids in batches)
     tables = disk.used + 4 * (accesses - on_device + on_disk) + 5 * SECTION_BYTES * n + TAIL_BYTES
     tables += 8 * (n_device + n_host) + 2 * SECTION_BYTES + TAIL_BYTES
     if sizes.device_rows:
         tables += 8 * on_device + 2 * SECTION_BYTES * n + TAIL_BYTES
-    width = 4 if pack.num_nodes < 2**31 else 8
+    width = 4 if needs.n_rows < 2**31 else 8
 
     def takes(stored: Stored) -> int:
         n_cached = int(stored.cached.sum())
@@ -278,28 +278,28 @@ def segmentation(
             found += SECTION_BYTES * (SHARED_HEAD + len(stored.cached) + n) + TAIL_BYTES
         return found
 
-    return shortest_segments(batches, pack.num_nodes, sizes.row_bytes, disk.total, takes=takes, budget=budget)
+    return shortest_segments(batches, needs.n_rows, sizes.row_bytes, disk.total, takes=takes, budget=budget)
 
 
-def windows(pack: OfflineSamples, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
+def windows(needs: RowNeeds, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
     """Yield the trace of each superbatch of each epoch, in order, without the rows on the device."""
 
     def rest(begin: int, batch: int) -> Ids:
-        ids = pack.ids(begin + batch)
+        ids = needs.ids(begin + batch)
         return ids if tier_of_row is None else ids[tier_of_row.take(ids) == -1]
 
-    for epoch in range(pack.epochs):
-        for first in range(0, pack.n_batches, superbatch):
-            begin = epoch * pack.n_batches + first
-            count = min(superbatch, pack.n_batches - first)
-            lengths = pack.lengths[begin : begin + count]
+    for epoch in range(needs.epochs):
+        for first in range(0, needs.n_batches, superbatch):
+            begin = epoch * needs.n_batches + first
+            count = min(superbatch, needs.n_batches - first)
+            lengths = needs.lengths[begin : begin + count]
             if tier_of_row is not None:
                 lengths = np.array([len(rest(begin, b)) for b in range(count)], np.int64)
-            yield Trace.reading(partial(rest, begin), lengths, pack.num_nodes)
+            yield Trace.reading(partial(rest, begin), lengths, needs.n_rows)
 
 
 def _plan_planned(
-    pack: OfflineSamples,
+    needs: RowNeeds,
     sizes: Sizes,
     policy: PlannedPolicy,
     tier_of_row: npt.NDArray[np.int32] | None,
@@ -310,12 +310,12 @@ def _plan_planned(
     """Write the tables for a planned policy; OSError (ENOSPC), with the bytes needed, if ``disk`` is too small for the rows."""
     before = disk.used
     try:
-        n_missed = _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
+        n_missed = _plan_windows(needs, sizes, policy, tier_of_row, files, budget)
     except OSError as error:
         if disk.total is None or error.errno != errno.ENOSPC:
             raise
         files = _Writers(contextlib.ExitStack(), None, disk)
-        n_missed = _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
+        n_missed = _plan_windows(needs, sizes, policy, tier_of_row, files, budget)
         if before + files.n_bytes <= disk.total:
             raise  # the drive is full
     n_device = 0 if tier_of_row is None else int(np.count_nonzero(tier_of_row <= -2))
@@ -330,7 +330,7 @@ def _plan_planned(
 
 
 def _plan_windows(
-    pack: OfflineSamples,
+    needs: RowNeeds,
     sizes: Sizes,
     policy: PlannedPolicy,
     tier_of_row: npt.NDArray[np.int32] | None,
@@ -339,13 +339,13 @@ def _plan_windows(
 ) -> Int64s:
     """Plan a cache window by window, each from an empty cache, and write the plans; return each batch's number of misses."""
     _fill(files, tier_of_row)
-    n_missed, number, checked = np.zeros(len(pack), np.int64), 0, CheckedPolicy(policy)
-    for trace in windows(pack, sizes.superbatch, tier_of_row):
-        n_bytes = planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest, checked=checked.is_checked)
+    n_missed, number, checked = np.zeros(len(needs), np.int64), 0, CheckedPolicy(policy)
+    for trace in windows(needs, sizes.superbatch, tier_of_row):
+        n_bytes = planning_bytes(needs.n_rows, trace.n_accesses, longest=trace.longest, checked=checked.is_checked)
         with budget.reserve("planner", n_bytes):
-            checked.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
+            checked.start(sizes.host_rows, PolicyContext(needs.n_rows, 1))
             for planned in checked.plan(trace.horizon(), first=number):
-                left = _leave_device(pack.ids(number), tier_of_row, sizes, files)
+                left = _leave_device(needs.ids(number), tier_of_row, sizes, files)
                 n_missed[number] = len(write_plan(files[PLAN].append, planned, left))
                 number += 1
     return n_missed

@@ -25,8 +25,9 @@ from featstore.pack.layout import (
 )
 from featstore.pack.makelayout import BEGUN
 from featstore.pack.nodedata import NODE_DATA_KIND, carried, named
-from featstore.pack.record import NODE_DATA, RECORD, SAMPLES, OfflineSamples, read_record
+from featstore.pack.record import NODE_DATA, RECORD, SAMPLES, OfflineSamples, RowNeeds, read_record
 from featstore.pack.tables import PLAN, TierTables
+from featstore.pack.typedsamples import check_types, untyped
 from featstore.progress import Progress
 from featstore.sampling.foreign import as_sampled
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
@@ -111,7 +112,8 @@ class _Check:
             batch = pack.batch(number, pool)
             place = divmod(number, pack.n_batches)
             try:
-                as_sampled(batch, pack.num_nodes, *place)
+                as_sampled(untyped(batch, pack.types), pack.num_nodes, *place)
+                check_types(batch, pack.types)
             except PluginError as error:
                 raise CorruptionError(f"batch {number} is none: {error}", path) from None
             self._bar.add(size * (number + 1) // n - size * number // n)
@@ -127,14 +129,15 @@ class _Check:
             "features": {each["name"]: [each["made_of"], each["row_bytes"]] for each in record["features"]},
         }
         self._record(os.path.join(folder, BEGUN), BEGUN, begun)
-        tables = TierTables(folder, pack, len(record["features"]), (options.capacity, options.device_rows))
+        needs = pack.of_rows(options.rows)
+        tables = TierTables(folder, needs, len(record["features"]), (options.capacity, options.device_rows))
         try:
             tables.check_ids(record["tables"])
             for name in tables.ids:
                 self._sections(os.path.join(folder, name), name)
             for number, feature in enumerate(record["features"]):
                 self._feature(folder, number, feature, tables)
-            self._check_plans(options, tables, os.path.join(folder, PLAN))
+            self._check_plans(options, needs, tables, os.path.join(folder, PLAN))
         finally:
             tables.close()
 
@@ -154,7 +157,7 @@ class _Check:
         self._count(path, f"{path}.sums")
         self._bar.add(record.n_sums_bytes)
 
-    def _check_plans(self, options: LayoutOptions, tables: TierTables, path: str) -> None:
+    def _check_plans(self, options: LayoutOptions, needs: RowNeeds, tables: TierTables, path: str) -> None:
         """Replay the plans of all batches: every row must be at its planned address. Takes 8 bytes a row of the host tier."""
         pack, fill = self._pack, tables.fill_rows
         held = np.full(options.capacity, -1, np.int64)  # the row in each slot of the host tier
@@ -163,7 +166,7 @@ class _Check:
         for number in range(n):
             if options.superbatch and number % pack.n_batches % options.superbatch == 0:
                 held[:] = -1
-            ids = pack.ids(number).astype(np.int64)
+            ids = needs.ids(number).astype(np.int64)
             plan = tables.plan(number, ids)
             if not _places_rows(plan, ids, held, tables, number):
                 raise CorruptionError(f"the plan of batch {number} does not find its rows", path)

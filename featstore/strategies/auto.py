@@ -25,7 +25,7 @@ from featstore.estimate.length import Planning, at_least
 from featstore.estimate.misses import UNKNOWN, MissCurves
 from featstore.estimate.sharing import count_planned, count_static, shared_there
 from featstore.estimate.tablespeed import table_speed
-from featstore.pack.layout import LayoutOptions, find_layouts, fitting, layout_bytes
+from featstore.pack.layout import LayoutOptions, find_layouts, fitting, layout_bytes, layout_rows
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
@@ -254,7 +254,7 @@ def _estimated(
             profile = held.enter_context(closing(Profile(context, planning.run_dir, planning.disk)))
             trace, sample_s = profile.trace(), profile.sample_s
         else:
-            trace, sample_s = pack_trace(pack), _reading_s(pack, graph)
+            trace, sample_s = pack_trace(pack, layout_rows(context.nodes.rows)), _reading_s(pack, graph)
         left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
         sources = [store.source for store in graph.features.values()]
         speed = drive_speed(graph.reader, graph.path, sources, planning.run_dir, left)
@@ -419,7 +419,8 @@ def _layout(context: Context, planning: Planning, policy: str, capacity: int) ->
     """Make the options of the layout that strategy ``"packed"`` would run."""
     assert context.pack is not None
     superbatch = packed_length(planning.superbatch, context.pack.n_batches) if policy == PLANNED else 0
-    return LayoutOptions(context.features, policy, capacity, superbatch, context.device_rows or 0)
+    rows = layout_rows(context.nodes.rows)
+    return LayoutOptions(context.features, policy, capacity, superbatch, context.device_rows or 0, rows=rows)
 
 
 def _there(context: Context, planning: Planning, capacity: int) -> dict[str, str]:
@@ -447,6 +448,7 @@ def _packs(
     """
     pack, budget, n_device = context.pack, context.graph.budget, context.device_rows or 0
     assert pack is not None
+    needs = pack.of_rows(layout_rows(context.nodes.rows))
     layouts, counted = {}, {}
     there = _there(context, planning, capacity)
     # A little is left for parts whose size is known only when a layout is made.
@@ -459,17 +461,17 @@ def _packs(
     for policy in (STATIC, PLANNED):
         if policy in there:
             layouts[policy] = layout_bytes(there[policy])
-            shared = shared_there(there[policy], pack, widths, gap_bytes, layouts[policy])
+            shared = shared_there(there[policy], needs, widths, gap_bytes, layouts[policy])
             if shared is not None:
                 counted[policy] = shared
         elif disk is not None and at_most > disk:
             sizes = layout_sizes(_layout(context, planning, policy, capacity), widths, budget)
             try:
                 if policy == PLANNED:
-                    counted[policy] = count_planned(pack, sizes, budget)
+                    counted[policy] = count_planned(needs, sizes, budget)
                 else:
-                    with budget.reserve("cost model", 8 * pack.num_nodes):
-                        counted[policy] = count_static(pack, sizes, pack.counts(), widths, gap_bytes, budget, disk)
+                    with budget.reserve("cost model", 8 * needs.n_rows):
+                        counted[policy] = count_static(needs, sizes, needs.counts(), widths, gap_bytes, budget, disk)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,18 @@ from featstore.estimate.packedcost import by_frequency, by_plan
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_bytes, digest_of, same_scores
-from featstore.pack.layout import Layout, LayoutOptions, PackedFeature, check_disk, fill_step, find_layouts, fitting
+from featstore.pack.layout import (
+    Layout,
+    LayoutOptions,
+    PackedFeature,
+    check_disk,
+    fill_step,
+    find_layouts,
+    fitting,
+    layout_rows,
+)
 from featstore.pack.makelayout import make_layout
-from featstore.pack.nodedata import NodeData
+from featstore.pack.nodedata import data_of
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph, PackedGraph
 from featstore.sampling.sampledbatches import SampledBatches
@@ -54,7 +63,7 @@ __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pa
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
 TABLES = "layout tables"  # holder
-MAKING_BYTES = 80  # a node: most bytes of scoring rows for a layout, for the number in an error
+MAKING_BYTES = 80  # a row: most bytes of scoring rows for a layout, for the number in an error
 
 
 def packed_length(length: int | str, n_batches: int) -> int:
@@ -65,9 +74,10 @@ def packed_length(length: int | str, n_batches: int) -> int:
 def batches_of(
     pack: Pack | str | os.PathLike[str], graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
 ) -> PackBatches:
-    """Return a pack's batches for a loader; ValueError if the arguments ask for other batches."""
+    """Return a pack's batches for a loader; ValueError if the arguments ask for other batches, StaleError for another graph."""
     found = PackBatches(pack, graph.pool, shuffle, seed)
     try:
+        found.pack.check(graph)
         made = found.pack.record["batch_size"]
         if batch_size not in (None, made):
             what = "those of the sampler that it was made with" if made is None else f"of {made} seeds"
@@ -88,14 +98,14 @@ def size_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0)
     It is the largest size of the pack's layouts that fits, or, without such a layout, half of the memory that is left.
     ``beside``: bytes that other caches will take.
     """
-    n, n_device = context.graph.num_nodes, context.device_rows or 0
+    n, n_device, kind = context.nodes.n, context.device_rows or 0, layout_rows(context.nodes.rows)
     room, claimed = room_for_caches(context)
     spare, _ = memory.left_for_caches(room, context.prefetch, claimed)
     spare -= beside + sum(memory.leasts.values())
     there = [
         each.capacity
         for each in find_layouts(pack)
-        if sorted(each.features) == sorted(context.features) and each.device_rows == n_device
+        if sorted(each.features) == sorted(context.features) and (each.device_rows, each.rows) == (n_device, kind)
     ]
     least = {rows: sum(context.nodes.bytes_of(rows).values()) for rows in {1, *there}}
     fitting = [rows for rows in there if least[rows] <= max(0, spare)]
@@ -112,6 +122,8 @@ class Packed(Strategy):
 
     The sampler and the seeds are the pack's. Epoch ``e`` runs the pack's epoch ``e`` modulo its number of epochs. With
     ``shuffle`` batches run in a new order each epoch; with a planned policy, the batches of a superbatch stay together.
+
+    In a graph of several types the features are those that types share in one file; others are refused.
 
     Parameters
     ----------
@@ -144,6 +156,8 @@ class Packed(Strategy):
     edge_cache: int | float | str | None = option(None, EDGE_CACHE, EDGE_CACHE_HELP)
     edge_policy: str | Policy | type[Policy] = option("sieve", policy_of(OnlinePolicy), "which rows of edges stay in memory")
 
+    takes_types: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_managed(self, "edge_policy", "edge_cache", "'10%'")
@@ -174,7 +188,7 @@ class Packed(Strategy):
         try:
             layouts = _Layouts(context, plan_ahead(context, self.policy, self.length, self.disk, None))
         except BudgetError as error:  # from scoring rows, which tells the policy from others of its name
-            raise Memory(context, caches=MAKING_BYTES * context.graph.num_nodes, plans=True).too_small(error) from None
+            raise Memory(context, caches=_making_bytes(context), plans=True).too_small(error) from None
         if self.cache is None and not isinstance(context.graph, PackedGraph) and not find_layouts(layouts.pack):
             return replace(self, cache="auto").run(context)
         context, memory, layout = self._ask(layouts, of_edges)
@@ -221,11 +235,16 @@ class Packed(Strategy):
                 memory.divide()
             except BudgetError as error:
                 is_there = layout is None or os.path.exists(layouts.pack.file(layout.name))
-                making = 0 if is_there else context.graph.budget.used + MAKING_BYTES * context.graph.num_nodes
+                making = 0 if is_there else context.graph.budget.used + _making_bytes(context)
                 refused.append(BudgetError(error.reason, max(error.needed or 0, making)))
             else:
                 return asked, memory, layout
         raise min(refused, key=lambda error: error.needed or 0)
+
+
+def _making_bytes(context: Context) -> int:
+    """Bound the bytes of making a layout: of scoring rows, and of counts that are of all nodes, not of rows alone."""
+    return MAKING_BYTES * context.nodes.n + 8 * context.graph.num_nodes * bool(context.nodes.rows.kinds)
 
 
 def _tables_bytes(layout: LayoutOptions) -> int:
@@ -251,13 +270,14 @@ class _Layouts:
         if pack is None:
             raise ValueError("strategy 'packed' runs the samples of a pack")
         graph, features = context.graph, sorted(context.features)
-        pack.check(graph)
         self.pack, self._policy, self.planning = pack, planning.policy, planning
         stores = context.nodes.stores
         dtypes = {name: str(store.dtype).removeprefix("torch.") for name, store in stores.items()}
         self.sources = {name: PackedFeature(store.pages, dtypes[name], tuple(store.shape)) for name, store in stores.items()}
+        self._rows = layout_rows(context.nodes.rows)
+        kind = self._policy.name, self._rows
         self.there = [
-            each for each in find_layouts(pack) if sorted(each.features) == features and each.policy == self._policy.name
+            each for each in find_layouts(pack) if sorted(each.features) == features and (each.policy, each.rows) == kind
         ]
         self._superbatch = 0
         if isinstance(self._policy, PlannedPolicy):
@@ -265,7 +285,7 @@ class _Layouts:
         self.context, self._digest = context, None  # the digest of the policy's scores, None while it is not known
         try:
             if features:
-                with graph.budget.reserve("packing", digest_bytes(self._policy, pack.num_nodes)):
+                with graph.budget.reserve("packing", digest_bytes(self._policy, context.nodes.n)):
                     self._digest = digest_of(self._policy, self._scores)
         except FileNotFoundError:  # scores need a file of the dataset: the policy is then known by its name alone
             if not isinstance(graph, PackedGraph):
@@ -276,7 +296,7 @@ class _Layouts:
     def of_size(self, size: int | float | str | None) -> Sequence[LayoutOptions | None]:
         """Return the layouts to try for a cache of ``size``, in order; ``[None]`` if nothing is to be gathered."""
         context = self.context
-        if not context.features or (size is not None and not context.graph.num_nodes):
+        if not context.features or not context.nodes.n:
             return [None]
         if size is None:
             return [self._only()]
@@ -305,7 +325,13 @@ class _Layouts:
         if size != "auto":  # sized as a cache that follows plans, under any policy
             capacity = context.nodes.capacity(context.nodes.sizes(size, get_policy("belady")))
         options = LayoutOptions(
-            context.features, self._policy.name, capacity, self._superbatch, context.device_rows or 0, self._digest or ""
+            context.features,
+            self._policy.name,
+            capacity,
+            self._superbatch,
+            context.device_rows or 0,
+            self._digest or "",
+            rows=self._rows,
         )
         there = [each for each in self.there if replace(each, digest=options.digest, disk=0).name == options.name]
         if len({each.digest for each in there}) != 1:
@@ -318,8 +344,7 @@ class _Layouts:
     def make(self, options: LayoutOptions) -> bool:
         """Make a layout unless the pack has it; return whether this call made it."""
         context, graph = self.context, self.context.graph
-        made_of = graph.fingerprint()
-        data = [NodeData(name, graph.node_data[name], made_of[f"node/_/{name}"]) for name in context.labels]
+        data = data_of(self.pack, graph, context.labels)
         with context.watch.time("pack"):
             return make_layout(
                 self.pack,
@@ -335,9 +360,12 @@ class _Layouts:
 
     def _scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
         row_bytes = sum(source.file.row_bytes for source in self.sources.values())
-        with self.context.graph.policy_inputs(row_bytes, counts=self.pack.counts) as inputs:
-            scores: npt.NDArray[Any] = inputs.scores(policy)
-        return scores
+        graph, rows = self.context.graph, self.context.nodes.rows
+        # Counts are of all nodes, those without rows included.
+        with graph.budget.reserve("packing", 8 * graph.num_nodes * bool(rows.kinds)):
+            with graph.policy_inputs(row_bytes, counts=self.pack.counts, rows=rows) as inputs:
+                scores: npt.NDArray[Any] = inputs.scores(policy)
+            return scores
 
 
 class PackedRunner(Runner):

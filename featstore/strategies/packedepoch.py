@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from featstore.budget import Reservation
 from featstore.cache.table import FeatureCache
@@ -17,6 +18,7 @@ from featstore.gather.sources import ExtentSource, RowSource
 from featstore.pack.batches import PackBatches
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
+from featstore.sampling.batch import SampledBatch
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import ClaimedCaches
@@ -62,7 +64,7 @@ class PackedEpoch(EpochRun):
         self._sources: dict[str, ExtentSource] = {}
         self._tiers: dict[str, dict[Tier, RowSource]] = {}
         try:
-            for name in context.features:
+            for name in context.features if layout is not None else ():  # else no node has a row
                 self._ready(name, 0 if window is None else window.n_bytes // len(context.features))
         except BaseException:
             self.close()
@@ -106,16 +108,23 @@ class PackedEpoch(EpochRun):
         with self._context.watch.time("load"):
             sampled = self._pack.batch(self._base + index, self._context.graph.pool)
             if self._layout is None:
-                return Batch(position, sampled, {})
-            plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._context.graph.pool.array)
+                return Batch(position, sampled)
+            plan = self._layout.tables.plan(self._base + index, self._rows(sampled), self._context.graph.pool.array)
             return Batch(position, sampled, dict.fromkeys(self._context.features, plan))
 
-    def plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
+    def _rows(self, sampled: SampledBatch) -> Int64s:
+        """Find the rows that a batch needs."""
+        return self._context.nodes.rows.of(sampled.input_ids.numpy(), self._context.graph.pool.array)
+
+    def plan(self, name: str, batch: Batch) -> tuple[BatchPlan | None, Mapping[Tier, RowSource]]:
         store = self._context.nodes.stores[name]
+        if batch.plans is None:
+            return None, {}
         for position in range(self._behind.get(name, self._start), self._start):
             # Gather the group's earlier batches, so that the cache is as their plans leave it.
             earlier = self.batch(position)
-            store.gather(earlier.sampled.input_ids, *self._plan(name, earlier), Tally(read=batch.tally.read))
+            rows = torch.from_numpy(self._rows(earlier.sampled))
+            store.gather(rows, *self._plan(name, earlier), Tally(read=batch.tally.read))
             self._behind[name] = position + 1
         return self._plan(name, batch)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,13 @@ from featstore.config import format_size, parse_cache_size, user_path
 from featstore.errors import BudgetError, OptionError
 from featstore.estimate.choice import observe
 from featstore.estimate.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
-from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, fitting, layout_bytes
+from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, fitting, layout_bytes, layout_rows
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.segments import Stored
 from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, assign_tiers
+from featstore.pack.typedarguments import check_typed_sampler, features_of_types, mixed_text, seeds_of_type, types_of
 from featstore.plan.samples import sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batches import Batches, as_batches, refuse_repeats
@@ -34,6 +35,7 @@ from featstore.storage.writer import free_bytes
 from featstore.strategies.devicecache import device_rows
 from featstore.strategies.packed import Packed, packed_length
 from featstore.strategies.profile import pack_trace, profile_batches
+from featstore.topology.noderows import NodeRows
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -135,13 +137,13 @@ class PackEstimate:
 def estimate_pack(
     g: OutOfCoreGraph,
     sampler: Any,
-    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches,
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | tuple[str, Any],
     batch_size: int | None = None,
     epochs: int = 1,
     path: str | os.PathLike[str] | None = None,
     *,
     packed: Packed = PACKED,
-    features: str | Sequence[str] = ("x",),
+    features: str | Sequence[str] | Mapping[str, Any] = ("x",),
     device_cache: int | float | str | None = None,
     disk: int | None = None,
     labels: Sequence[str] = (),
@@ -158,13 +160,13 @@ def estimate_pack(
     features, device_cache
         As of a :class:`~featstore.Loader`.
     labels : sequence of str
-        Node data that the pack will carry.
+        Node data that the pack will carry, by their names in ``g.node_data``.
     disk : int, optional
         Most bytes that the layout may take. With a static policy the layout is made to fit; with a planned one it cannot be.
 
     Raises
     ------
-    ValueError, TypeError, BudgetError
+    ValueError, TypeError, BudgetError, NotImplementedError
         Options that the loader would refuse, too.
 
     Notes
@@ -178,7 +180,12 @@ def estimate_pack(
     """
     if has_own_seeds(sampler):
         raise ValueError(f"{type(sampler).__name__} has seeds of its own: batches cannot be taken from it ahead")
-    seed_batches = as_batches(seeds, batch_size, seed=seed)
+    types, given = types_of(g), cast(Any, seeds)
+    if types is not None:
+        check_typed_sampler(types, sampler)
+        given = seeds_of_type(types, seeds)[1]
+    asked = _Asked(g, features, packed, device_cache, disk)
+    seed_batches = as_batches(given, batch_size, seed=seed)
     seed_batches.check(g.num_nodes)
     refuse_repeats(seed_batches)
     order = seed_batches.epoch(0)
@@ -197,9 +204,10 @@ def estimate_pack(
                 break
             n_bytes += sample_bytes(sampled, g.num_nodes)
             n_seeds += sampled.n_seeds
-            batches.append(sampled.input_ids.numpy().astype(np.int32 if g.num_nodes < 2**31 else np.int64))
+            rows = asked.rows.of(sampled.input_ids.numpy())
+            batches.append(rows.astype(np.int32 if asked.rows.n < 2**31 else np.int64))
             del sampled
-        trace = Trace.reading(batches.__getitem__, np.array([len(ids) for ids in batches], np.int64), g.num_nodes)
+        trace = Trace.reading(batches.__getitem__, np.array([len(ids) for ids in batches], np.int64), asked.rows.n)
         per_seed = n_bytes / max(1, n_seeds)
         target = f"{g.path}.pack" if path is None else os.path.abspath(user_path(path))
         estimate = PackEstimate(
@@ -212,7 +220,6 @@ def estimate_pack(
             n_looked_at=len(batches),
             free_bytes=free_bytes(target),
         )
-        asked = _Asked(g, features, packed, device_cache, disk)
         return _with_layout(estimate, asked, trace, len(order), epochs)
 
 
@@ -221,7 +228,7 @@ def estimate_layout(
     pack: Pack,
     *,
     packed: Packed = PACKED,
-    features: str | Sequence[str] = ("x",),
+    features: str | Sequence[str] | Mapping[str, Any] = ("x",),
     device_cache: int | float | str | None = None,
     disk: int | None = None,
     labels: Sequence[str] = (),
@@ -229,7 +236,7 @@ def estimate_layout(
     """Estimate the disk space of one more layout of a pack; see :func:`estimate_pack`. 0 bytes if the pack has the layout."""
     asked = _Asked(g, features, packed, device_cache, disk)
     options = asked.options(pack.n_batches)
-    trace = pack_trace(pack)
+    trace = pack_trace(pack, layout_rows(asked.rows))
     estimate = PackEstimate(
         path=pack.path,
         samples_bytes=0,
@@ -252,7 +259,11 @@ def estimate_layout(
 
 
 def layouts_there(
-    g: OutOfCoreGraph, pack: Pack, features: str | Sequence[str], packed: Packed, device_cache: int | float | str | None = None
+    g: OutOfCoreGraph,
+    pack: Pack,
+    features: str | Sequence[str] | Mapping[str, Any],
+    packed: Packed,
+    device_cache: int | float | str | None = None,
 ) -> list[LayoutOptions]:
     """Return the layouts that a pack has for these options, made for any ``disk``; arguments as of :func:`estimate_pack`."""
     return _like(pack, _Asked(g, features, packed, device_cache, None).options(pack.n_batches))
@@ -263,23 +274,32 @@ def _like(pack: Pack, options: LayoutOptions) -> list[LayoutOptions]:
 
 
 class _Asked:
-    """A layout to be estimated, with its sizes in rows."""
+    """A layout to be estimated, with its sizes in rows. ``rows`` are those of the column that holds its features."""
 
     def __init__(
         self,
         g: OutOfCoreGraph,
-        features: str | Sequence[str],
+        features: str | Sequence[str] | Mapping[str, Any],
         packed: Packed,
         device_cache: int | float | str | None,
         disk: int | None,
     ) -> None:
         self.g, self.length, self.disk = g, packed.length, disk
         self.policy = get_policy(packed.policy)
-        self.features = (features,) if isinstance(features, str) else tuple(features)
-        stores = [g.features[name] for name in self.features]
+        self.rows = NodeRows(g.num_nodes)
+        types = types_of(g)
+        if types is not None:
+            found = features_of_types(g, types, features)
+            if len({*found.values()}) > 1:
+                raise NotImplementedError(mixed_text(packed.name, found))
+            self.features, stores = tuple(found), [g.columns[name] for name in found]
+            self.rows = next(iter(found.values()), self.rows)
+        else:
+            self.features = (features,) if isinstance(features, str) else tuple(features)
+            stores = [g.features[name] for name in self.features]
         self.widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(self.features, stores, strict=True)}
         self.features_bytes = sum(store.nbytes for store in stores)
-        n = g.num_nodes
+        n = self.rows.n
         self.capacity = self.device_rows = 0
         if n and self.features:
             size = packed.cache
@@ -295,7 +315,8 @@ class _Asked:
         together = 0
         if not isinstance(self.policy, StaticPolicy):
             together = packed_length(self.length, n_batches)
-        return LayoutOptions(self.features, self.policy.name, self.capacity, together, self.device_rows)
+        rows = layout_rows(self.rows)
+        return LayoutOptions(self.features, self.policy.name, self.capacity, together, self.device_rows, rows=rows)
 
 
 def _with_layout(estimate: PackEstimate, asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> PackEstimate:
@@ -327,7 +348,7 @@ def _layout_bytes(asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> i
         n_host, updates = options.capacity, 0.0
     sizes = layout_sizes(options, list(asked.widths.values()), g.budget)
     packed = np.full(total, round(loads / max(1, total)), np.int64)
-    stored = sizes.n_bytes(min(options.device_rows, g.num_nodes), n_host, Stored(1, packed, np.empty(0, np.int64), 0))
+    stored = sizes.n_bytes(min(options.device_rows, asked.rows.n), n_host, Stored(1, packed, np.empty(0, np.int64), 0))
     tables = ROW_TABLE_BYTES * (n_accesses - n_device) + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
     tables += 8 * (n_host + options.device_rows + n_device)
     found = stored + round(tables) + SECTION_BYTES * TABLE_SECTIONS * total
@@ -341,7 +362,8 @@ def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
     if asked.policy.name != STATIC:
         return observe(part, n_batches=n_batches, budget=g.budget, **sizes)
     with g.budget.reserve("cost model", 2 * g.num_nodes):
-        return observe(part, n_batches=n_batches, budget=g.budget, out_degree=g.short_degrees(), **sizes)
+        out_degree = asked.rows.select(g.short_degrees())
+        return observe(part, n_batches=n_batches, budget=g.budget, out_degree=out_degree, **sizes)
 
 
 def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:
@@ -356,10 +378,15 @@ def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:
         found = np.zeros(trace.n, np.int64)
         for ids in trace:
             found[ids.astype(np.intp, copy=False)] += 1
-        return found
+        if not asked.rows.kinds:
+            return found
+        of_nodes = np.zeros(g.num_nodes, np.int64)
+        for node, n, row in asked.rows.spans:  # policies' inputs have an entry a node
+            of_nodes[node : node + n] = found[row : row + n]
+        return of_nodes
 
-    with g.budget.reserve("cost model", (24 + policy.score_bytes) * trace.n):
-        with g.policy_inputs(sum(asked.widths.values()), counts=counts) as inputs:
+    with g.budget.reserve("cost model", (24 + policy.score_bytes) * trace.n + 8 * g.num_nodes * bool(asked.rows.kinds)):
+        with g.policy_inputs(sum(asked.widths.values()), counts=counts, rows=asked.rows) as inputs:
             tier_of_row = assign_tiers(inputs.scores(policy), asked.device_rows, asked.capacity)
         tiers = [tier_of_row.take(ids) for ids in trace]
     scale = n_batches / len(trace)

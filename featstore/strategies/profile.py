@@ -19,6 +19,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.sampledbatches import Memo
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.context import Context
+from featstore.topology.noderows import NodeRows
 
 __all__ = ["DISK_DIVISOR", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
@@ -170,7 +171,12 @@ def _forget(file: SampleFile, runs: RunDirectory) -> None:
     runs.close()
 
 
-def pack_trace(pack: Pack) -> Trace:
-    """Return the trace of a pack's first batches, as many as :func:`profile_batches` samples of an epoch."""
-    n = profile_batches(pack.n_batches, pack.run_length)
-    return Trace.reading(pack.ids, pack.lengths[:n], pack.num_nodes)
+def pack_trace(pack: Pack, rows: NodeRows | None = None) -> Trace:
+    """Return the trace of a pack's first batches, as many as :func:`profile_batches` samples of an epoch.
+
+    ``rows`` are those of a column, if nodes are of several types.
+    """
+    n, needs = profile_batches(pack.n_batches, pack.run_length), pack.of_rows(rows)
+    if needs is pack:
+        return Trace.reading(pack.ids, pack.lengths[:n], pack.num_nodes)
+    return Trace.reading(needs.ids, np.array([len(needs.ids(number)) for number in range(n)], np.int64), needs.n_rows)

@@ -1,0 +1,119 @@
+"""Arguments for graphs of several types, which packs and loaders share: seeds of a type, samplers, features by type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from featstore.gather.arrays import id_array
+from featstore.graph.base import StoredGraph
+from featstore.sampling.batches import check_given
+from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.types import NodeType, Types
+
+__all__ = ["check_typed_sampler", "features_of_types", "mixed_text", "seeds_of_type", "types_of"]
+
+
+def types_of(g: StoredGraph) -> Types | None:
+    """Get the types of a graph; None if it has one of nodes and one of edges, without names."""
+    types: Types | None = getattr(g, "types", None)
+    return None if types is None or types.is_one else types
+
+
+def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
+    """Read seeds that are given as ``(type, ids)`` or ``(type, mask)``; return the type, and the ids among those of all types.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        Seeds without their type, or of no type of the graph; ids that are not nodes of it.
+    NotImplementedError
+        Batches of the user's own.
+    """
+    names = ", ".join(map(repr, types.nodes))
+    if not isinstance(seeds, tuple) or len(seeds) != 2 or not isinstance(seeds[0], str):
+        raise TypeError(f"seeds: a graph of several types has seeds of one of them, (type, ids), where the types are {names}")
+    name, given = seeds
+    if name not in types.nodes:
+        raise ValueError(f"seeds: the graph has no node type {name!r}; it has {names}")
+    if hasattr(given, "epoch"):
+        raise NotImplementedError("seeds: batches of one's own are not built yet for graphs of several types; give ids")
+    kind = types.nodes[name]
+    if id_array("seeds", given).dtype.kind != "b" and not len(given):
+        return kind, torch.empty(0, dtype=torch.int64, device="cpu")
+    return kind, check_given(given, kind.n)[0] + kind.first
+
+
+def check_typed_sampler(types: Types, sampler: Any) -> None:
+    """Raise NotImplementedError for a sampler that does not draw several types of edges."""
+    if getattr(sampler, "fanouts_of_types", None) is None:
+        kinds = ", ".join(map(repr, types.edges))
+        raise NotImplementedError(
+            f"a {type(sampler).__name__} does not sample several types of edges; the graph has {kinds}: take a NeighborSampler"
+        )
+
+
+def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, NodeRows]:
+    """Find the columns of the features that are asked for, and the rows of the types they are asked of.
+
+    Parameters
+    ----------
+    g : StoredGraph
+    types : Types
+        Those of ``g``.
+    features : str, sequence of str, or mapping of str to such
+        By name, of all types that have it; or by type, some of its names.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No names; names that no type has, or a type has not; a name twice.
+    """
+    columns = _columns(g)
+    if not isinstance(features, Mapping):
+        names = [features] if isinstance(features, str) else features
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"features must be given by name, or as a mapping of types to names, not as {features!r}")
+        features = {}
+        for name in names:
+            having = [kind for kind in types.nodes if f"{kind}/{name}" in columns]
+            if not having:
+                there = sorted({each.rpartition("/")[2] for each in columns})
+                raise ValueError(f"features: no type has {name!r}; there is {', '.join(map(repr, there)) or 'none'}")
+            for kind in having:
+                features.setdefault(kind, []).append(name)
+    asked: dict[str, list[NodeType]] = {}
+    for kind, names in features.items():
+        if kind not in types.nodes:
+            raise ValueError(f"features: the graph has no node type {kind!r}; it has {', '.join(map(repr, types.nodes))}")
+        names = [names] if isinstance(names, str) else list(names)
+        if len(set(names)) < len(names):
+            raise ValueError(f"features of {kind!r}: a name occurs twice in {names}")
+        for name in names:
+            if f"{kind}/{name}" not in columns:
+                there = [each.rpartition("/")[2] for each in columns if each.startswith(f"{kind}/")]
+                raise ValueError(f"features: {kind!r} has no {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
+            asked.setdefault(columns[f"{kind}/{name}"], []).append(types.nodes[kind])
+    return {store: _of(g.node_rows(store), kinds) for store, kinds in asked.items()}
+
+
+def mixed_text(strategy: str, stores: Iterable[str]) -> str:
+    """Word the refusal of columns with different rows by a strategy that plans one cache."""
+    instead = "Auto(pack=...), which reads on demand" if strategy == "packed" else "strategy='ondemand'"
+    return (
+        f"features: strategy {strategy!r} plans one cache, and {', '.join(map(repr, stores))} are not stored for the same "
+        f"types of nodes; take {instead}, or features that the same types have"
+    )
+
+
+def _columns(g: StoredGraph) -> dict[str, str]:
+    """Name the store that holds each feature of each type, by ``type/feature``."""
+    return {f"{kind.name}/{store.rpartition('/')[2]}": store for store in g.columns for kind in g.node_rows(store).kinds}
+
+
+def _of(rows: NodeRows, kinds: Sequence[NodeType]) -> NodeRows:
+    """Leave out the types of a column that are not asked for."""
+    assert isinstance(rows, RowsOfTypes)
+    return RowsOfTypes(rows.n, tuple(part for part in rows.parts if part[0] in kinds))
