@@ -149,7 +149,8 @@ def test_seeds_that_repeat_are_nodes_of_their_own(g: Any, graph: TypedArrays, ou
     ids = torch.tensor([7, 2, 7, 9, 2, 7, 0])
     sampler = NeighborSampler(g, [-1, -1], redraw=redraw, edges=True)
     rows = torch.arange(7) * 3
-    with Loader(g, sampler, (kind, ids), 7, strategy="ondemand", edge_features="w", labels={"y": rows, "z": -rows}) as loader:
+    beside = {"edge_features": "w", "labels": {"y": rows, "z": -rows}}
+    with Loader(g, sampler, (kind, ids), 7, shuffle=False, strategy="ondemand", **beside) as loader:
         (batch,) = loader
         data = batch.to_pyg()
     data.validate()
