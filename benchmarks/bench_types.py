@@ -8,6 +8,8 @@ Figures: seconds to create it; seconds of an epoch of ``streamed``, ``ondemand``
 same batches whose rows come from a memory map read by 16 threads (memmap.py), each in a process of its own within a memory
 control group, the page cache cold. All sides have the lists in memory. A row has its paper's number in its first columns: a
 sample of each batch is checked. Runs over the memory map are cut after ``--seconds``, and their second half stands for the rest.
+
+``--only accuracy`` (``rgat.py``) trains an R-GAT through featstore, and the same model over PyG's NeighborLoader in memory.
 """
 
 from __future__ import annotations
@@ -142,7 +144,14 @@ def run(args: argparse.Namespace, report: Report) -> None:
     papers = 20_000 if args.tiny else args.papers
     memory = 256 << 20 if args.tiny else max(256 << 20, int(MEMORY * papers / OF))
     runs = 1 if args.tiny else args.runs
+    names = [name for name in TITLES if args.only in name or name == "memmap"]
     with scratch(args, "types") as folder:
+        if args.only in "accuracy":
+            from rgat import accuracy  # here, since it imports PyG, which children need not
+
+            accuracy(args, report, folder)
+        if args.only and args.only in "accuracy":
+            return
         path = folder / f"rgat-{papers}"
         if not path.exists():
             report.figure("create R-GAT's shape", make(path, papers), "s", papers=papers)
@@ -156,7 +165,6 @@ def run(args: argparse.Namespace, report: Report) -> None:
             found[name].append(one)
             return float(one["seconds"])
 
-        names = [name for name in TITLES if args.only in name or name == "memmap"]
         results = alternate(runs, {name: lambda name=name: side(name) for name in names})  # type: ignore[misc]
         for name in names:
             last = found[name][-1]

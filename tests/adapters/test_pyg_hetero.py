@@ -13,7 +13,7 @@ from featstore import LaborSampler, Loader, NeighborSampler, OptionError
 from tests.support.pyg import HeteroConv, HeteroData, SAGEConv, trim_to_layer
 from tests.support.typed import TypedArrays, academic
 
-from featstore.adapters.pyg import NeighborLoader, Sampler, stores  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
+from featstore.adapters.pyg import NeighborLoader  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
 
 pytestmark = pytest.mark.shares_resources
 
@@ -139,17 +139,39 @@ def test_keywords_that_do_not_fit(g: Any) -> None:
             NeighborLoader(g, [2], nodes)
     with pytest.raises(ValueError, match="no edge type"):
         NeighborLoader(g, {("a", "b", "c"): [2]}, "paper")
-    with pytest.raises(NotImplementedError, match="stores"):
-        stores(g)
-    with pytest.raises(NotImplementedError, match="several types"):
-        Sampler(NeighborSampler(g, [2]))
 
 
-def test_repeated_seeds_and_taken_names_are_refused(g: Any, graph: TypedArrays, tmp_path: Any) -> None:
-    with Loader(g, NeighborSampler(g, [2]), ("paper", [1, 2, 1]), 3, strategy="ondemand") as loader:
+@pytest.mark.parametrize("redraw", [False, True])
+@pytest.mark.parametrize("kind", ["paper", "author", "institution"])
+def test_seeds_that_repeat_are_nodes_of_their_own(g: Any, graph: TypedArrays, outputs: Any, kind: str, redraw: bool) -> None:
+    """A model gives for each what it gives for the node in the whole graph, with rows of nodes and edges, and labels beside."""
+    model, expected = outputs
+    ids = torch.tensor([7, 2, 7, 9, 2, 7, 0])
+    sampler = NeighborSampler(g, [-1, -1], redraw=redraw, edges=True)
+    rows = torch.arange(7) * 3
+    beside = {"edge_features": "w", "labels": {"y": rows, "z": -rows}}
+    with Loader(g, sampler, (kind, ids), 7, shuffle=False, strategy="ondemand", **beside) as loader:
         (batch,) = loader
-        with pytest.raises(NotImplementedError, match="repeat"):
-            batch.to_pyg()
+        data = batch.to_pyg()
+    data.validate()
+    assert data[kind].n_id[:7].equal(ids)
+    assert data[kind].input_id.equal(ids)
+    assert data[kind].batch_size == data[kind].num_sampled_nodes[0] == 7
+    assert data[kind].y.equal(rows)
+    assert data[kind].z.equal(-rows)
+    assert data["paper"].x.equal(whole_of(graph)["paper"].x[data["paper"].n_id])
+    for key, pairs in graph.edges.items():
+        local, numbers = data[key].edge_index, data[key].e_id
+        assert np.array_equal(torch.stack([data[key[0]].n_id[local[0]], data[key[2]].n_id[local[1]]]), pairs[:, numbers])
+        assert sum(data[key].num_sampled_edges) == len(numbers)
+    w = torch.from_numpy(graph.edge_features["paper", "cites", "paper"]["w"])
+    assert data["paper", "cites", "paper"].w.equal(w[data["paper", "cites", "paper"].e_id])
+    with torch.no_grad():
+        for trims in (False, True):
+            torch.testing.assert_close(model(data, trims=trims)[kind][:7], expected[kind][ids])
+
+
+def test_names_that_are_taken_are_refused(tmp_path: Any) -> None:
     named = TypedArrays({"a": 3}, {("a", "to", "a"): np.array([[0], [1]])}, {"a": {"n_id": np.zeros((3, 1), np.float32)}})
     with named.create(tmp_path / "g") as other:
         with Loader(other, NeighborSampler(other, [2]), ("a", [0]), 1, features="n_id", strategy="ondemand") as loader:

@@ -75,3 +75,63 @@ class HopSampler(BaseSampler):
     def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> Any:
         """Part of the base class; not used."""
         raise NotImplementedError
+
+
+def take_types(
+    node_types: list[str],
+    edge_types: list[tuple[str, str, str]],
+    colptr: dict[str, torch.Tensor],
+    row: dict[str, torch.Tensor],
+    seeds: dict[str, torch.Tensor],
+    num_neighbors: dict[str, list[int]],
+    *others: Any,
+) -> tuple[Any, ...]:
+    """Stand in for pyg-lib's ``hetero_neighbor_sample`` where lists are taken whole, or not at all; same arguments and results.
+
+    A hop goes from the nodes that the last one added, relation by relation; new nodes join as they are first seen.
+    """
+    assert others[-5:-1] == (False, True, False, "uniform"), "no draws with replacement, no induced or disjoint subgraphs"
+    nodes = {kind: seeds.get(kind, torch.empty(0, dtype=torch.int64)).numpy() for kind in node_types}
+    n = dict.fromkeys(node_types, 0)
+    for source, relation, destination in edge_types:
+        name = f"{source}__{relation}__{destination}"
+        n[destination] = len(colptr[name]) - 1
+        n[source] = max(n[source], _most(row[name]))
+    number = {kind: np.full(max(n[kind], _most(torch.from_numpy(nodes[kind]))), -1) for kind in node_types}
+    for kind, ids in nodes.items():
+        number[kind][ids] = np.arange(len(ids))
+    names = ["__".join(key) for key in edge_types]
+    found: dict[str, list[list[np.ndarray]]] = {name: [] for name in names}
+    n_nodes = {kind: [len(ids)] for kind, ids in nodes.items()}
+    for hop in range(len(next(iter(num_neighbors.values())))):
+        first = {kind: len(ids) - n_nodes[kind][-1] for kind, ids in nodes.items()}
+        stop = {kind: len(ids) for kind, ids in nodes.items()}
+        for (source, _, destination), name in zip(edge_types, names, strict=True):
+            fanout = num_neighbors[name][hop]
+            assert fanout in (0, -1)
+            local = np.arange(first[destination], stop[destination] if fanout else first[destination])
+            starts, ends = (colptr[name].numpy()[nodes[destination][local] + k] for k in (0, 1))
+            edges = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.empty(0, np.int64)])
+            drawn = row[name].numpy()[edges]
+            new = drawn[number[source][drawn] < 0]
+            new = new[np.sort(np.unique(new, return_index=True)[1])]
+            number[source][new] = len(nodes[source]) + np.arange(len(new))
+            nodes[source] = np.concatenate([nodes[source], new])
+            found[name].append([number[source][drawn], np.repeat(local, ends - starts), edges])
+        for kind, ids in nodes.items():
+            n_nodes[kind].append(len(ids) - stop[kind])
+    rows, cols, edge_ids = (
+        {name: torch.from_numpy(np.concatenate([hop[k] for hop in hops])) for name, hops in found.items()} for k in range(3)
+    )
+    n_edges = {name: [len(hop[0]) for hop in hops] for name, hops in found.items()}
+    return rows, cols, {kind: torch.from_numpy(ids) for kind, ids in nodes.items()}, edge_ids, n_nodes, n_edges
+
+
+def _most(ids: torch.Tensor) -> int:
+    return int(ids.max()) + 1 if len(ids) else 0
+
+
+def use_stand_in(monkeypatch: Any) -> None:
+    """Let PyG's own NeighborSampler, and so its NeighborLoader, sample graphs of several types without pyg-lib."""
+    monkeypatch.setattr(torch_geometric.typing, "WITH_PYG_LIB", True)
+    monkeypatch.setattr(torch.ops.pyg, "hetero_neighbor_sample", take_types, raising=False)

@@ -273,6 +273,15 @@ def simulate_is_timed_with_both_widths(figures: Figures) -> None:
     assert [str(f["name"]).split()[-1] for f in found] == ["int32", "int64"]
 
 
+def both_sides_train_and_their_means_are_compared(figures: Figures) -> None:
+    memory, own = (find(figures, f"R-GAT, accuracy {side}") for side in ("in memory", "through featstore"))
+    assert own["reference_runs"] == memory["runs"]
+    assert all(0 < each["mean"] < 100 for each in (memory, own))
+    difference = find(figures, "R-GAT, difference of the mean accuracies")
+    assert difference["value"] == pytest.approx(abs(own["mean"] - memory["mean"]), abs=0.01)
+    assert difference["target"] == "<= 0.5"
+
+
 @pytest.mark.parametrize(("script", "only"), runs(set(SCRIPTS) - FIO_SCRIPTS))
 def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
@@ -291,6 +300,8 @@ def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
         simulate_is_timed_with_both_widths(figures)
     if script == "bench_sampling.py":
         edges_are_numbered_by_every_sampler_and_from_a_stored_permutation(figures)
+    if script == "bench_types.py":
+        both_sides_train_and_their_means_are_compared(figures)
     if script == "bench_outre.py":
         for check in OUTRE[only]:
             check(figures)

@@ -17,7 +17,16 @@ from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.minibatch import LoadedBatch, MiniBatch
 from featstore.sampling.batch import Block
 
-__all__ = ["check_names", "default_features", "edges_by_hop", "repeated_seeds", "sampled_nodes", "to_data", "to_hetero_data"]
+__all__ = [
+    "GivenSeeds",
+    "check_names",
+    "default_features",
+    "edges_by_hop",
+    "sampled_nodes",
+    "seeds_edges",
+    "to_data",
+    "to_hetero_data",
+]
 
 # Names of a batch's attributes besides its features; no feature may have such a name.
 SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
@@ -73,11 +82,12 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     arrays = {_EDGE_NAMES[name]: values for name, values in arrays.items()}
     arrays |= {name: _rows_by_hop(batch.blocks, rows) for name, rows in batch.edge_features.items()}
     of_nodes, n_nodes = {**batch.features, "n_id": batch.input_ids}, sampled_nodes(len(batch.input_ids), batch.blocks)
-    n_seeds, number = len(batch.seeds), batch.seed_index
-    if n_seeds < len(number):
-        edge_index, chosen, n_edges = repeated_seeds(edge_index, n_edges, number)
+    number = batch.seed_index
+    if len(batch.seeds) < len(number):
+        given = GivenSeeds(number)
+        edge_index, chosen, n_edges = seeds_edges(edge_index, n_edges, given, given)
         arrays = {name: values[chosen] for name, values in arrays.items()}
-        of_nodes = {name: torch.cat([rows[number], rows[n_seeds:]]) for name, rows in of_nodes.items()}
+        of_nodes = {name: given.of_nodes(rows) for name, rows in of_nodes.items()}
         n_nodes[0] = len(number)
     data = Data(edge_index=edge_index)
     for name, rows in {**of_nodes, **arrays}.items():
@@ -114,40 +124,41 @@ def to_hetero_data(batch: HeteroMiniBatch, input_id: torch.Tensor | None = None)
     ------
     OptionError
         A feature or a label is named like one of these.
-    NotImplementedError
-        Seeds repeat.
 
     Notes
     -----
-    Edges and memory are those of :func:`to_data`, of each type.
+    Edges, memory and seeds that repeat are those of :func:`to_data`, of each type.
     """
-    if len(batch.seeds) < len(batch.seed_index):
-        raise NotImplementedError("seeds that repeat are not built yet for PyG's HeteroData; use seed_index with the blocks")
     has_weights = any(block.weight is not None for hop in batch.blocks for block in hop.values())
     check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights=has_weights)
+    number = batch.seed_index
+    given = {batch.seed_type: GivenSeeds(number)} if len(batch.seeds) < len(number) else {}
     data = HeteroData()
     for kind, ids in batch.input_ids.items():
-        store = data[kind]
-        store.n_id, store.num_nodes = ids, len(ids)
-        store.num_sampled_nodes = list(batch.num_sampled_nodes[kind])
+        store, n_nodes = data[kind], list(batch.num_sampled_nodes[kind])
+        if kind in given:
+            ids, n_nodes[0] = given[kind].of_nodes(ids), len(number)
+        store.n_id, store.num_nodes, store.num_sampled_nodes = ids, len(ids), n_nodes
     for name, of_types in batch.features.items():
         for kind, rows in of_types.items():
-            data[kind][name] = rows
+            data[kind][name] = given[kind].of_nodes(rows) if kind in given else rows
     for key in batch.blocks[0] if batch.blocks else ():
         blocks = tuple(hop[key] for hop in batch.blocks)
         edge_index, arrays, n_edges = edges_by_hop(blocks)
+        arrays = {_EDGE_NAMES[name]: values for name, values in arrays.items()}
+        for name, hops in batch.edge_features.items():
+            if key in hops[0]:
+                arrays[name] = _rows_by_hop(blocks, tuple(hop[key] for hop in hops))
+        edge_index, chosen, n_edges = seeds_edges(edge_index, n_edges, given.get(key[0]), given.get(key[2]))
         store = data[key]
         store.edge_index, store.num_sampled_edges = edge_index, n_edges
         for name, values in arrays.items():
-            store[_EDGE_NAMES[name]] = values
-        for name, hops in batch.edge_features.items():
-            if key in hops[0]:
-                store[name] = _rows_by_hop(blocks, tuple(hop[key] for hop in hops))
+            store[name] = values[chosen]
     seeds = data[batch.seed_type]
     for i, (name, rows) in enumerate(batch.labels.items()):
         seeds["y" if i == 0 else name] = rows
-    seeds.batch_size = len(batch.seeds)
-    seeds.input_id = batch.seeds if input_id is None else input_id
+    seeds.batch_size = len(number)
+    seeds.input_id = seeds.n_id[: len(number)] if input_id is None else input_id
     data.__dict__["_featstore"] = _Kept(batch)
     return data
 
@@ -207,32 +218,65 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
     return edge_index, {name: joined([each[name] for each in arrays], out) for name, out in found.items()}, counts
 
 
-def repeated_seeds(edges: torch.Tensor, n_edges: list[int], number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Copy the edges of :func:`edges_by_hop` for seeds that repeat: each gets those of its first appearance.
+class GivenSeeds:
+    """The seeds of one type of nodes as they were given, where PyG has a node for each, though the batch has each seed once.
 
-    ``number`` has the number of each given seed among the distinct ones, which the batch may have in another order. Returns the
-    edges, numbered where each given seed is a node; which edges they were; and the number of edges of each hop.
+    Parameters
+    ----------
+    number : int64 tensor, shape (n_given,)
+        The number of each given seed among the distinct ones, which are the first nodes of the type, in any order.
     """
-    device, n_seeds = edges.device, len(number)
-    places = torch.from_numpy(first_seen(number.numpy(force=True))[0]).to(device)
-    n_distinct = len(places)
-    first = torch.empty_like(places)
-    first[number[places]] = places  # a sampler may have put the seeds in another order than they were given in
 
-    def renumbered(nodes: torch.Tensor) -> torch.Tensor:
-        seed = first[nodes.clamp(max=n_distinct - 1)]
-        return torch.where(nodes < n_distinct, seed, nodes + (n_seeds - n_distinct))
+    def __init__(self, number: torch.Tensor) -> None:
+        self.number = number
+        places = torch.from_numpy(first_seen(number.numpy(force=True))[0]).to(number.device)
+        self._n_distinct = len(places)
+        self._first = torch.empty_like(places)
+        self._first[number[places]] = places  # a sampler may have put the seeds in another order than they were given in
 
-    n_own = n_edges[0] if n_edges else 0
-    starts = torch.searchsorted(edges[1, :n_own].contiguous(), torch.arange(n_distinct + 1, device=device))
-    degree = starts.diff()[number]
-    ends = degree.cumsum(0)
-    owner = torch.repeat_interleave(torch.arange(n_seeds, device=device), degree)
-    # Of each edge, among the distinct seeds' own.
-    at = torch.arange(len(owner), device=device) - (ends - degree)[owner] + starts[number][owner]
-    chosen = torch.cat([at, torch.arange(n_own, edges.shape[1], device=device)])
-    found = torch.stack([renumbered(edges[0][chosen]), torch.cat([owner, renumbered(edges[1, n_own:])])])
-    return found, chosen, [len(owner), *n_edges[1:]] if n_edges else []
+    def of_nodes(self, rows: torch.Tensor) -> torch.Tensor:
+        """Copy the rows of a batch's nodes, one for each given seed and for each other node."""
+        return torch.cat([rows[self.number], rows[self._n_distinct :]])
+
+    def renumbered(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Number nodes of the batch as :meth:`of_nodes` has them; a seed is the node of its first appearance."""
+        seed = self._first[nodes.clamp(max=self._n_distinct - 1)]
+        return torch.where(nodes < self._n_distinct, seed, nodes + (len(self.number) - self._n_distinct))
+
+    def edges(self, destinations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find the edges of each given seed among those that the distinct seeds drew; ``destinations`` of these ascend.
+
+        Returns positions of edges, int64 [n], and which given seed has the edge.
+        """
+        device = destinations.device
+        starts = torch.searchsorted(destinations.contiguous(), torch.arange(self._n_distinct + 1, device=device))
+        degree = starts.diff()[self.number]
+        owner = torch.repeat_interleave(torch.arange(len(degree), device=device), degree)
+        before = degree.cumsum(0) - degree
+        return torch.arange(len(owner), device=device) - before[owner] + starts[self.number][owner], owner
+
+
+def seeds_edges(
+    edges: torch.Tensor, n_edges: list[int], sources: GivenSeeds | None, destinations: GivenSeeds | None
+) -> tuple[torch.Tensor, torch.Tensor | slice, list[int]]:
+    """Copy the edges of :func:`edges_by_hop` for seeds as they were given: each gets those that it drew.
+
+    ``sources`` and ``destinations`` are the seeds of the types at the two ends; None where the batch has them as they were given.
+    Returns the edges, numbered where each given seed is a node; which edges they were; and the number of edges of each hop.
+    """
+    if sources is None and destinations is None:
+        return edges, slice(None), n_edges
+    src, dst = edges[0], edges[1]
+    chosen: torch.Tensor | slice = slice(None)
+    if destinations is not None:
+        n_own = n_edges[0] if n_edges else 0
+        own, owner = destinations.edges(dst[:n_own])
+        chosen = torch.cat([own, torch.arange(n_own, len(dst), device=dst.device)])
+        src, dst = src[chosen], torch.cat([owner, destinations.renumbered(dst[n_own:])])
+        n_edges = [len(owner), *n_edges[1:]] if n_edges else []
+    if sources is not None:
+        src = sources.renumbered(src)
+    return torch.stack([src, dst]), chosen, n_edges
 
 
 def _firsts(hops: tuple[Block, ...]) -> list[int]:

@@ -172,7 +172,7 @@ class NeighborLoader:
             assert not isinstance(g, PackedGraph), "_check_graph has refused it"
             if edges is None:
                 edges = bool(g.edge_features if edge_features is None else edge_features)
-            fanouts = fanouts_of(num_neighbors, has_types=types is not None)
+            fanouts = fanouts_of(num_neighbors, types)
             sampler = NeighborSampler(g, fanouts, replace, seed, redraw=False, edges=edges)
         kind = None
         if types is not None:

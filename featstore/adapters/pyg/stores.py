@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,22 +17,28 @@ from featstore.adapters.pyg.data import default_features
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.rowindex import resolve_rows
+from featstore.load.typedarguments import types_of
 from featstore.topology.edgeids import EdgeIds
+from featstore.topology.types import EdgeKey, EdgeType, qualified
 
 __all__ = ["EdgeStore", "NodeStore", "stores"]
 
 _NODES_AT_ONCE = 1 << 16
+_IDS = "n_id"  # an attribute of types without any other
 
 
-def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[NodeStore, EdgeStore]:
-    """Make the pair of stores of a dataset that PyG's loaders take in place of a ``Data``.
+def stores(
+    g: OutOfCoreGraph, attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = None
+) -> tuple[NodeStore, EdgeStore]:
+    """Make the pair of stores of a dataset that PyG's loaders take in place of a ``Data`` or ``HeteroData``.
 
     Parameters
     ----------
     g : OutOfCoreGraph
-    attributes : sequence of str, optional
+    attributes : sequence of str, or mapping of str to such, optional
         Names of the features and node data that batches get, and that alone can be read. Node data need an entry for each node.
-        By default batches get ``x``, or the only feature, and all such node data, and every feature can be read.
+        By default batches get ``x``, or the only feature, and all such node data, and every feature can be read. In a graph of
+        several types: of every type that has them, or by type.
 
     Returns
     -------
@@ -42,7 +48,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     Raises
     ------
     KeyError, ValueError
-        No such feature and no such node data; node data have another number of entries than there are nodes.
+        No such feature and no such node data; node data have another number of entries than there are nodes; attributes by
+        type, where the graph has one.
     OptionError
         There are several features, none of them ``x``, and no ``attributes``.
     TypeError, ClosedError
@@ -54,6 +61,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     the same size of its own. PyG's ``NeighborLoader`` asks for the whole adjacency in memory, and for pyg-lib or torch-sparse;
     with ``neighbor_sampler=Sampler(…)`` it needs neither.
 
+    PyG knows a type of nodes by its attributes. A type that would have none in a batch has ``n_id``, the ids within the type.
+
     Examples
     --------
     >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))                      # doctest: +SKIP
@@ -61,7 +70,6 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     """
     if not isinstance(g, OutOfCoreGraph):
         raise TypeError(f"stores are made of an OutOfCoreGraph, not of a {type(g).__name__}")
-    g.refuse_types("stores()")
     return NodeStore(g, attributes), EdgeStore(g)
 
 
@@ -91,48 +99,104 @@ class NodeAttr(TensorAttr):  # type: ignore[misc]  # of a package without types
         return getattr(self, key) is not _FieldStatus.UNSET
 
 
-class NodeStore(FeatureStore):  # type: ignore[misc]
-    """Features and node data as attributes of the one type of nodes, ``group_name=None``; parameters as of :func:`stores`.
+@dataclass
+class TypedNodeAttr(NodeAttr):
+    """The same in a graph of several types of nodes, of which the group is one."""
 
-    ``store[None, "x", ids]`` reads rows. An index is a tensor or array of ids, a mask, a slice, a range or an int; ``None``
-    reads everything. Ids out of range are an IndexError, before anything is read. An attribute that is not there is a KeyError.
-    Sizes are known without reading.
+    def __post_init__(self) -> None:
+        if not isinstance(self.group_name, str) and self.group_name is not _FieldStatus.UNSET:
+            raise KeyError(f"no attribute of {self.group_name!r}: give a type of nodes, as in store['paper', 'x', ids]")
+
+
+class NodeStore(FeatureStore):  # type: ignore[misc]
+    """Features and node data as attributes of types of nodes; parameters as of :func:`stores`.
+
+    ``store["paper", "x", ids]`` reads rows; of the one type of a graph without types, ``store[None, "x", ids]``. An index is a
+    tensor or array of ids, a mask, a slice, a range or an int; ``None`` reads everything. Ids out of range are an IndexError,
+    before anything is read. An attribute that is not there is a KeyError. Sizes are known without reading.
     """
 
-    def __init__(self, g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> None:
-        super().__init__(NodeAttr)
+    def __init__(self, g: OutOfCoreGraph, attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = None) -> None:
+        types = types_of(g)
+        super().__init__(NodeAttr if types is None else TypedNodeAttr)
         if g.closed:
             raise ClosedError(f"{g.path} is closed")
         self._g = g
+        # The field of each attribute that can be read, and the attributes that a batch gets, by type.
+        self._fields: dict[str | None, dict[str, str]] = {}
+        self._of_batches: dict[str | None, tuple[str, ...]] = {}
+        self._n_nodes: dict[str | None, int] = (
+            {None: g.num_nodes} if types is None else {kind.name: kind.n for kind in types.nodes.values()}
+        )
+        for group, names in self._asked(attributes).items():
+            self._add(group, names)
+
+    def _asked(self, attributes: Any) -> dict[str | None, Sequence[str] | None]:
+        """Sort the attributes that are asked for by type; None for the default ones."""
+        groups, is_typed = list(self._n_nodes), None not in self._n_nodes
         if attributes is None:
-            data = [
-                name for name in g.node_data if g.data_shape(name)[:1] == (g.num_nodes,) and f"{name}_index" not in g.node_data
-            ]
-            self._names = (*g.features, *data)
-            self._of_batches = (*default_features(g.features, "attributes"), *data)
+            return dict.fromkeys(groups)
+        if isinstance(attributes, Mapping):
+            for group in attributes:
+                if not is_typed or group not in self._n_nodes:
+                    there = f"it has {', '.join(map(repr, groups))}" if is_typed else "give a sequence of names"
+                    raise KeyError(f"attributes: the graph has no node type {group!r}; {there}")
+            return {group: tuple(attributes.get(group, ())) for group in groups}
+        names = tuple(attributes)
+        if not is_typed:
+            return {None: names}
+        for name in names:
+            if not any(self._has(group, name) for group in groups):
+                raise KeyError(f"attributes: no type has a feature or node data {name!r}")
+        return {group: tuple(name for name in names if self._has(group, name)) for group in groups}
+
+    def _field(self, group: str | None, name: str) -> str:
+        return name if group is None else qualified(group, name)
+
+    def _has(self, group: str | None, name: str) -> bool:
+        field = self._field(group, name)
+        return field in self._g.features or field in self._g.node_data
+
+    def _add(self, group: str | None, names: Sequence[str] | None) -> None:
+        """Add the attributes of a type, all that there are if none are named."""
+        g, n = self._g, self._n_nodes[group]
+        if names is None:
+            view = g if group is None else g[group]
+            features, data = list(view.features), list(view.node_data)
+            whole = [name for name in data if g.data_shape(self._field(group, name))[:1] == (n,) and f"{name}_index" not in data]
+            names, of_batches = (*features, *whole), (*default_features(features, "attributes"), *whole)
         else:
-            self._names = self._of_batches = tuple(attributes)
-        for name in self._names:
-            if name not in g.features and g.data_shape(name)[:1] != (g.num_nodes,):
-                raise ValueError(f"node data {name!r} of shape {tuple(g.data_shape(name))} have no entry for each of the nodes")
+            of_batches = tuple(names)
+        for name in names:
+            field = self._field(group, name)
+            if field not in g.features and g.data_shape(field)[:1] != (n,):
+                raise ValueError(f"node data {field!r} of shape {tuple(g.data_shape(field))} have no entry for each of the nodes")
+        self._fields[group] = {name: self._field(group, name) for name in names}
+        self._of_batches[group] = of_batches or ((_IDS,) if group is not None else ())
 
     def _shape(self, attr: TensorAttr) -> torch.Size:
-        name = attr.attr_name
-        if attr.group_name is not None or not isinstance(name, str) or name not in self._names:
-            group = "" if attr.group_name is None else f" of {attr.group_name!r}: group_name=None is the one type of nodes"
-            what = f"{name!r}{group}" if isinstance(name, str) else f"without a name{group}: give attr_name"
-            raise KeyError(f"no attribute {what}; there is {', '.join(map(repr, self._names)) or 'none'}")
-        return self._g.features[name].shape if name in self._g.features else self._g.data_shape(name)
+        group, name = attr.group_name, attr.attr_name
+        fields = self._fields.get(group)
+        if fields is None and None not in self._fields:
+            raise KeyError(f"no attribute of {group!r}: the types of nodes are {', '.join(map(repr, self._fields))}")
+        if fields is None or not isinstance(name, str) or name not in fields:
+            if name == _IDS and self._of_batches.get(group) == (_IDS,):
+                return torch.Size((self._n_nodes[group],))
+            of = "" if group is None else f" of {group!r}"
+            what = f"{name!r}{of}" if isinstance(name, str) else f"without a name{of}: give attr_name"
+            raise KeyError(f"no attribute {what}; there is {', '.join(map(repr, fields or ())) or 'none'}")
+        field = fields[name]
+        return self._g.features[field].shape if field in self._g.features else self._g.data_shape(field)
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
-        shape, name = self._shape(attr), attr.attr_name
+        shape, group = self._shape(attr), attr.group_name
         index = slice(None) if attr.index is None else attr.index
-        if name in self._g.features:
-            return self._g.features[name][index]
+        field = self._fields[group].get(attr.attr_name)
+        if field is not None and field in self._g.features:
+            return self._g.features[field][index]
         rows, lead = resolve_rows(index, shape)
-        data = self._g.node_data[name]
         chosen = torch.arange(rows.start, rows.stop, device="cpu") if isinstance(rows, range) else torch.from_numpy(rows)
-        found = data[chosen]  # a copy: the tensor is the graph's own
+        found = chosen if field is None else self._g.node_data[field][chosen]  # a copy: the tensor is the graph's own
         return found[0] if lead is None else found.reshape(*lead, *shape[1:])
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
@@ -144,7 +208,8 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """List the attributes that a batch gets; their index is not set."""
-        return [NodeAttr(group_name=None, attr_name=name) for name in self._of_batches]
+        attr = self._tensor_attr_cls
+        return [attr(group_name=group, attr_name=name) for group, names in self._of_batches.items() for name in names]
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         _read_only("put_tensor")
@@ -154,23 +219,30 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Attributes."""
-        return len(self._names)
+        return sum(map(len, self._fields.values()))
 
     def __repr__(self) -> str:
-        return f"NodeStore({self._g.path!r}, {', '.join(self._names)})"
+        names = [field for fields in self._fields.values() for field in fields.values()]
+        return f"NodeStore({self._g.path!r}, {', '.join(names)})"
 
 
-def _places(numbers: EdgeIds | None, first: int, n: int) -> slice | npt.NDArray[np.intp]:
-    """Compute the places of the stored edges ``first …``: their numbers in the input or, without ``numbers``, as stored."""
+def _fits(size: Sequence[int | None], kind: EdgeType) -> bool:
+    """Tell whether a size is that of a type of edges, where it is known."""
+    return len(size) == 2 and size[0] in (None, kind.src.n) and size[1] in (None, kind.dst.n)
+
+
+def _places(numbers: EdgeIds | None, kind: EdgeType, first: int, n: int) -> slice | npt.NDArray[np.intp]:
+    """Compute the places of the stored edges ``first …`` in their type: their numbers in the input, if ``numbers`` has them."""
     if numbers is None:
-        return slice(first, first + n)
+        return slice(first - kind.first_edge, first - kind.first_edge + n)
     found = np.empty(n, numbers.dtype)
     numbers.read(first, found)
+    found -= kind.first_edge
     return found.astype(np.intp, copy=False)
 
 
 class EdgeStore(GraphStore):  # type: ignore[misc]
-    """The adjacency, of the one type of edges, ``edge_type=None``: in CSC form as it is stored, in COO form on request.
+    """The adjacency by type of edges: in CSC form as it is stored, in COO form on request. The one type of a graph is None.
 
     An edge index is read whole into memory that counts in the graph's budget, 8 bytes an edge, in COO form 16. COO form has the
     edges in the order of the input, as the rows of edge features. With ``is_sorted=True``, and from :meth:`coo`, they are in the
@@ -182,50 +254,62 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
         if g.closed:
             raise ClosedError(f"{g.path} is closed")
         self._g = g
+        self._kinds: dict[EdgeKey | None, EdgeType] = {
+            None if types_of(g) is None else key: kind for key, kind in g.types.edges.items()
+        }
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[torch.Tensor, torch.Tensor] | None:
-        g, n = self._g, self._g.num_nodes
-        self._check(edge_attr)
-        topology = g.topology
-        places = None if edge_attr.is_sorted or edge_attr.layout == EdgeLayout.CSC else topology.edge_ids
+        g, kind = self._g, self._check(edge_attr)
+        topology, is_csc = g.topology, edge_attr.layout == EdgeLayout.CSC
+        numbers = None if edge_attr.is_sorted or is_csc else topology.edge_ids
         try:
-            row = g.pool.tensor((g.num_edges,), torch.int64)
-            ids = row.numpy()
-            for first, block in topology.scan():
-                ids[_places(places, first, len(block))] = block
-            if edge_attr.layout == EdgeLayout.CSC:
-                indptr = g.pool.tensor((n + 1,), torch.int64)
-                indptr[:1] = 0  # of a graph without nodes
-                for first, offsets in topology.offset_pieces(_NODES_AT_ONCE):
-                    indptr.numpy()[first : first + len(offsets)] = offsets
-                return row, indptr
-            col = g.pool.tensor((g.num_edges,), torch.int64)
-            for first, offsets in topology.offset_pieces(_NODES_AT_ONCE):
-                nodes = np.arange(first, first + len(offsets) - 1)
-                col.numpy()[_places(places, int(offsets[0]), int(offsets[-1] - offsets[0]))] = np.repeat(nodes, np.diff(offsets))
+            row = g.pool.tensor((kind.n_edges,), torch.int64)
+            other = g.pool.tensor((kind.n_lists + 1 if is_csc else kind.n_edges,), torch.int64)
+            ids, of_lists = row.numpy(), other.numpy()
+            of_lists[:1] = 0  # of a type without nodes
+            for first in range(0, kind.n_lists, _NODES_AT_ONCE):
+                stop = min(first + _NODES_AT_ONCE, kind.n_lists)
+                offsets = topology.offsets_between(kind.first_list + first, kind.first_list + stop)
+                edge = int(offsets[0])
+                for piece in topology.lists(np.arange(kind.first_list + first, kind.first_list + stop)):
+                    # The lists follow each other, and so do their edges.
+                    found = piece.ids[max(0, int(piece.at[0])) : int(piece.at[-1] + piece.degree[-1])]
+                    ids[_places(numbers, kind, edge, len(found))] = found
+                    edge += len(found)
+                if is_csc:
+                    np.subtract(offsets, kind.first_edge, out=of_lists[first : stop + 1])
+                else:
+                    nodes = np.repeat(np.arange(first, stop), np.diff(offsets))
+                    of_lists[_places(numbers, kind, int(offsets[0]), len(nodes))] = nodes
+            ids -= kind.src.first
         except BudgetError as error:
             raise BudgetError(
                 f"the whole adjacency in memory: {error.reason}; a sampler of the library reads it from disk "
                 "(featstore.adapters.pyg.Sampler)",
                 error.needed,
             ) from None
-        return row, col
+        return row, other
 
-    def _check(self, attr: EdgeAttr) -> None:
-        n = self._g.num_nodes
+    def _check(self, attr: EdgeAttr) -> EdgeType:
+        """Find the type of edges of an attribute; KeyError if there is none, or not in this form."""
+        kind = self._kinds.get(attr.edge_type)
         why = None
-        if attr.edge_type is not None:
-            why = "edge_type=None is the one type of edges"
-        elif attr.size is not None and (len(attr.size) != 2 or any(each not in (None, n) for each in attr.size)):
-            why = f"its size is {(n, n)}"
+        if kind is None:
+            there = ", ".join(map(repr, self._kinds))
+            why = "edge_type=None is the one type of edges" if None in self._kinds else f"the types of edges are {there}"
+        elif attr.size is not None and not _fits(attr.size, kind):
+            why = f"its size is {(kind.src.n, kind.dst.n)}"
         elif attr.layout == EdgeLayout.CSR:
             why = "CSC and COO forms are there, and csr() makes one of CSC"
-        if why is not None:
+        if kind is None or why is not None:
             raise KeyError(f"'edge_index' for '{attr}' not found: {why}")
+        return kind
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
         """List the only stored layout: CSC."""
-        return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, size=(self._g.num_nodes, self._g.num_nodes))]
+        return [
+            EdgeAttr(edge_type=key, layout=EdgeLayout.CSC, size=(kind.src.n, kind.dst.n)) for key, kind in self._kinds.items()
+        ]
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
         _read_only("put_edge_index")
