@@ -101,6 +101,10 @@ class Auto(Strategy):
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache, lists = context.pack, self.cache, AS_THEY_ARE
+        if pack is not None and context.nodes.is_mixed:
+            policy, reason = None if cache is None else DEGREE, "the pack has no layout of features of different types"
+            decision = _taken("ondemand", policy, reason)
+            return AutoRunner(self._chosen(decision, cache, None).run(context), decision, lists)
         if pack is None and cache == "auto" and are_cached(context):
             if may_keep_lists(context):
                 context, _ = ask(context)
