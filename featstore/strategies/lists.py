@@ -73,7 +73,7 @@ class Lists:
     def _read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
         """Estimate the seconds of reading lists for one batch, with ``n_bytes`` of lists in memory."""
         if not _in_sequence(context):
-            return self._random_read_s(n_bytes, context.graph.num_nodes, batch, speed)
+            return self._random_read_s(n_bytes, context.graph.topology.num_lists, batch, speed)
         if n_bytes:
             return 0.0
         windows = context.batches.windows(int(FRACTIONS[SAMPLED_AHEAD] * context.budget.total), (batch.n_rows, batch.n_edges))
@@ -130,7 +130,7 @@ def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
     graph, numbered = _drawn_from(context)
     memory = Memory(context, plans=True)  # the strategy is not chosen yet: one with plans takes more memory
     room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
-    whole, table = NeighborCache.whole_bytes(graph.topology, numbered), huge_bytes(8 * graph.num_nodes)
+    whole, table = NeighborCache.whole_bytes(graph.topology, numbered), huge_bytes(8 * graph.topology.num_lists)
     n_bytes = min(whole, int(MOST * room))
     beside = f"they take {format_size(whole)}, and {format_size(room)} are left"
     if n_bytes < whole and _in_sequence(context):
