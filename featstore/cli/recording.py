@@ -117,7 +117,7 @@ def rows_asked_for(g: OutOfCoreGraph, feature: str) -> tuple[FeatureStore, NodeR
     if len(columns) != 1:
         there = sorted(kinds or g.features)
         what = "lie in files of their own: name one" if kinds else f"have no {feature!r}: name one of them"
-        raise ValueError(f"--feature: one cache is simulated, and {', '.join(there) or 'nodes'} {what}")
+        raise ValueError(f"--feature: one cache is planned for, and {', '.join(there) or 'nodes'} {what}")
     (column,) = columns
     rows = g.node_rows(column)
     assert isinstance(rows, RowsOfTypes)
