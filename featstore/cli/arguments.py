@@ -160,18 +160,17 @@ def edge_type(text: str) -> EdgeKey:
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the type of the seeds, in a graph of several types."""
-    parser.add_argument("--target", metavar="TYPE", help="type of the nodes that are classified, of a dataset of several types")
+    parser.add_argument("--target", metavar="TYPE", help="type of the nodes that are classified, in a graph of several types")
 
 
 def check_types(graph: object, options: argparse.Namespace) -> None:
-    """Raise NotImplementedError for options of sampling and packs that are for a graph of one type, if it has several."""
+    """Raise NotImplementedError for options of sampling that are for a graph of one type, if it has several."""
     if not isinstance(graph, OutOfCoreGraph) or graph.types.is_one:
         return
     for name, is_given in (
         ("--batches partition", options.batches != "random"),
         ("--parts", options.parts is not None),
         ("--macro", options.macro is not None),
-        ("--pack", getattr(options, "pack", None) is not None),
     ):
         if is_given:
             graph.refuse_types(name)
@@ -349,7 +348,8 @@ def n_layers(options: argparse.Namespace) -> int:
     """Count the blocks of the batches of :func:`make_sampler`."""
     if options.sampler == "layer":
         return len(options.layer_sizes)
-    return options.layers or len(options.fanouts)
+    fanouts = options.fanouts  # a pack may have some of each type of edges, for as many hops each
+    return options.layers or len(next(iter(fanouts.values())) if isinstance(fanouts, dict) else fanouts)
 
 
 def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool = False) -> LaborSampler:

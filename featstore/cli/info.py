@@ -9,13 +9,12 @@ from typing import Any
 from featstore.cli.arguments import add_opening, open_graph
 from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
-from featstore.cli.packs import describe_pack, layout_text, may_be_pack, pack_text
+from featstore.cli.packs import describe_pack, describe_types, fanouts_text, layout_text, may_be_pack, pack_text, types_lines
 from featstore.config import format_size
 from featstore.estimate import copies, tablespeed
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.pack.offline import Pack
 from featstore.storage.drive import kept_speed
-from featstore.topology.types import edge_name
 
 __all__ = ["PATH", "add_arguments", "describe", "description", "run"]
 
@@ -51,7 +50,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "path": graph.path,
         "num_nodes": graph.num_nodes,
         "num_edges": graph.num_edges,
-        **_types(graph),
+        **describe_types(graph.types),
         **form,
         "features": features,
         "node_data": data,
@@ -64,25 +63,13 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
     }
 
 
-def _types(graph: OutOfCoreGraph) -> dict[str, Any]:
-    """Count the nodes and edges of each type; empty without named types."""
-    types = graph.types
-    if types.is_one:
-        return {}
-    return {
-        "node_types": {name: each.n for name, each in types.nodes.items()},
-        "edge_types": {edge_name(key): each.n_edges for key, each in types.edges.items()},
-    }
-
-
 def description(result: dict[str, Any]) -> str:
     """Format :func:`describe`'s result as text."""
     lines = [
         result["path"],
         f"  {result['num_nodes']:,} nodes, {result['num_edges']:,} edges, {format_size(result['disk_bytes'])} on disk",
     ]
-    lines += [f"  node type  {name}: {n:,} nodes" for name, n in result.get("node_types", {}).items()]
-    lines += [f"  edge type  {name}: {n:,} edges" for name, n in result.get("edge_types", {}).items()]
+    lines += types_lines(result)
     lines.append(f"  topology   {form_text(result)}")
     lines += [f"  stripe     {stripe}: {format_size(n_bytes)}" for stripe, n_bytes in result.get("stripes", {}).items()]
     for what in ("features", "node_data", "edge_features"):
@@ -120,9 +107,11 @@ def _each(entry: dict[str, Any], name: str, unit: float = 1e9, form: str = ".2f"
 
 def _packs_description(result: dict[str, Any]) -> str:
     size = "" if result["batch_size"] is None else f" of {result['batch_size']:,} seeds"
-    fanouts = "" if result["fanouts"] is None else f", fan-outs {','.join(map(str, result['fanouts']))}"
+    size += f" of type {result['seed_type']!r}" if "seed_type" in result else ""
+    fanouts = "" if result["fanouts"] is None else f", fan-outs {fanouts_text(result['fanouts'])}"
     lines = [
         pack_text(result),
+        *types_lines(result),
         f"  samples    batches{size}, {result['hops']} hops{fanouts}, seed {result['seed']}, of {result['num_nodes']:,} nodes",
     ]
     for each in result["layouts"]:

@@ -17,6 +17,8 @@ from featstore.cli.arguments import (
     add_opening,
     add_path,
     add_sampling,
+    add_target,
+    check_types,
     disk_size,
     feature_of,
     make_batches,
@@ -27,8 +29,9 @@ from featstore.cli.arguments import (
     typed,
 )
 from featstore.cli.output import print_result
-from featstore.cli.packs import check_given, describe_pack, layout_text, open_pack, pack_bytes, pack_text
-from featstore.cli.recording import seeds_of
+from featstore.cli.packs import check_given, describe_pack, layout_text, open_pack, pack_bytes, pack_text, target_of
+from featstore.cli.recording import check_target, column_of, seeds_of
+from featstore.cli.splits import Labelled
 from featstore.config import format_size, parse_disk
 from featstore.errors import CorruptionError, FormatError
 from featstore.graph.dataset import OutOfCoreGraph
@@ -41,6 +44,7 @@ from featstore.storage.writer import is_drive_full
 from featstore.strategies.options import LENGTH
 from featstore.strategies.packed import Packed
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack, layouts_there
+from featstore.topology.types import qualified
 
 __all__ = ["add_arguments", "run"]
 
@@ -50,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_opening(parser)
     add_sampling(parser, max_batches=False)
     parser.add_argument("--edges", action="store_true", help="number the edges, for train --edge-features with this pack")
-    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument("--feature", default="x", help="feature; with several types of nodes, of all that have it (default: x)")
+    add_target(parser)
     parser.add_argument(
         "--seeds", action=Given, metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)"
     )
@@ -87,7 +92,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--edges goes with new samples: --add-layout packs those that the pack has")
     get_policy(options.policy)
     with open_graph(options.path, options) as graph:
-        feature_of(options, graph)
+        check_types(graph, options)
+        if options.target is not None or not options.add_layout:  # samples that are there say their seeds' type
+            check_target(graph, options.target)
+        if graph.types.is_one:
+            feature_of(options, graph)
         result = _pack_dataset(graph, options.pack, make_sampler(graph, options, options.edges), options, show=not options.json)
     print_result(options, result, _describe_pack(result, options.path))
     return 0
@@ -99,14 +108,14 @@ def _packed(options: argparse.Namespace, pack: Pack | None = None, disk: int | N
 
 def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
     """Raise the packing's errors about its options before epochs are sampled for it."""
-    store = g.features[options.feature]
-    width = {options.feature: store.nbytes // max(1, len(store))}
-    if g.num_nodes:
-        cache_bytes(_packed(options).cache or 0, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)
+    column, store, rows = column_of(g, options.feature)
+    width = {column: store.nbytes // max(1, len(store))}
+    if rows.n:
+        cache_bytes(_packed(options).cache or 0, rows.n, width, get_policy("belady"), g.budget, g.budget.available)
 
 
 def _asked(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
-    """Convert the command line's options to the arguments of the estimates."""
+    """Convert the command line's options, and the names of labels in ``g.node_data``, to the arguments of the estimates."""
     return {"packed": _packed(options), "features": [options.feature], "labels": labels, "device_cache": options.device_cache}
 
 
@@ -124,16 +133,23 @@ def _pack_dataset(
     """
     begin = time.perf_counter()
     estimate: PackEstimate | None = None
-    disk = None if options.disk is None else parse_disk(options.disk, g.features[options.feature].nbytes)
     target = os.path.abspath(os.fspath(path))
     if options.add_layout and options.overwrite:
         raise ValueError("--add-layout keeps the samples and --overwrite replaces them: leave one out")
-    labels = [options.labels] if options.labels in g.node_data else []  # --seeds needs none
-    if not labels and "labels" in getattr(options, "given", ()):
-        raise ValueError(f"--labels: the dataset has no {options.labels!r}; it has {sorted(g.node_data)}")
+    seed_type = options.target
     if options.add_layout:
         pack = open_pack(target, g.path)
         pack.check(g)
+        seed_type = target_of(pack, seed_type)
+    labelled: Labelled = g if seed_type is None else g[seed_type]
+    labels = [options.labels] if options.labels in labelled.node_data else []  # --seeds needs none
+    if not labels and "labels" in getattr(options, "given", ()):
+        whose = "the dataset" if seed_type is None else repr(seed_type)
+        raise ValueError(f"--labels: {whose} has no {options.labels!r}; it has {sorted(labelled.node_data)}")
+    fields = [name if seed_type is None else qualified(seed_type, name) for name in labels]  # in g.node_data
+    store = column_of(g, options.feature)[1]
+    disk = None if options.disk is None else parse_disk(options.disk, store.nbytes)
+    if options.add_layout:
         check_given(pack, options, ["fanouts", "batch_size", "epochs", "seed"])
         if options.seeds is not None:
             raise ValueError(f"--seeds {options.seeds}: --add-layout packs the samples that are there; leave one out")
@@ -145,13 +161,15 @@ def _pack_dataset(
         raise ValueError(f"{path} is there already: --add-layout packs its samples, --overwrite samples anew")
     else:
         _check_packing(g, options)
-        batches = make_batches(g, options, seeds_of(g, options.labels, options.seeds))
-        estimate = estimate_pack(g, sampler, batches, None, options.epochs, target, disk=disk, **_asked(options, labels))
+        seeds = seeds_of(labelled, options.labels, options.seeds)
+        batches: dict[str, Any] = {"seeds": (seed_type, seeds), "batch_size": options.batch_size, "seed": options.seed}
+        if seed_type is None:
+            batches = {"seeds": make_batches(g, options, seeds)}
+        batches |= {"epochs": options.epochs, "path": target, "disk": disk}
+        estimate = estimate_pack(g, sampler, **batches, **_asked(options, fields))
         _say(estimate, show)
         estimate.check()
-        pack = sample_offline(
-            g, sampler, batches, None, options.epochs, target, overwrite=options.overwrite, disk=disk, progress=show
-        )
+        pack = sample_offline(g, sampler, **batches, overwrite=options.overwrite, progress=show)
     sampled_s = time.perf_counter() - begin
     with pack:
         before = {each.name for each in find_layouts(pack)}
@@ -166,7 +184,7 @@ def _pack_dataset(
             there = layouts_there(g, pack, [options.feature], _packed(options), options.device_cache)
             room = disk - n_bytes + max((layout_bytes(pack.file(each.name)) for each in there), default=0)
         if estimate is None:
-            estimate = estimate_layout(g, pack, disk=room, **_asked(options, labels))
+            estimate = estimate_layout(g, pack, disk=room, **_asked(options, fields))
             _say(estimate, show)
             estimate.check()
         # The device need not be here, nor have its rows in the memory of this machine: on "meta" a tier is shapes without rows.
@@ -221,7 +239,8 @@ def _describe_pack(result: dict[str, Any], dataset: str) -> str:
         left = format_size(result["unfinished_bytes"])
         lines.append(f"  interrupted layouts hold {left}: ask for them again with --add-layout, or remove layout-*.partial")
     lines.append(f"sampled in {result['sample_s']:.1f} s, packed in {result['pack_s']:.1f} s")
-    lines.append(f"train on it: featstore train {dataset} --strategy packed --pack {result['path']}")
+    target = f" --target {result['seed_type']}" if "seed_type" in result else ""
+    lines.append(f"train on it: featstore train {dataset}{target} --strategy packed --pack {result['path']}")
     if result["node_data"]:
         lines.append("on a copy of it, where the dataset is not: featstore train COPY")
     return "\n".join(lines)

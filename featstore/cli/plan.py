@@ -23,7 +23,6 @@ from featstore.cli.arguments import (
     cache_neighbors,
     check_types,
     disk_size,
-    feature_of,
     make_batches,
     make_labor,
     make_sampler,
@@ -170,11 +169,13 @@ def _explain(options: argparse.Namespace) -> int:
     check_plot(options.plot)
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph:
-        graph.refuse_types("plan --explain")
-        store = feature_of(options, graph)
+        check_types(graph, options)
+        check_target(graph, options.target)
+        store, rows = rows_asked_for(graph, options.feature)
+        options.disk = None if options.disk is None else parse_disk(options.disk, store.nbytes)
         row_bytes = store.nbytes // max(1, len(store))
         begin = time.perf_counter()
-        with _trace(options, graph, graph.node_rows(options.feature), show) as trace:
+        with _trace(options, graph, rows, show) as trace:
             if not trace.n_accesses:
                 raise ValueError("the trace asks for no rows")
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
@@ -185,19 +186,20 @@ def _explain(options: argparse.Namespace) -> int:
                 bar.update()
                 copies = copy_speed(graph.path, row_bytes, graph.options.threads, graph.budget, again=options.measure)
                 bar.update()
-                tables = table_speed(graph.path, graph.num_nodes, graph.budget, again=options.measure)
+                tables = table_speed(graph.path, rows.n, graph.budget, again=options.measure)
             machine = Machine(drive, **asdict(copies), **asdict(tables))
-            sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+            sizes = parse_sizes(options.sizes, rows.n, row_bytes)
             device = check_device(options.device)
-            on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}
+            on_device = {size: _on_device(options, graph, device, row_bytes, rows.n, size) for size in sizes}
             most = max(on_device.values(), default=0)
-            with graph.budget.reserve("cost model", (2 + bool(most)) * graph.num_nodes + 8 * most):
-                degrees = graph.short_degrees()
+            of_nodes = 2 * graph.num_nodes * bool(rows.kinds)  # degrees of all nodes, of which the rows' are taken
+            with graph.budget.reserve("cost model", (2 + bool(most)) * rows.n + 8 * most + of_nodes):
+                degrees = rows.select(graph.short_degrees())
                 workloads = [
                     observe(
                         trace,
                         row_bytes=row_bytes,
-                        capacity=rows,
+                        capacity=size,
                         budget=graph.budget,
                         sample_s=sample_s,
                         epochs=options.epochs or Auto.epochs,
@@ -205,14 +207,15 @@ def _explain(options: argparse.Namespace) -> int:
                         ahead_bytes=ahead,
                         out_degree=degrees,
                         online=ONLINE,
-                        device_rows=on_device[rows],
+                        device_rows=on_device[size],
                         device_on_host=device.type == "cpu",
-                        on_device=chosen_mask(degrees, on_device[rows]) if on_device[rows] else None,
+                        on_device=chosen_mask(degrees, on_device[size]) if on_device[size] else None,
                     )
-                    for rows in sizes
+                    for size in sizes
                 ]
                 del degrees
-            choices = [_choice(options, graph, each, machine) for each in workloads]
+            nodes = Domain.of_rows(graph, {store.name: store}, {store.name: rows})
+            choices = [_choice(options, graph, nodes, each, machine) for each in workloads]
             if options.device_cache == "auto":
                 choices = [replace(each, note=SIZED_LATER) for each in choices]
     result = {"path": os.fspath(options.path), "feature": options.feature, "choices": [each.to_dict() for each in choices]}
@@ -224,8 +227,8 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Workload, machine: Machine) -> Choice:
-    """Choose a strategy as a loader does, with superbatches as long as disk and memory allow."""
+def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, nodes: Domain, workload: Workload, machine: Machine) -> Choice:
+    """Choose a strategy for the rows of ``nodes`` as a loader does, with superbatches as long as disk and memory allow."""
     n_batches, n = workload.n_batches, workload.n_accesses // workload.n_batches
     # A trace has no edges; each row was drawn by at least one.
     batch = BatchSize(n, n, ROW_BYTES * n, ROW_BYTES * n, n)
@@ -233,24 +236,26 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
     if disk is not None:  # a loader's samples for the choice are there, too
         sampled = min(disk // DISK_DIVISOR, profile_batches(n_batches) * SAMPLE_BYTES * n)
     batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
-    domains = Domain.of_nodes(graph, (options.feature,)), Domain.of_edges(graph, ())
+    domains = nodes, Domain.of_edges(graph, ())
     chosen = Chosen(misses=workload.misses, profile_bytes=sampled)
-    context = Context(graph, batches, *domains, threads, threads, batch=batch, chosen=chosen)
-    cache = workload.capacity / graph.num_nodes if workload.capacity else None
-    return choose(
-        workload, machine, foreseen_lengths(context, {"cache": cache, "length": options.length or "auto", "disk": disk})
-    )
+    has_types = not graph.types.is_one
+    context = Context(graph, batches, *domains, threads, threads, batch=batch, chosen=chosen, has_types=has_types)
+    cache = workload.capacity / nodes.n if workload.capacity else None
+    lengths = foreseen_lengths(context, {"cache": cache, "length": options.length or "auto", "disk": disk})
+    return choose(workload, machine, lengths, has_types=has_types)
 
 
-def _on_device(options: argparse.Namespace, graph: OutOfCoreGraph, device: torch.device, row_bytes: int, capacity: int) -> int:
-    """Choose the rows that a device would hold besides ``capacity`` rows in memory."""
+def _on_device(
+    options: argparse.Namespace, graph: OutOfCoreGraph, device: torch.device, row_bytes: int, n: int, capacity: int
+) -> int:
+    """Choose the rows, of ``n``, that a device would hold besides ``capacity`` rows in memory."""
     if options.device_cache is None:
         return 0
     cache = DeviceCache(options.device_cache)
     if cache.size != "auto":
-        return cache.rows(graph.num_nodes, {options.feature: row_bytes})
+        return cache.rows(n, {options.feature: row_bytes})
     reserve = parse_size(cache.reserve) + (capacity * row_bytes if device.type == "cpu" else 0)
-    return rows_left(device, graph.budget, reserve, graph.num_nodes, row_bytes)[0]
+    return rows_left(device, graph.budget, reserve, n, row_bytes)[0]
 
 
 def _redundancy(options: argparse.Namespace) -> int:

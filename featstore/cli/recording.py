@@ -7,11 +7,14 @@ import torch
 from featstore.cli.splits import Labelled, no_seeds, split_seeds
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
+from featstore.graph.typeviews import NodeView
+from featstore.pack.packgraph import Graph, PackedGraph
+from featstore.pack.typedarguments import features_of_types, types_of
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
 from featstore.topology.noderows import NodeRows, RowsOfTypes
 
-__all__ = ["TracedBatches", "check_target", "rows_asked_for", "seeds_of", "seeds_of_type"]
+__all__ = ["TracedBatches", "check_target", "column_of", "rows_asked_for", "seeds_of", "seeds_of_type"]
 
 
 class TracedBatches(SampledBatches):
@@ -40,13 +43,13 @@ def seeds_of(g: Labelled, labels: str, name: str | None = None) -> torch.Tensor:
     Nodes without a label are left out (:func:`split_seeds`). ``name`` names other node data with the seeds, ids or a mask,
     whatever their labels.
     """
-    there = f"it has {sorted(g.node_data)}"
+    whose, there = repr(g.type) if isinstance(g, NodeView) else "the dataset", f"it has {sorted(g.node_data)}"
     if name is not None:
         if name not in g.node_data:
-            raise ValueError(f"--seeds: the dataset has no node data {name!r}; {there}")
+            raise ValueError(f"--seeds: {whose} has no node data {name!r}; {there}")
         return check_seeds(g.node_data[name], g.num_nodes)
     if labels not in g.node_data:
-        raise ValueError(f"labels: the dataset has no {labels!r}; {there}. Name others with --labels, or nodes with --seeds")
+        raise ValueError(f"labels: {whose} has no {labels!r}; {there}. Name others with --labels, or nodes with --seeds")
     seeds = split_seeds(g, "train", labels)
     if seeds is None or not len(seeds):
         raise ValueError(f"{no_seeds(seeds, g.node_data)}. Name other nodes with --seeds")
@@ -64,7 +67,7 @@ def seeds_of_type(g: OutOfCoreGraph, target: str | None, labels: str, name: str 
     return seeds_of(g[target], labels, name) + g.types.nodes[target].first
 
 
-def check_target(g: OutOfCoreGraph, target: str | None) -> None:
+def check_target(g: Graph, target: str | None) -> None:
     """Check that a type of nodes is named if the graph has several, and only then; ValueError otherwise."""
     if g.types.is_one:
         if target is not None:
@@ -73,7 +76,27 @@ def check_target(g: OutOfCoreGraph, target: str | None) -> None:
             )
     elif target not in g.types.nodes:
         what, names = "is needed" if target is None else f"there is no {target!r}", ", ".join(map(repr, g.node_types))
-        raise ValueError(f"target: {what}; the dataset has the node types {names}: name that of the nodes to classify")
+        there = "pack" if isinstance(g, PackedGraph) else "dataset"
+        raise ValueError(f"target: {what}; the {there} has the node types {names}: name that of the nodes to classify")
+
+
+def column_of(g: Graph, feature: str) -> tuple[str, FeatureStore, NodeRows]:
+    """Find the column that holds a feature of every node that has it: its name, its rows, and which row each node has.
+
+    ValueError: nothing has the feature; or types have it in columns of their own, of which a layout holds one.
+    """
+    types = types_of(g)
+    if types is None:
+        return feature, g.features[feature], NodeRows(g.num_nodes)
+    columns = features_of_types(g, types, feature)
+    if len(columns) > 1:
+        each = ", ".join(f"{kind.name}/{feature}" for rows in columns.values() for kind in rows.kinds)
+        raise ValueError(
+            f"--feature: {each} lie in files of their own, and a layout holds the rows of one: name a feature that all its types "
+            "share; featstore train --strategy auto, with --pack or without, reads them as they are"
+        )
+    ((column, rows),) = columns.items()
+    return column, g.columns[column], rows
 
 
 def rows_asked_for(g: OutOfCoreGraph, feature: str) -> tuple[FeatureStore, NodeRows]:
@@ -94,7 +117,7 @@ def rows_asked_for(g: OutOfCoreGraph, feature: str) -> tuple[FeatureStore, NodeR
     if len(columns) != 1:
         there = sorted(kinds or g.features)
         what = "lie in files of their own: name one" if kinds else f"have no {feature!r}: name one of them"
-        raise ValueError(f"--feature: one cache is simulated, and {', '.join(there) or 'nodes'} {what}")
+        raise ValueError(f"--feature: one cache is planned for, and {', '.join(there) or 'nodes'} {what}")
     (column,) = columns
     rows = g.node_rows(column)
     assert isinstance(rows, RowsOfTypes)

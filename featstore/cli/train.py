@@ -37,8 +37,9 @@ from featstore.cli.arguments import (
 )
 from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.output import print_result
-from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
+from featstore.cli.packs import check_given, check_layout, fanouts_of, is_pack, open_pack, target_of
 from featstore.cli.planhistory import staleness
+from featstore.cli.recording import check_target, column_of
 from featstore.cli.splits import SPLITS, Labelled, count_classes, unknown_splits, unlabelled
 from featstore.cli.training import Epoch, TrainResult, check_fields, describe_epoch, describe_training, train
 from featstore.gather.device import check_device
@@ -306,23 +307,26 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
     pack = stack.enter_context(open_pack(options.pack, dataset))
     if isinstance(graph, OutOfCoreGraph):
         pack.check(graph)
+    if options.target is not None or isinstance(graph, OutOfCoreGraph):
+        check_target(graph, options.target)
+    options.target = target_of(pack, options.target)  # in place of its dataset a pack says which it is
     check_given(pack, options, ["fanouts", "batch_size"])
-    check_fields(graph, options.feature, options.labels)
-    options.fanouts = pack.record["fanouts"] or options.fanouts
+    check_fields(graph, options.feature, options.labels, target=options.target)
+    options.fanouts = fanouts_of(pack) or options.fanouts
     options.batch_size = pack.record["batch_size"] or options.batch_size
     if isinstance(graph, PackedGraph) and "fanouts" not in getattr(options, "given", ()):
-        options.fanouts = options.fanouts[:1] * pack.n_hops  # a model needs only their number
+        options.fanouts = [-1] * pack.n_hops  # a model needs only their number
     if len(pack) and pack.n_hops != (n := n_layers(options)):
         option = {"layer": "layer-sizes", "shadow": "layers"}.get(options.sampler, "fanouts")
         what = f"is {n}" if option == "layers" else f"has {n}: give {pack.n_hops} numbers"
         raise ValueError(f"{options.pack} has samples of {pack.n_hops} hops, --{option} {what}")
     if options.strategy == "packed" and options.cache is None:
-        wanted, store = options.device_cache, graph.features[options.feature]
+        wanted, (column, store, rows) = options.device_cache, column_of(graph, options.feature)
         n_device = None
         if wanted not in (None, "auto"):
-            n_device = device_rows(wanted, graph.num_nodes, {options.feature: store.nbytes // max(1, len(store))})
+            n_device = device_rows(wanted, rows.n, {column: store.nbytes // max(1, len(store))})
         policy = get_policy(options.policy or "belady").name
-        check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
+        check_layout(pack, options.feature, column, rows, policy, dataset, n_device, wanted)
     return pack
 
 

@@ -122,6 +122,7 @@ def check_fields(
 ) -> None:
     """Raise ValueError, with the existing names, unless a graph has these features and labels, and the type ``target``."""
     is_pack = isinstance(g, PackedGraph)
+    where = f". Where its dataset is: featstore pack DATASET {g.path} --add-layout" if is_pack else ""
     if edge_features and isinstance(g, PackedGraph):
         text = f"edge features: {g.path} is a pack, and rows of edges stay in its dataset"
         raise ValueError(f"{text}: featstore train DATASET --strategy packed --pack {g.path}")
@@ -133,9 +134,11 @@ def check_fields(
             raise NotImplementedError("edge features are not built for training on a graph of several types: leave them out")
         classified = cast(Any, g)[target]
         if labels not in classified.node_data:
-            raise ValueError(f"labels: {target!r} has no {labels!r}; it has {sorted(classified.node_data)}")
+            more = where and f"{where} --labels {labels}"
+            raise ValueError(f"labels: {target!r} has no {labels!r}; it has {sorted(classified.node_data)}{more}")
         if not any(qualified(kind, feature) in g.features for kind in kinds):
-            raise ValueError(f"feature: no node type has {feature!r}; there is {sorted(g.features)}")
+            more = where and f"{where} --feature {feature}"
+            raise ValueError(f"feature: no node type has {feature!r}; there is {sorted(g.features)}{more}")
         return
     if not isinstance(g, PackedGraph):
         for name in edge_features:
@@ -144,8 +147,7 @@ def check_fields(
     for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
         if name not in there:
             text = f"{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
-            more = f". Where its dataset is: featstore pack DATASET {g.path} --add-layout --{what} {name}" if is_pack else ""
-            raise ValueError(text + more)
+            raise ValueError(text + (where and f"{where} --{what} {name}"))
 
 
 def _sizes(
@@ -210,7 +212,8 @@ def train(
     g : OutOfCoreGraph or PackedGraph
         A graph with features (float, one row of numbers a node), class ids as labels, and node data of splits (:data:`SPLITS`).
         The splits ``val`` and ``test`` may be missing. A pack in place of its dataset trains in its own batches, with the labels
-        that it carries. Accuracy is then not measured, since that would need sampling.
+        that it carries. Accuracy is then not measured, since that would need sampling. Types whose rows no layout of it has are
+        types without the feature.
     sampler : Sampler or None
         Sampler of ``n_layers`` hops; None with a PackedGraph.
     feature, labels : str

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from featstore.cli.output import advice_on_damage, one_line, print_result
-from featstore.cli.packs import may_be_pack
+from featstore.cli.packs import describe_types, may_be_pack
 from featstore.config import format_size
 from featstore.errors import CorruptionError, FormatError, StaleError, VersionError
 from featstore.graph.dataset import OutOfCoreGraph
@@ -34,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
         if is_there := may_be_pack(path):
             with Pack(path) as pack:
                 result |= pack.verify(progress=not options.json)
+                result |= describe_types(pack.types)
+                result |= {} if pack.seed_type is None else {"seed_type": pack.seed_type}
             text = _describe_verified(result)
         else:
             is_there = os.path.isdir(os.path.join(path, CATALOG_DIRECTORY))
@@ -55,6 +57,8 @@ def _describe_verified(result: dict[str, Any]) -> str:
     """Format the checked parts of a pack as text, and the files of its directory that were not checked."""
     what = f"samples, {result['layouts']} layout{'s' * (result['layouts'] != 1)}"
     what += f", node data {', '.join(result['node_data'])}" if result["node_data"] else ""
+    if "seed_type" in result:
+        what += f"; node types {', '.join(result['node_types'])}, seeds of {result['seed_type']}"
     lines = [f"{result['path']}: {result['files']} files, {format_size(result['bytes'])} ({what}), all as they were written"]
     if result["unfinished_bytes"]:
         left = format_size(result["unfinished_bytes"])

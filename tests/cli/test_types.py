@@ -210,17 +210,21 @@ def test_what_train_and_others_refuse(made: Path, tmp_path: Path, small: Any, ca
         (["train", made, "--target", "paper", "--feature", "z"], "feature: no node type has 'z'; there is ['paper/x']"),
         (["train", made, "--target", "paper", "--edge-features", "w"], "edge features are not built"),
         (["train", made, "--target", "paper", "--batches", "partition"], "--batches partition is for a graph of one type"),
-        (["train", made, "--target", "paper", "--sampler", "epoch"], "EpochSampler"),
+        (["train", made, "--target", "paper", "--sampler", "layer", "--layer-sizes", "5,5"], "LayerSampler"),
         (["train", made, "--target", "paper", "--history", "0.2"], "history"),
-        (["train", made, "--target", "paper", "--strategy", "packed", "--pack", "p"], "--pack is for a graph of one type"),
+        (["train", made, "--target", "paper", "--strategy", "packed", "--pack", "p"], "make one with: featstore pack"),
         (
             ["train", small.path, "--target", "paper"],
             "target: 'paper' names a type of nodes, and the graph has one",
         ),
-        (["pack", made, tmp_path / "p"], "is for a graph of one type"),
+        (["pack", made, tmp_path / "p"], "target: is needed; the dataset has the node types"),
         (["plan", made, "--simulate"], "target: is needed; the dataset has the node types"),
-        (["plan", made, "--simulate", "--target", "paper", "--feature", "z"], "one cache is simulated, and paper/x have no 'z'"),
-        (["plan", made, "--explain"], "plan --explain is for a graph of one type"),
+        (
+            ["plan", made, "--simulate", "--target", "paper", "--feature", "z"],
+            "cache is planned for, and paper/x have no 'z'",
+        ),
+        (["plan", made, "--explain"], "target: is needed; the dataset has the node types"),
+        (["plan", made, "--explain", "--target", "paper", "--feature", "z"], "cache is planned for, and paper/x have no 'z'"),
         (["plan", made, "--redundancy"], "plan --redundancy is for a graph of one type"),
         (["plan", made, "--history"], "is for a graph of one type"),
         (["plan", small.path, "--simulate", "--target", "paper"], "target: 'paper' names a type"),
@@ -284,3 +288,27 @@ def test_a_simulation_counts_the_rows_that_a_loader_asks_for(arguments: list[str
     run(capsys, "aggregate", path, "--edge-type", ",".join(REV), "--name", "x")
     assert "author/x, paper/x lie in files of their own: name one" in refused(capsys, *given, "--feature", "x")
     assert run(capsys, *given, "--feature", "author/x", "--policies", "lru")["rows"] == AUTHORS
+
+
+def test_strategies_are_explained_for_the_rows_of_a_feature(made: Path, tmp_path: Path, capsys: Any) -> None:
+    """A trace of the one type that has the feature is estimated as that of a graph of that type alone."""
+    trace, alone = tmp_path / "trace", tmp_path / "alone"
+    given = ["plan", made, "--explain", "--target", "paper", "--sizes", "30%,5%", "--device-cache", "10%"]
+    recorded = run(capsys, *given, "--fanouts", "4,3", "--batch-size", 50, "--save-trace", trace)
+    graph = planted()
+    with featstore.open(made) as g:
+        degrees = g.short_degrees()[g.types.nodes["paper"].first : g.types.nodes["paper"].stop]
+    indices = np.repeat(np.arange(PAPERS), degrees)  # as often a source, all of them of node 0
+    indptr = np.array([0, *[len(indices)] * PAPERS])
+    x = graph.features["paper"]["x"]
+    with featstore.OutOfCoreGraph.create(alone, indptr, indices, {"x": x}, progress=False) as g:
+        assert np.array_equal(g.short_degrees(), degrees)  # they choose the rows that stay
+    said = run(capsys, *given, "--trace", trace)
+    assert len(recorded["choices"]) == len(said["choices"]) == 2
+    other = run(capsys, "plan", alone, "--explain", "--sizes", "30%,5%", "--device-cache", "10%", "--trace", trace)
+    for mine, its in zip(said["choices"], other["choices"], strict=True):
+        rows = [
+            {(each["strategy"], each["policy"]): each["rows_loaded"] for each in choice["estimates"]} for choice in (mine, its)
+        ]
+        assert rows[0] == rows[1]
+        assert len(rows[0]) > 4
