@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from featstore.budget import Budget
 from featstore.cache.base import Policy
@@ -10,7 +11,9 @@ from featstore.cache.table import FeatureCache
 from featstore.config import parse_size
 from featstore.errors import BudgetError
 
-__all__ = ["cache_bytes", "in_proportion", "rows_within"]
+__all__ = ["Columns", "cache_bytes", "divided", "in_proportion", "rows_within", "whole_bytes"]
+
+Columns: TypeAlias = tuple[int, Mapping[str, int]]  # features with the same rows: how many, and the bytes of a row by name
 
 
 def cache_bytes(
@@ -56,6 +59,57 @@ def rows_within(n_bytes: int, n: int, widths: Sequence[int], policy: Policy | No
     return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))
 
 
-def in_proportion(n_bytes: int, wholes: Sequence[int]) -> list[int]:
-    """Divide ``n_bytes`` among caches of features that have different rows, each of ``wholes`` bytes: the same share of each."""
-    return [n_bytes * whole // max(1, sum(wholes)) for whole in wholes]
+def in_proportion(n_bytes: int, wholes: Sequence[int], weights: Sequence[int] | None = None) -> list[int]:
+    """Divide ``n_bytes`` among caches of features that have different rows, none of which can use more than ``wholes`` bytes.
+
+    In proportion to ``weights``; by default to ``wholes``, so that each holds the same share of its rows.
+    """
+    found, left, open_ones = [0] * len(wholes), n_bytes, set(range(len(wholes)))
+    weights = wholes if weights is None or not any(weights) else weights
+    while open_ones:
+        total = max(1, sum(weights[at] for at in open_ones))
+        parts = {at: left * weights[at] // total for at in open_ones}
+        full = {at for at, part in parts.items() if part >= wholes[at]}
+        for at in full or open_ones:
+            found[at] = wholes[at] if full else parts[at]
+            left -= found[at]
+        open_ones -= full or open_ones
+    return found
+
+
+def whole_bytes(groups: Sequence[Columns], policy: Policy | None = None) -> list[int]:
+    """Compute the bytes of caches of all rows, for each group of features with the same rows."""
+    return [_least(n, n, widths, policy) for n, widths in groups]
+
+
+def _least(rows: int, n: int, widths: Mapping[str, int], policy: Policy | None) -> int:
+    return sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths.values())
+
+
+def divided(
+    groups: Sequence[Columns],
+    size: int | float | str,
+    policy: Policy | None,
+    budget: Budget,
+    room: int,
+    weights: Sequence[int] | None = None,
+) -> dict[str, int]:
+    """Divide ``size`` among caches as :func:`cache_bytes` does, in groups of features with the same rows.
+
+    All groups get the same share of their rows, or bytes in proportion to ``weights``. A group without room for a row gets no
+    cache. ValueError, BudgetError: as of :func:`cache_bytes`; also if no group has room for a row.
+    """
+    if len(groups) == 1:
+        return cache_bytes(size, groups[0][0], groups[0][1], policy, budget, room)
+    given = size if isinstance(size, float) else parse_size(size)
+    shares: Sequence[int | float] = [given] * len(groups)
+    if not isinstance(given, float):
+        shares = in_proportion(given, whole_bytes(groups, policy), weights)
+    found: dict[str, int] = {}
+    for (n, widths), share in zip(groups, shares, strict=True):
+        if n and (isinstance(share, float) or rows_within(share, n, list(widths.values()), policy)):
+            found |= cache_bytes(share, n, widths, policy, budget, room - sum(found.values()))
+    if given and not found:  # the cheapest row has room, or the error says what it needs
+        least = {_least(1, n, widths, policy): (n, widths) for n, widths in groups if n}
+        return cache_bytes(given, *least[min(least)], policy, budget, room) if least else {}
+    return found

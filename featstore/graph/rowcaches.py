@@ -13,7 +13,7 @@ from featstore.budget import Budget
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
-from featstore.cache.sizes import cache_bytes, in_proportion, rows_within
+from featstore.cache.sizes import divided, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least, parse_cache_size
 from featstore.errors import BudgetError
@@ -55,7 +55,6 @@ class RowCaches:
         """See :meth:`featstore.OutOfCoreGraph.cache`."""
         graph = self._graph
         names = list(graph.columns) if name is None else [graph.column_of(name)]  # raises for an unknown name first
-        widths = {each: graph.columns[each].row_bytes for each in names}
         chosen, is_auto = get_policy(policy), isinstance(budget, str) and budget == "auto"
         if isinstance(policy, Policy) and len(names) > 1:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
@@ -66,12 +65,12 @@ class RowCaches:
                 self.make(each, 0, chosen)
             graph.pool.trim()  # frees memory first, as the available memory decides the number of rows
             n_bytes = graph.budget.available // 8 * 7 if is_auto else size
-            if len({len(graph.columns[each]) for each in names}) > 1:  # of different types of nodes: the same share of each
-                if is_auto or not isinstance(size, float):
-                    parts = in_proportion(int(n_bytes), [graph.columns[each].nbytes for each in names])
-                    sizes = dict(zip(names, parts, strict=True))
-            elif not is_auto or rows_within(int(n_bytes), len(graph.columns[names[0]]), list(widths.values()), chosen):
-                sizes = cache_bytes(n_bytes, len(graph.columns[names[0]]), widths, chosen, graph.budget, graph.budget.available)
+            same: dict[NodeRows, dict[str, int]] = {}
+            for each in names:
+                same.setdefault(graph.node_rows(each), {})[each] = graph.columns[each].row_bytes
+            groups = [(of.n, widths) for of, widths in same.items()]
+            if not is_auto or any(rows_within(int(n_bytes), n, list(widths.values()), chosen) for n, widths in groups):
+                sizes = divided(groups, n_bytes, chosen, graph.budget, graph.budget.available)
         for each, of_each in sizes.items():
             self.make(each, of_each, get_policy(policy), counts=counts, parts=parts, seed=seed, on_loan=is_auto)
 

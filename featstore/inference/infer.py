@@ -202,7 +202,7 @@ def run_layers(
         Making(g.path, g.catalog, out, recipe, keys, of=kinds, overwrite=overwrite, progress=progress) as making,
         torch.inference_mode(),
     ):
-        run = Run(g, making, of_types, given, check_device(device), memory, progress)
+        run = Run(g, making, out, of_types, given, check_device(device), memory, progress)
         for number, layer in enumerate(layers):
             run.layer(number, len(layers), layer)
         made = run.made_by(len(layers) - 1)
@@ -247,13 +247,15 @@ class Run:
         self,
         g: OutOfCoreGraph,
         making: Making,
+        out: str,
         features: Mapping[str, str],
         dtype: torch.dtype,
         device: torch.device,
         memory: int | str | None,
         progress: bool,
     ) -> None:
-        self._g, self._making, self._features, self._dtype, self._device = g, making, features, dtype, device
+        self._g, self._making, self._out = g, making, out
+        self._features, self._dtype, self._device = features, dtype, device
         self._memory, self._shows = memory, progress
         self._kinds = list(g.types.nodes.values())
         self.costs: list[LayerCosts] = []
@@ -289,6 +291,12 @@ class Run:
                         passed = self._open(stack, step - 1)
                     self._aggregate(number, step, kind, layer, own, passed, costs, label)
                     is_made = True
+            there = self._g.catalog.by_role("feature", f"node/{kind.name}")
+            if not is_made and number == n_layers - 1 and self._out in there:  # it would stay beside this model's
+                of = qualified(kind.name, self._out)
+                raise ValueError(
+                    f"out: there is a feature {of!r}, and the last layer has no rows of its type; choose another name"
+                )
             if k == last and not is_made and not self.made_by(number):
                 raise ValueError(f"layer {number} returned rows of no type of nodes")
             # What a layer read is needed until all types have its output.

@@ -43,12 +43,11 @@ def make_online_edge_caches(context: Context, sizes: Mapping[str, int], policy: 
     read through it.
     """
     for name, rows in context.edges.capacities(sizes, get_policy(policy)).items():
-        if context.edges.is_claimed(name):
-            continue
         own = get_policy(policy)
         assert isinstance(own, OnlinePolicy)
-        with context.watch.time("cache"):
-            context.edges.make_cache(name, rows, policy=own)
+        with context.graph.locked(), context.watch.time("cache"):  # an epoch of another loader may begin meanwhile
+            if not context.edges.is_claimed(name):
+                context.edges.make_cache(name, rows, policy=own)
 
 
 def size_caches(context: Context, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:
@@ -81,7 +80,7 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
     spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
     if not nodes.fitting(spare, policy):
         return {}, prefetch  # no room for one row: the loader runs without caches
-    return nodes.divided(spare, policy, room), prefetch
+    return nodes.divided(spare, policy, room, memory.batch), prefetch
 
 
 def room_for_caches(context: Context) -> tuple[int, int]:

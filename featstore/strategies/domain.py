@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from featstore.budget import Budget
 from featstore.cache.base import OnlinePolicy, Policy
-from featstore.cache.sizes import cache_bytes, in_proportion, rows_within
+from featstore.cache.sizes import Columns, divided, in_proportion, rows_within, whole_bytes
 from featstore.cache.table import FeatureCache
-from featstore.config import parse_size
 from featstore.errors import BusyError
 from featstore.estimate.batchsize import BatchSize
 from featstore.gather.counters import ReadCounts
@@ -164,44 +163,37 @@ class Domain:
             return {}
         return self.divided(size, policy, 1 << 62)
 
-    def divided(self, size: int | float | str, policy: Policy | None, room: int) -> dict[str, int]:
-        """Divide ``size`` among the features' caches as :func:`~featstore.cache.sizes.cache_bytes` does.
+    def divided(
+        self, size: int | float | str, policy: Policy | None, room: int, batch: BatchSize | None = None
+    ) -> dict[str, int]:
+        """Divide ``size`` among the features' caches as :func:`~featstore.cache.sizes.divided` does.
 
-        Of features with different rows, each gets the same share of its rows; one that has no room for a row gets no cache.
+        Of features with different rows, each gets the same share of its rows; or, if a ``batch`` is given, bytes in proportion
+        to those that the batch asks for, so that a byte saves as many reads everywhere. One that has no room for a row gets no
+        cache.
         """
-        budget = self.graph.budget
-        if not self.parts:
-            return cache_bytes(size, self.n, self.row_bytes, policy, budget, room)
-        given = size if isinstance(size, float) else parse_size(size)
-        found: dict[str, int] = {}
-        for part, n_bytes in zip(self.parts, self._divide(given), strict=True):
-            if isinstance(n_bytes, float) or part.fitting(n_bytes, policy):
-                found |= part.divided(n_bytes, policy, room - sum(found.values())) if part.n else {}
-        if given and not found:  # no share has room for a row: the largest part gets all, or says what it needs
-            largest = max(self.parts, key=lambda part: part.n_bytes)
-            return largest.divided(int(given), policy, room) if largest.n else {}
-        return found
+        asked = None if batch is None else [part.asked_bytes(batch) for part in self.each]
+        return divided(self._columns, size, policy, self.graph.budget, room, asked)
 
-    def _divide(self, size: int | float) -> list[int | float]:
-        """Divide a size among the parts."""
-        if isinstance(size, float):
-            return [size] * len(self.parts)
-        return list(in_proportion(size, [part.n_bytes for part in self.parts]))
+    @property
+    def _columns(self) -> list[Columns]:
+        return [(part.n, part.row_bytes) for part in self.each]
 
     def fitting(self, n_bytes: int, policy: Policy | None = None) -> int:
         """Count the rows that every feature's cache can have if all share ``n_bytes``; of parts, their sum."""
         if not self.parts:
             return rows_within(n_bytes, self.n, list(self.row_bytes.values()), policy) if self.stores else 0
-        return sum(part.fitting(int(of), policy) for part, of in zip(self.parts, self._divide(n_bytes), strict=True))
+        each = zip(self.parts, in_proportion(n_bytes, whole_bytes(self._columns, policy)), strict=True)
+        return sum(part.fitting(of, policy) for part, of in each)
 
     def cut(self, rows: Mapping[str, int], n_bytes: int) -> dict[str, int]:
         """Cut caches of ``rows`` rows, by feature, that follow plans, to those that fit ``n_bytes``."""
-        n_bytes_of = self.bytes_of(rows)
-        if sum(n_bytes_of[name] for name in rows) <= n_bytes:
+        n_bytes_of, found = self.bytes_of(rows), dict[str, int]()
+        wanted = [sum(n_bytes_of[name] for name in part.stores if name in rows) for part in self.each]
+        if sum(wanted) <= n_bytes:
             return dict(rows)
-        found: dict[str, int] = {}
-        for part, of in zip(self.each, self._divide(n_bytes) if self.parts else [n_bytes], strict=True):
-            most = part.fitting(int(of))
+        for part, of in zip(self.each, in_proportion(n_bytes, wanted), strict=True):
+            most = part.fitting(of)
             found |= {name: min(rows[name], most) for name in part.stores if name in rows}
         return found
 

@@ -152,8 +152,10 @@ class CacheSwitch:
         self._taking = threading.Lock()  # held while the share is taken or given back
         self._loan: Loan | None = None
         try:
-            for name in free:
-                self._use(name, 0)
+            with graph.locked():  # an epoch of another loader may begin meanwhile
+                for name in free:
+                    if not nodes.is_claimed(name):
+                        self._use(name, 0)
         except BaseException:
             self.close()
             raise

@@ -82,11 +82,15 @@ class RowsOfTypes(NodeRows):
 
     def of(self, ids: Ids, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ids:
         places = by_type(ids, self.kinds)
-        rows: Any = array(sum(map(len, places)), ids.dtype)
+        # Rows of several columns, one behind the other, may be more than there are nodes.
+        rows: Any = array(sum(map(len, places)), ids.dtype if self.n < 2**31 else np.int64)
         done = 0
         for at, (kind, first) in zip(places, self.parts, strict=True):
             part = rows[done : done + len(at)]
-            np.take(ids, at, out=part)
+            if rows.dtype == ids.dtype:
+                np.take(ids, at, out=part)
+            else:
+                part[:] = ids.take(at)
             part += first - kind.first
             done += len(at)
         return cast(Ids, rows)

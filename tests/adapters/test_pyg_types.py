@@ -143,11 +143,10 @@ def test_all_strategies_and_both_forms_give_the_same_batches(case: Any, strategy
     takes = {name for name in available_strategies() if find_strategy(name).takes_types}
     assert takes >= {str(getattr(each, "name", each)) for each in STRATEGIES.values()}
     arrays, kind = case.arrays, case.kind
-    features = {"flight": ["x"]} if case.name == "flights" else "x"  # of one width, which one plan needs
 
     def batches(g: Any, how: Any) -> list[Any]:
         options = {"num_neighbors": fanouts_of(arrays), "input_nodes": (kind, case.seeds), "batch_size": 10, "shuffle": True}
-        with OwnLoader(g, **options, edges=True, features=features, edge_features=[], strategy=how, seed=3) as loader:
+        with OwnLoader(g, **options, edges=True, features="x", edge_features=[], strategy=how, seed=3) as loader:
             return [batch for _ in range(2) for batch in loader]
 
     want = batches(case.forms["csc"], STRATEGIES["ondemand"])

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import featstore
 from featstore import config
+from featstore.cache.sizes import in_proportion
 from featstore.cli.main import main
 from featstore.config import parse_cache_size, parse_memory
 from tests.support.cases import each
@@ -164,3 +167,20 @@ def test_the_command_line_takes_percent(small: SimpleNamespace, tmp_path: Any, c
         with pytest.raises(SystemExit):
             main(["train", str(small.path), option, "10"])
         assert f": {option}: '10' has no unit" in capsys.readouterr().err
+
+
+@given(st.integers(0, 10**6), st.lists(st.tuples(st.integers(0, 10**5), st.integers(0, 50)), min_size=1, max_size=6))
+def test_bytes_in_proportion(n_bytes: int, columns: list[tuple[int, int]]) -> None:
+    """None gets more than it can use, nothing is left that one could use, and the others' bytes are as their weights."""
+    wholes, weights = (list(each) for each in zip(*columns, strict=True))
+    for given_weights in (None, weights):
+        found = in_proportion(n_bytes, wholes, given_weights)
+        used = wholes if given_weights is None or not any(weights) else weights
+        assert all(0 <= part <= whole for part, whole in zip(found, wholes, strict=True))
+        assert sum(found) <= n_bytes
+        cut = [at for at in range(len(wholes)) if found[at] < wholes[at] and used[at]]
+        if cut:
+            assert n_bytes - sum(found) <= len(wholes)
+        for one in cut:
+            for other in cut:
+                assert abs(found[one] * used[other] - found[other] * used[one]) <= max(used[one], used[other]) * len(wholes)

@@ -284,6 +284,23 @@ def kill_some(folder: str) -> None:
     assert seen == {0, 2}
 
 
+def test_outputs_of_another_model_do_not_stay_beside_new_ones(g: Any) -> None:
+    """Type by type: one whose output would stay, since the new model has none of it, is named."""
+
+    def papers(h: Rows, blocks: Blocks) -> Rows:
+        return {kind: rows for kind, rows in two(h, blocks).items() if kind == "paper"}
+
+    old = featstore.infer(g, [two], Z, "kept", progress=False)
+    rows = {kind: store[:] for kind, store in old.items()}
+    refuses(
+        ValueError,
+        r"there is a feature '(author|institution)/kept', and the last layer has no rows for it",
+        lambda: featstore.infer(g, [papers], Z, "kept", overwrite=True, progress=False),
+    )
+    assert all(torch.equal(g[kind].features["kept"][:], each) for kind, each in rows.items())
+    assert not [name for name in os.listdir(g.path) if name.startswith("making")]
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -285,10 +285,10 @@ def test_each_width_has_a_cache_and_plans(of_widths: Any, make: Any, policy: str
     """A cache of a share of the rows holds that share of each type's, and its hits are planned."""
     sampler = NeighborSampler(of_widths, [5, 5])
     with Loader(of_widths, sampler, ("paper", np.arange(3000)), 100, strategy=make(length=8, cache=0.5, policy=policy)) as loader:
-        held = {store: of_widths.columns[store].cache for store in ("paper/x", "author/x")}
-        for _ in loader:
-            held = {store: of_widths.columns[store].cache for store in held}
-            assert {store: cache.capacity for store, cache in held.items()} == {"paper/x": 1500, "author/x": 750}
+        held = {"paper/x": 0, "author/x": 0}
+        for _ in loader:  # under Ginex, neighbour lists have the memory in between
+            held = {store: max(most, of_widths.columns[store].cache.capacity) for store, most in held.items()}
+        assert held == {"paper/x": 1500, "author/x": 750}
         stats = loader.stats()
     assert stats["hits"]["host"] > stats["rows"] // 3
     whole = 0
@@ -296,6 +296,22 @@ def test_each_width_has_a_cache_and_plans(of_widths: Any, make: Any, policy: str
         for batch in loader:
             whole += sum(len(rows) for of_types in batch.features.values() for rows in of_types.values())
     assert stats["rows"] == sum(stats["hits"].values()) == whole
+
+
+@pytest.mark.parametrize("strategy", [OnDemand(), Superbatch(length=8), Ginex(length=8), Streamed(length=8)])
+def test_memory_goes_where_it_is_asked_for(tmp_path: Path, strategy: Any) -> None:
+    """Of institutions, which are few and in every batch, a larger share is in memory than of papers."""
+    graph, rng = academic(papers=20_000), np.random.default_rng(4)
+    graph.features = {"paper": {"x": rng.standard_normal((20_000, 128)).astype(np.float32)}}
+    graph.features["institution"] = {"x": rng.standard_normal((1000, 64)).astype(np.float32)}
+    with graph.create(tmp_path / "g", memory="8MiB") as g:
+        sampler, shares = NeighborSampler(g, [4, 4, 2]), dict[str, float]()
+        with Loader(g, sampler, ("paper", np.arange(400)), 10, strategy=strategy) as loader:
+            for batch in loader:
+                check_batch(graph, batch, edges=False)
+                found = {name: store.cache.capacity / len(store) for name, store in g.columns.items()}
+                shares = {name: max(shares.get(name, 0.0), share) for name, share in found.items()}
+            assert 0 < 1.5 * shares["paper/x"] < shares["institution/x"]
 
 
 def test_misses_of_each_width_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +375,7 @@ def test_what_serves_one_width_says_so(of_widths: Any) -> None:
     with pytest.raises(OptionError, match="an instance plans caches of the same rows"):
         epochs(of_widths, Superbatch(policy=featstore.get_policy("belady")))
     for strategy in OnDemand(cache="200B"), Superbatch(cache="200B"):
-        with pytest.raises(BudgetError, match=r"one row takes 120\d\d bytes, not 200; at least 120"):
+        with pytest.raises(BudgetError, match=r"one row takes \d+ bytes, not 200; at least"):
             epochs(of_widths, strategy)
     with pytest.raises(NotImplementedError, match=r"device_cache: .* different types of nodes"):
         epochs(of_widths, "superbatch", device_cache=0.2)

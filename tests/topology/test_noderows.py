@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.topology.noderows import NodeRows, RowsOfTypes, by_type
+from featstore.topology.noderows import NodeRows, RowsOfTypes, by_type, joined_rows
 from featstore.topology.types import Types
 
 
@@ -54,3 +54,15 @@ def test_rows_are_equal_where_they_are_the_same() -> None:
     assert whole != NodeRows(5)
     with pytest.raises(AttributeError):
         whole.n = 3  # type: ignore[misc]
+
+
+def test_rows_of_columns_lie_one_behind_the_other() -> None:
+    """Together they may be 2³¹ and more where nodes are not."""
+    first, second = Types.of({"a": 1_200_000_000, "b": 100}, {}).nodes.values()
+    columns = RowsOfTypes(1_200_000_000, ((first, 0),)), RowsOfTypes(1_200_000_100, ((first, 0), (second, 1_200_000_000)))
+    joined = joined_rows(columns)
+    ids = np.array([1_100_000_000, 1_200_000_005], np.int32)
+    expected = [1_100_000_000, 1_200_000_000 + 1_100_000_000, 2_400_000_005]
+    assert joined.n == 2_400_000_100
+    assert joined.of(ids).tolist() == joined.stored(ids).tolist() == joined.of(ids.astype(np.int64)).tolist() == expected
+    assert joined_rows([NodeRows(3), NodeRows(4)]) == NodeRows(7)

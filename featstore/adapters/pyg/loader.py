@@ -31,7 +31,7 @@ __all__ = ["NeighborLoader"]
 Ids = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
 # Unused keywords of PyG's loader, and of torch's: the values that are accepted, and advice for others.
-_HETEROGENEOUS = "the graph has one type of nodes"
+_CLASSES = "a batch is a Data, or a HeteroData of a graph of several types"
 _THREADS = "batches are made by threads, not by processes: threads= says how many sample, prefetch= how many batches are ahead"
 _BATCHES = "input_nodes= may be an object that says which seeds form which batch, such as featstore.RandomBatches"
 _PINNED = 'device="cuda" pins memory by itself, and delivers batches on the device'
@@ -46,7 +46,7 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
     "is_sorted": ((True, False), ""),
     "filter_per_worker": ((None, True, False), ""),
     "persistent_workers": ((True, False), ""),
-    "custom_cls": ((None,), _HETEROGENEOUS),
+    "custom_cls": ((None,), _CLASSES),
     "transform_sampler_output": ((None,), "transform= is given the whole batch"),
     "input_id": ((None,), "batch.input_id has the positions in input_nodes"),
     "sampler": ((None,), _BATCHES),
@@ -73,9 +73,9 @@ class NeighborLoader:
     ----------
     g : OutOfCoreGraph or PackedGraph
     num_neighbors : sequence of int, or mapping of (str, str, str) to such, optional
-        Neighbours to draw in each hop, the seeds' own first; -1 takes all; of several types of edges, for each. Every node draws
-        once, as in PyG. Without it, and
-        without ``neighbor_sampler``, the strategy brings its batches, as :class:`~featstore.Packed` does.
+        Neighbours to draw in each hop, the seeds' own first; -1 takes all; a mapping names them for each type of edges. Every
+        node draws once, as in PyG. Without it, and without ``neighbor_sampler``, the strategy brings its batches, as
+        :class:`~featstore.Packed` does.
     input_nodes : integer array or tensor, boolean mask of shape (num_nodes,), or Batches, optional
         Seeds; all nodes by default. One that a batch has twice is two nodes of it, as in PyG. In a graph of several types: a
         type, or ``(type, ids or mask)``.
@@ -87,9 +87,9 @@ class NeighborLoader:
         Called with each batch, in the loop's thread; the loop gets its result.
     neighbor_sampler : Sampler, optional
         In place of ``num_neighbors`` and ``replace``: any sampler that :class:`~featstore.Loader` takes.
-    features : str or sequence of str, optional
-        Features to gather; by default ``x``, or the only one.
-    edge_features : str or sequence of str, optional
+    features : str, sequence of str, or mapping of str to such, optional
+        Features to gather, a mapping for each type of nodes; by default ``x``, or the only one.
+    edge_features : str, sequence of str, or mapping of (str, str, str) to such, optional
         Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, if the sampler numbers edges. With
         ``num_neighbors`` the sampler numbers them if there are edge features, unless ``edges`` is false.
     edges : bool, optional
@@ -181,7 +181,9 @@ class NeighborLoader:
         elif input_nodes is None and sampler is not None:
             input_nodes = torch.arange(g.num_nodes, device="cpu")
         elif isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)):
-            raise OptionError("input_nodes", f"{_HETEROGENEOUS}; give ids or a mask, such as g.node_data['train_idx']")
+            raise OptionError(
+                "input_nodes", "the graph has one type of nodes; give ids or a mask, such as g.node_data['train_idx']"
+            )
         ids = input_nodes if kind is None else input_nodes[1]
         is_ids = isinstance(ids, (torch.Tensor, np.ndarray, Sequence))
         if sampler is not None and is_ids and batch_size is None:
