@@ -294,7 +294,7 @@ def test_outputs_of_another_model_do_not_stay_beside_new_ones(g: Any) -> None:
     rows = {kind: store[:] for kind, store in old.items()}
     refuses(
         ValueError,
-        r"there is a feature '(author|institution)/kept', and the last layer has no rows for it",
+        r"there is a feature '(author|institution)/kept', and the last layer has no rows of its type",
         lambda: featstore.infer(g, [papers], Z, "kept", overwrite=True, progress=False),
     )
     assert all(torch.equal(g[kind].features["kept"][:], each) for kind, each in rows.items())
