@@ -124,7 +124,6 @@ REFUSED: dict[str, Callable[[Any], object]] = {
     "neighbors": lambda g: g.neighbors(0),
     "out_degree": lambda g: g.out_degree,
     "partition": lambda g: featstore.partition(g, 3, progress=False),
-    "sample_offline": lambda g: featstore.sample_offline(g, lambda seeds: seeds, np.arange(3), 3),
 }
 
 
