@@ -43,7 +43,7 @@ def one_hop(
         rate = sequential_rate(g)
         drop_from_page_cache(path)
         read, begin = bytes_read_by_kernel(), time.perf_counter()
-        costs = aggregate(g, "x", op, 1, "x_made", dtype, True, None, False)[0]
+        costs = aggregate(g, "x", op, None, 1, "x_made", dtype, True, None, False)[0]
         seconds, read = time.perf_counter() - begin, bytes_read_by_kernel() - read
         nbytes, n_threads = g.features["x"].nbytes, g.options.threads
         assert g.budget.peak <= g.budget.total

@@ -98,7 +98,8 @@ class FaultyEpoch(featstore.EpochRun):
         if self.fault == "wrong rows of edges" and position == 3 and prepared.sampled.blocks[0].edge_pos is not None:
             ids = edge_numbers(prepared.sampled.blocks, 1 << 62, whole=True).copy()
             ids[-1] = ids[0]
-            return replace(prepared, edges=EdgePlan(ids, np.empty(0, np.int32), BatchPlan(len(ids), (Part(Tier.BASE, ids),))))
+            wrong = EdgePlan(ids, np.empty(0, np.int32), BatchPlan(len(ids), (Part(Tier.BASE, ids),)))
+            return replace(prepared, edge_plans={"w": wrong})
         if self.fault == "wrong index":
             return replace(prepared, sampled=replace(prepared.sampled, index=(position + 1) % self.n))
         return prepared
