@@ -135,6 +135,8 @@ class SampledBatches(ABC):
         Consecutive similar batches; see :class:`~featstore.Batches`.
     nbytes : int
         Memory of the seeds, and of two epochs' orders.
+    disjoint : bool
+        Whether batches have a subgraph for each seed.
     lists : MacroLists or None
         The dynamic neighbour cache of the sampler. It is empty until :meth:`MacroLists.use`.
     """
@@ -142,6 +144,7 @@ class SampledBatches(ABC):
     batch_size: int
     fanouts: Sequence[int] | None = None
     most_rows: int | None = None
+    disjoint = False
     run_length = UNKNOWN_RUN
     nbytes = 0
     lists: MacroLists | None = None
@@ -214,6 +217,7 @@ class _Reordered(SampledBatches):
     def __init__(self, batches: SampledBatches, order: Callable[[EpochBatches], Callable[[int], int]], name: str) -> None:
         self._batches, self._order, self._name = batches, order, name
         self.batch_size, self.fanouts, self.most_rows = batches.batch_size, batches.fanouts, batches.most_rows
+        self.disjoint = batches.disjoint
         self.run_length, self.nbytes, self.lists = batches.run_length, batches.nbytes, batches.lists
 
     def __repr__(self) -> str:
@@ -268,7 +272,7 @@ class Drawn(SampledBatches):
         self, sampler: CheckedSampler, batches: Batches, lists: MacroLists | None = None, times: PushTimes | None = None
     ) -> None:
         self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
-        self.batch_size, self.fanouts = batches.batch_size, sampler.fanouts
+        self.batch_size, self.fanouts, self.disjoint = batches.batch_size, sampler.fanouts, sampler.disjoint
         self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
         self._hops = sampler if isinstance(sampler, HopSampler) else None
         self._many = sampler if isinstance(sampler, EpochSampler) else None
