@@ -10,6 +10,7 @@ import torch
 from featstore.gather.arrays import id_array
 from featstore.graph.base import StoredGraph
 from featstore.sampling.batches import check_given
+from featstore.sampling.typedbatches import BatchesOfType
 from featstore.topology.noderows import NodeRows, RowsOfTypes
 from featstore.topology.types import NodeType, Types
 
@@ -22,15 +23,15 @@ def types_of(g: StoredGraph) -> Types | None:
     return None if types is None or types.is_one else types
 
 
-def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
-    """Read seeds that are given as ``(type, ids)`` or ``(type, mask)``; return the type, and the ids among those of all types.
+def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, Any]:
+    """Read seeds that are given as ``(type, ids)``, ``(type, mask)`` or ``(type, batches)``.
+
+    Returns the type, and the ids, a tensor, or batches, among the nodes of all types.
 
     Raises
     ------
     TypeError, ValueError, IndexError
         Seeds without their type, or of no type of the graph; ids that are not nodes of it.
-    NotImplementedError
-        Batches of the user's own.
     """
     names = ", ".join(map(repr, types.nodes))
     if not isinstance(seeds, tuple) or len(seeds) != 2 or not isinstance(seeds[0], str):
@@ -38,9 +39,9 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
     name, given = seeds
     if name not in types.nodes:
         raise ValueError(f"seeds: the graph has no node type {name!r}; it has {names}")
-    if hasattr(given, "epoch"):
-        raise NotImplementedError("seeds: batches of one's own are not built yet for graphs of several types; give ids")
     kind = types.nodes[name]
+    if hasattr(given, "epoch"):
+        return kind, BatchesOfType(given, kind)
     if id_array("seeds", given).dtype.kind != "b" and not len(given):
         return kind, torch.empty(0, dtype=torch.int64, device="cpu")
     return kind, check_given(given, kind.n)[0] + kind.first

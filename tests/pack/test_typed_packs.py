@@ -318,7 +318,7 @@ def test_seeds_of_another_type(g: Any, graph: TypedArrays, tmp_path: Path) -> No
         ({"seeds": ("venue", [1])}, ValueError, "no node type 'venue'"),
         ({"seeds": ("author", [750])}, IndexError, "seed 750"),
         ({"seeds": ("author", [7, 7])}, ValueError, "must be distinct"),
-        ({"seeds": ("author", featstore.RandomBatches(torch.arange(9), 3))}, NotImplementedError, "batches of one's own"),
+        ({"seeds": ("author", featstore.RandomBatches(torch.arange(9), 3))}, ValueError, "batch_size goes with ids"),
         ({"sampler": lambda seeds: None}, NotImplementedError, "several types of edges"),
         ({"sampler": [1, 2]}, NotImplementedError, "several types of edges"),
         ({"batch_size": None}, ValueError, "batch_size"),
