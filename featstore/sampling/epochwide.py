@@ -17,8 +17,8 @@ from featstore.sampling.labor import LaborSampler
 from featstore.sampling.listaccess import parse_access
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.typed import Fanouts
-from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
-from featstore.sampling.windowed import Coming, Cut, Seeds, Turns, Windows, disk_of
+from featstore.sampling.window import EpochWindow, Seeds, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
+from featstore.sampling.windowed import Coming, Cut, Turns, Windows, disk_of
 from featstore.storage.rundir import runs_directory
 from featstore.topology.types import EdgeKey
 
@@ -199,8 +199,8 @@ class EpochSampler(CheckedSampler):
     ) -> Turns:
         """Draw the batches ``start … stop - 1`` of an epoch in windows, for a caller that takes them roughly in order.
 
-        ``seeds(index)`` returns a batch's seeds: pure, thread-safe. The windows use ``memory``; without it they reserve a part of
-        the free memory. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
+        The windows use ``memory``; without it they reserve a part of the free memory. ``coming`` draws the next epoch's first
+        window, in half of that memory; ``stop`` is then the epoch's end.
         """
         return Turns(self, seeds, epoch, start, stop, memory, coming)
 

@@ -8,6 +8,7 @@ type of edges each node has one list, and its number.
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +39,7 @@ from featstore.topology.liststream import LIST_BYTES, stream_bytes
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
+__all__ = ["EpochWindow", "Seeds", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over a range of 2**bits lists at once
 MOST_RANGES = 4096
@@ -148,10 +149,23 @@ class _Run:
     fanouts: list[int]  # of the hops in which they are drawn from
 
 
+class Seeds:
+    """The seeds of an epoch's batches by position, and the numbers of the batches, which key their draws.
+
+    ``seeds(number)`` is pure and thread-safe. ``number(position)`` is the position, unless several processes train together.
+    """
+
+    def __init__(self, seeds: Callable[[int], Any], number: Callable[[int], int] = operator.index) -> None:
+        self._seeds, self.number = seeds, number
+
+    def __call__(self, position: int) -> Any:
+        return self._seeds(self.number(position))
+
+
 class EpochWindow:
     """The batches ``first … stop - 1`` of an epoch, to be drawn together.
 
-    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds(position)`` gives a batch's seeds. The caller has reserved
+    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds`` the seeds and numbers. The caller has reserved
     ``n_bytes``, :func:`least_bytes` at the least. ``n_workers`` threads draw, or fewer if the memory does not suffice.
     ``path()`` names run files for logs that do not fit. ``access`` is that of :class:`~featstore.EpochSampler`.
     """
@@ -160,7 +174,7 @@ class EpochWindow:
         self,
         sampler: FanoutSampler,
         graph: OutOfCoreGraph,
-        seeds: Callable[[int], Any],
+        seeds: Seeds,
         epoch: int,
         first: int,
         stop: int,
@@ -190,7 +204,7 @@ class EpochWindow:
         kinds = graph.types.edges
         self._kinds = [(kinds[key], np.array(each, np.int64)) for key, each in sampler.drawn_of_types.items()]
         places = itertools.product(range(self._depth), range(first, stop))
-        self._keys = np.array([sampler.hop_key((epoch, index, hop)) for hop, index in places], np.uint64)
+        self._keys = np.array([sampler.hop_key((epoch, seeds.number(position), hop)) for hop, position in places], np.uint64)
         self._waited_s = [0.0] * self._n_workers  # seconds of waiting for lists
         self._read_bytes = [0] * self._n_workers
         self._drawn_reads = [0] * self._n_workers  # ids that were read alone
@@ -257,7 +271,7 @@ class EpochWindow:
         ids, index = self._ids(position), position - self.first
         with self._sampler.scratch(len(ids)) as scratch:
             hops = self._sampler.expand(scratch, ids, self._replay(index, edges=self._sampler.edges))
-            return self._sampler.assemble(scratch, ids, hops, self._epoch, position)
+            return self._sampler.assemble(scratch, ids, hops, self._epoch, self._seeds.number(position))
 
     def _ids(self, position: int) -> Int64s:
         seeds = self._seeds(position)
@@ -337,7 +351,8 @@ class EpochWindow:
         def read(hop: int) -> npt.NDArray[Any]:
             return self._drawn.read(hop * self._n + index, self._graph.pool.array)
 
-        return Replay(self._sampler, read, self._wide, self._epoch, self.first + index, edges=edges)
+        number = self._seeds.number(self.first + index)
+        return Replay(self._sampler, read, self._wide, self._epoch, number, edges=edges)
 
     # By list.
 
