@@ -195,14 +195,20 @@ class EpochSampler(CheckedSampler):
         return Coming(seeds_of)
 
     def in_turn(
-        self, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None = None, coming: Coming | None = None
+        self,
+        seeds: Seeds | Callable[[int], Any],
+        epoch: int,
+        start: int,
+        stop: int,
+        memory: Reservation | None = None,
+        coming: Coming | None = None,
     ) -> Turns:
         """Draw the batches ``start … stop - 1`` of an epoch in windows, for a caller that takes them roughly in order.
 
-        The windows use ``memory``; without it they reserve a part of the free memory. ``coming`` draws the next epoch's first
-        window, in half of that memory; ``stop`` is then the epoch's end.
+        ``seeds(index)`` returns a batch's seeds: pure, thread-safe. The windows use ``memory``; without it they reserve a part of
+        the free memory. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
         """
-        return Turns(self, seeds, epoch, start, stop, memory, coming)
+        return Turns(self, seeds if isinstance(seeds, Seeds) else Seeds(seeds), epoch, start, stop, memory, coming)
 
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
         """Return the least and the most useful memory, in bytes, to draw an epoch of so many batches and seeds a batch."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore import EpochSampler, LaborSampler
 from featstore._core.epochs import LEAST_BLOCK_WORDS, LEAST_BLOCKS, Draws, Logs
-from featstore.sampling.window import EpochWindow, Seeds, is_wide, least_bytes
+from featstore.sampling.window import EpochWindow, is_wide, least_bytes
 from tests.sampling.test_epochwide import (
     ChunkedEpochGraph,
     EpochGraph,
@@ -150,7 +150,7 @@ def test_windows_that_take_more_than_the_disk_holds_become_smaller(tmp_path: Pat
         sampler = EpochSampler(g, [1], seed=seed, window=window, disk="40kB", **options)
         with (
             g.budget.reserve("epoch samples", least) as memory,
-            closing(sampler.in_turn(Seeds(lambda k: torch.from_numpy(batches[k])), 0, 0, len(batches), memory)) as taken,
+            closing(sampler.in_turn(lambda k: torch.from_numpy(batches[k]), 0, 0, len(batches), memory)) as taken,
         ):
             if window == 4:
                 with pytest.raises(OSError, match="disk budget"):
