@@ -19,8 +19,9 @@ from featstore.errors import BusyError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.gather.sources import SourceRange
 from featstore.graph.adjacency import Adjacency
-from featstore.graph.base import Fields, StoredGraph
+from featstore.graph.base import StoredGraph
 from featstore.graph.feature import FeatureStore
+from featstore.graph.fields import Fields
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NeighborLists
 from featstore.graph.partitions import Partitions
@@ -29,7 +30,7 @@ from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.reopen import reduced
 from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed
-from featstore.graph.typeviews import EdgeView, NodeView
+from featstore.graph.typeviews import EdgeView
 from featstore.storage.catalog import Catalog, FieldRecord
 from featstore.topology.base import Topology
 from featstore.topology.edgelists import EdgeLists
@@ -161,18 +162,8 @@ class OpenDataset(StoredGraph):
 
     @property
     def types(self) -> Types:
-        """The types of nodes and edges, each a range; of a graph without named types one of each."""
+        """See :attr:`StoredGraph.types`."""
         return self.snapshot.types
-
-    @property
-    def node_types(self) -> list[str]:
-        """Names of the types of nodes, as in PyG; ``["_"]`` if nodes have no types."""
-        return list(self.types.nodes)
-
-    @property
-    def edge_types(self) -> list[EdgeKey]:
-        """Names of the types of edges, as in PyG: source, relation and destination; ``[("_", "_", "_")]`` without types."""
-        return list(self.types.edges)
 
     @overload
     def __getitem__(self, name: str) -> Any: ...
@@ -192,19 +183,14 @@ class OpenDataset(StoredGraph):
         TypeError
             The index is not a name.
         """
-        types = self.types
-        if types.is_one:
+        if self.types.is_one or isinstance(name, str):
             return super().__getitem__(cast(str, name))
-        if isinstance(name, str):
-            if name not in types.nodes:
-                raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, types.nodes))}")
-            of_type = cast(Fields, self.features).of_type(name)
-            return NodeView(name, types.nodes[name].n, of_type, cast(Fields, self.node_data).of_type(name))
         if not isinstance(name, tuple):
             raise TypeError(f"a graph of several types is indexed by the name of a type, not by {name!r}")
-        if name not in types.edges:
-            raise KeyError(f"no edge type {name!r}; there is {', '.join(map(repr, types.edges)) or 'none'}")
-        return EdgeView(name, types.edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
+        edges = self.types.edges
+        if name not in edges:
+            raise KeyError(f"no edge type {name!r}; there is {', '.join(map(repr, edges)) or 'none'}")
+        return EdgeView(name, edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
 
     def refuse_types(self, what: str) -> None:
         """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""

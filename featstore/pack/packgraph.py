@@ -6,7 +6,7 @@ import errno
 import math
 import os
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -15,17 +15,17 @@ from featstore.config import Options
 from featstore.creation.source import torch_dtype
 from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
-from featstore.graph.base import Fields, StoredGraph
+from featstore.graph.base import StoredGraph
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
+from featstore.graph.fields import Fields
 from featstore.graph.policyinputs import Given, PolicyInputs
-from featstore.graph.typeviews import NodeView
 from featstore.pack.layout import layout_records, rows_of_record
 from featstore.pack.nodedata import carried, field_key, load_carried
 from featstore.pack.offline import Pack
 from featstore.storage.format import DTYPES
 from featstore.topology.noderows import NodeRows, RowsOfTypes
-from featstore.topology.types import EdgeKey, qualified
+from featstore.topology.types import Types, qualified
 
 __all__ = ["Graph", "PackedGraph"]
 
@@ -69,7 +69,7 @@ class PackedGraph(StoredGraph):
     ) -> None:
         opened = pack if isinstance(pack, Pack) else Pack(pack)
         try:
-            path, self.num_nodes, self.types = opened.path, opened.num_nodes, opened.types
+            path, self.num_nodes, self._types = opened.path, opened.num_nodes, opened.types
             self._identity = dict(opened.record["made_of"])
             fields: dict[str, dict[str, Any]] = {}
             self._column_rows: dict[str, RowsOfTypes] = {}
@@ -115,23 +115,9 @@ class PackedGraph(StoredGraph):
         return [(qualified(kind.name, name), kind.n) for kind in self._column_rows[column].kinds]
 
     @property
-    def node_types(self) -> list[str]:
-        """Names of the types of nodes; ``["_"]`` if nodes have no types."""
-        return list(self.types.nodes)
-
-    @property
-    def edge_types(self) -> list[EdgeKey]:
-        """Names of the types of edges: source, relation and destination; ``[("_", "_", "_")]`` without types."""
-        return list(self.types.edges)
-
-    def __getitem__(self, name: str) -> Any:
-        """Get a feature, or in a graph of several types a type of nodes, by name; see :class:`featstore.OutOfCoreGraph`."""
-        if self.types.is_one:
-            return super().__getitem__(name)
-        if name not in self.types.nodes:
-            raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, self.types.nodes))}")
-        features, node_data = cast(Fields, self.features).of_type(name), cast(Fields, self.node_data).of_type(name)
-        return NodeView(name, self.types.nodes[name].n, features, node_data)
+    def types(self) -> Types:
+        """See :attr:`StoredGraph.types`."""
+        return self._types
 
     def node_rows(self, name: str) -> NodeRows:
         """See :meth:`StoredGraph.node_rows`; of the types whose rows some layout has."""

@@ -18,8 +18,7 @@ __all__ = ["check_typed_sampler", "features_of_types", "mixed_text", "seeds_of_t
 
 def types_of(g: StoredGraph) -> Types | None:
     """Get the types of a graph; None if it has one of nodes and one of edges, without names."""
-    types: Types | None = getattr(g, "types", None)
-    return None if types is None or types.is_one else types
+    return None if g.types.is_one else g.types
 
 
 def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
