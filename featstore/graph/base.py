@@ -22,7 +22,7 @@ from featstore.graph.feature import FeatureStore
 from featstore.graph.fields import Fields
 from featstore.graph.typeviews import NodeView
 from featstore.storage.reader import Reader
-from featstore.topology.noderows import NodeRows
+from featstore.topology.noderows import NodeRows, RowsOfTypes
 from featstore.topology.types import EdgeKey, Types
 
 __all__ = ["StoredGraph"]
@@ -52,22 +52,26 @@ class StoredGraph(ABC):
         self._lock = threading.RLock()
         self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
         self._stores: dict[str, FeatureStore] = {}
+        self._type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
+        self._column_rows: dict[str, RowsOfTypes] = {}
         self._edge_stores: dict[str, FeatureStore] = {}
         self.reader = Reader(options, self.budget, path)
         self.pool = BufferPool(self.budget, self.reader.trim, path)
 
     def _open_store(
         self,
+        stores: dict[str, FeatureStore],
         name: str,
         source: RowSource,
         shape: Sequence[int],
         dtype: torch.dtype,
         reopen: Callable[[], Any] | None = None,
-        *,
-        of_edges: bool = False,
     ) -> None:
-        threads, stores = self.options.threads, self._edge_stores if of_edges else self._stores
+        threads = self.options.threads
         stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
+
+    def _list_features(self) -> None:
+        self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
 
     @property
     @abstractmethod
@@ -117,11 +121,19 @@ class StoredGraph(ABC):
 
     def column_of(self, name: str) -> str:
         """Name the column that holds a feature, given by its name in ``features``; KeyError if there is none."""
-        return str(self.features[name].name)
+        found = str(self.features[name].name)
+        if found in self._stores:
+            return found
+        kind, _, field = found.rpartition("/")
+        return next(
+            each
+            for each, rows in self._column_rows.items()
+            if each.rpartition("/")[2] == field and any(of.name == kind for of in rows.kinds)
+        )
 
     def node_rows(self, name: str) -> NodeRows:
         """Get the rows that nodes have in a column."""
-        return NodeRows(self.num_nodes)
+        return NodeRows(self.num_nodes) if self.types.is_one else self._column_rows[name]
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
@@ -253,6 +265,8 @@ class StoredGraph(ABC):
                 stack.callback(self.drop_cache, store)
                 if store.cache is not None:
                     stack.callback(store.cache.release)
+                stack.callback(store.close)
+            for store in self._type_stores.values():
                 stack.callback(store.close)
 
     def __enter__(self: Self) -> Self:
