@@ -45,8 +45,8 @@ class Planning:
 
     Parameters
     ----------
-    policy : Policy
-        A planned one; for packs also a static one.
+    policies : tuple of Policy
+        One for the features with the same rows, all of one kind: planned; for packs also static.
     superbatch : int or "auto"
         Batches a superbatch.
     disk : int or None
@@ -59,29 +59,26 @@ class Planning:
         Share of a batch's rows that the cache will lack, as far as is known; these rows are packed.
     capacity : int, optional
         Rows of the cache, if its size was given; of all caches whose features have different rows.
-    edge_policies : tuple of PlannedPolicy
-        Policies of the caches of edge features, one a type of edges, if there are any.
+    edge_policies : tuple of Policy
+        Planned policies of the caches of edge features, one a type of edges, if there are any.
     edge_rows : mapping of str to int
         Rows of the cache of each edge feature; empty if there is none.
-    others : tuple of Policy
-        Policies like ``policy``, for the caches of features that have other rows than the first.
     """
 
-    policy: Policy
+    policies: tuple[Policy, ...]
     superbatch: int | str
     disk: int | None
     run_dir: str
     overlap: bool = True
     misses: Misses = ALL_MISSED
     capacity: int | None = None
-    edge_policies: tuple[PlannedPolicy, ...] = ()
+    edge_policies: tuple[Policy, ...] = ()
     edge_rows: Mapping[str, int] = field(default_factory=dict)
-    others: tuple[Policy, ...] = ()
 
     @property
-    def policies(self) -> tuple[Policy, ...]:
-        """All policies, one for the features with the same rows."""
-        return self.policy, *self.others
+    def policy(self) -> Policy:
+        """The first of ``policies``, for what depends on their kind alone."""
+        return self.policies[0]
 
     @property
     def looks_ahead(self) -> bool:

@@ -23,7 +23,7 @@ BATCH, MANY = 1000, 200
 
 
 def planning(disk: int | None = 1 << 60, overlap: bool = True, policy: Policy | None = None) -> Planning:
-    return Planning(policy or get_policy("belady"), "auto", disk, "runs", overlap)
+    return Planning((policy or get_policy("belady"),), "auto", disk, "runs", overlap)
 
 
 def graph(n: int, total: int) -> Any:
