@@ -14,7 +14,7 @@ from featstore.sampling.batches import check_seeds
 from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
 from featstore.topology.noderows import NodeRows, RowsOfTypes
 
-__all__ = ["TracedBatches", "check_target", "column_of", "rows_asked_for", "seeds_of", "seeds_of_type"]
+__all__ = ["TracedBatches", "check_target", "column_of", "rows_asked_for", "seeds_among_all", "seeds_of"]
 
 
 class TracedBatches(SampledBatches):
@@ -56,7 +56,7 @@ def seeds_of(g: Labelled, labels: str, name: str | None = None) -> torch.Tensor:
     return check_seeds(seeds, g.num_nodes)
 
 
-def seeds_of_type(g: OutOfCoreGraph, target: str | None, labels: str, name: str | None = None) -> torch.Tensor:
+def seeds_among_all(g: OutOfCoreGraph, target: str | None, labels: str, name: str | None = None) -> torch.Tensor:
     """Get the training seeds as :func:`seeds_of` does, those of the type ``target`` among the ids of all types.
 
     ValueError if the graph has several types and ``target`` is none of them, or has one and ``target`` is given.

@@ -56,7 +56,7 @@ class HopSampler(CheckedSampler):
     fanouts_of_types: Fanouts | None = None  # in a graph of several types
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
-        types = types_of(g)
+        types = _types_of(g)
         self._g = g
         self._topology: Topology | None = None
         if self.fanouts_of_types is None:
@@ -322,7 +322,7 @@ class FanoutSampler(HopSampler):
     replace = False  # a node may draw a neighbour several times
 
     def __init__(self, g: OutOfCoreGraph, fanouts: Any, seed: int, redraw: bool, edges: bool = False) -> None:
-        types = types_of(g)
+        types = _types_of(g)
         if not types.is_one and self.draws_types:
             self.fanouts_of_types = fanouts_of_types(types, fanouts)
             fanouts = most_drawn(types, self.fanouts_of_types)
@@ -382,7 +382,7 @@ class FanoutSampler(HopSampler):
         return max(n_types.values(), default=1)
 
 
-def types_of(g: OutOfCoreGraph) -> Types:
+def _types_of(g: OutOfCoreGraph) -> Types:
     """Get the types of a graph to draw from; TypeError if it is a path."""
     if isinstance(g, (str, os.PathLike)):
         raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")

@@ -24,7 +24,7 @@ from featstore.errors import OptionError, PluginError
 from featstore.gather.arrays import find_ids, first_seen, id_array
 from featstore.graph.base import StoredGraph
 from featstore.load.heterobatch import TypedNodes
-from featstore.load.typedarguments import types_of
+from featstore.pack.typedarguments import types_of
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.batch import Sampler as OwnSampler
 from featstore.sampling.foreign import checked_sampler
