@@ -199,7 +199,8 @@ def plan_ahead(
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
     planned = get_policy(policy)
     misses = context.chosen.misses.of(not isinstance(planned, FixedRows))
-    return Planning((planned,), length, left, runs_directory(graph.path, run_dir), overlap, misses)
+    directory = runs_directory(graph.path, run_dir)
+    return Planning((planned,), length, left, directory, context.nodes.n, graph.budget.total, overlap, misses)
 
 
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:
