@@ -10,6 +10,7 @@ import torch
 from featstore.gather.arrays import id_array
 from featstore.graph.base import StoredGraph
 from featstore.sampling.batches import check_given
+from featstore.sampling.hops import refuse_types
 from featstore.topology.noderows import NodeRows
 from featstore.topology.types import NodeType, Types
 
@@ -48,10 +49,7 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
 def check_typed_sampler(types: Types, sampler: Any) -> None:
     """Raise NotImplementedError for a sampler that does not draw several types of edges."""
     if getattr(sampler, "fanouts_of_types", None) is None:
-        kinds = ", ".join(map(repr, types.edges))
-        raise NotImplementedError(
-            f"a {type(sampler).__name__} does not sample several types of edges; the graph has {kinds}: take a NeighborSampler"
-        )
+        refuse_types(type(sampler), types)
 
 
 def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, NodeRows]:

@@ -392,8 +392,8 @@ def _types_of(g: OutOfCoreGraph) -> Types:
 def refuse_types(sampler: type, types: Types) -> None:
     """Raise NotImplementedError if a graph has several types, which a sampler does not draw."""
     if not types.is_one:
-        there = ", ".join(map(repr, types.edges)) or "none"
-        raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, of which the graph has {there}")
+        there = f"of which the graph has {', '.join(map(repr, types.edges)) or 'none'}: take a NeighborSampler"
+        raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, {there}")
 
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:
