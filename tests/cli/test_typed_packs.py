@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.cli.model import load_model
 from featstore.pack.layout import find_layouts
+from tests.support.commands import run
 from tests.support.typed import TypedArrays, academic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,13 +51,6 @@ def packed(made: Path) -> Path:
     path = made.parent / "papers.pack"
     assert main([*map(str, ("pack", made, path, "--target", "paper", *SAMPLING, "--epochs", 2, "--cache", 0.2)), "--json"]) == 0
     return path
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
