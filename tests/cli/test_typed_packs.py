@@ -25,11 +25,8 @@ TRAINING = ["--hidden", "8", "--epochs", "3", "--memory", "64MiB"]
 
 def planted() -> TypedArrays:
     """Draw a graph whose types share ``x`` in one file; authors' ``z`` has another width than papers'."""
-    graph, rng = academic(0, papers=PAPERS), np.random.default_rng(3)
-    for kind in KINDS:
-        graph.features[kind] = {"x": rng.standard_normal((graph.n[kind], 16)).astype(np.float32)}
-    for kind, width in (("paper", 8), ("author", 4)):
-        graph.features[kind]["z"] = rng.standard_normal((graph.n[kind], width)).astype(np.float32)
+    graph = academic(0, papers=PAPERS).draw("x", 3, **dict.fromkeys(KINDS, 16)).draw("z", 4, paper=8, author=4)
+    rng = np.random.default_rng(5)
     order = rng.permutation(PAPERS)
     y = rng.integers(0, 4, PAPERS)
     y[order[:5]] = -1

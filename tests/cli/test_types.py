@@ -16,13 +16,11 @@ from featstore.cli.main import main
 from featstore.cli.model import load_model
 from featstore.cli.training import scores_of
 from tests.support.commands import run
-from tests.support.typed import TypedArrays
+from tests.support.typed import CITES, EMPLOYS, REV, WRITES, TypedArrays
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAPERS, AUTHORS, CLASSES = 600, 200, 4
-WRITES, REV, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
-EMPLOYS = ("institution", "employs", "author")
 TRAIN = ["--target", "paper", "--fanouts", "8,8", "--batch-size", "60", "--hidden", "16", "--lr", "0.02", "--memory", "64MiB"]
 
 

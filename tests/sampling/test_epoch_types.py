@@ -31,12 +31,11 @@ from tests.load.test_heterobatch import STRATEGIES
 from tests.load.test_heterobatch import same as same_epochs
 from tests.sampling.test_epochwide import PLENTY, batches_of, window_of
 from tests.support.sampled import covering
-from tests.support.typed import TypedArrays, academic, check_batch, random_types
+from tests.support.typed import CITES, WRITES, TypedArrays, academic, check_batch, random_types
 
 pytestmark = pytest.mark.shares_resources
 
 Int64s = npt.NDArray[np.int64]
-WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 
 
 def same(a: SampledBatch, b: SampledBatch) -> bool:
