@@ -31,13 +31,8 @@ def _check_names(
 
 
 def check_features(g: Graph, names: Any) -> tuple[str, ...]:
-    """Check names of features, whose row 0 must be that of node 0: strategies and caches take a node's id for its row."""
-    found = _check_names("features", names, g.features)
-    for name in found:
-        first = getattr(g.features[name], "first_row", 0)  # stores of other kinds begin with node 0
-        if first:
-            raise NotImplementedError(f"features: row 0 of {name!r} is that of node {first}, not of node 0")
-    return found
+    """Check names of features."""
+    return _check_names("features", names, g.features)
 
 
 def check_edge_features(g: Graph, names: Any, sampler: Any) -> tuple[str, ...]:

@@ -30,8 +30,9 @@ from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
-from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of, seeds_of_type, types_of
+from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of
 from featstore.pack.packgraph import PackedGraph
+from featstore.pack.typedarguments import seeds_of_type, types_of
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.foreign import check_same_graph, checked_sampler, graph_id

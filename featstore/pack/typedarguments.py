@@ -10,8 +10,9 @@ import torch
 from featstore.gather.arrays import id_array
 from featstore.graph.base import StoredGraph
 from featstore.sampling.batches import check_given
+from featstore.sampling.hops import refuse_types
 from featstore.sampling.typedbatches import BatchesOfType
-from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.noderows import NodeRows
 from featstore.topology.types import NodeType, Types
 
 __all__ = ["check_typed_sampler", "features_of_types", "mixed_text", "seeds_of_type", "types_of"]
@@ -19,8 +20,7 @@ __all__ = ["check_typed_sampler", "features_of_types", "mixed_text", "seeds_of_t
 
 def types_of(g: StoredGraph) -> Types | None:
     """Get the types of a graph; None if it has one of nodes and one of edges, without names."""
-    types: Types | None = getattr(g, "types", None)
-    return None if types is None or types.is_one else types
+    return None if g.types.is_one else g.types
 
 
 def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, Any]:
@@ -50,10 +50,7 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, Any]:
 def check_typed_sampler(types: Types, sampler: Any) -> None:
     """Raise NotImplementedError for a sampler that does not draw several types of edges."""
     if getattr(sampler, "fanouts_of_types", None) is None:
-        kinds = ", ".join(map(repr, types.edges))
-        raise NotImplementedError(
-            f"a {type(sampler).__name__} does not sample several types of edges; the graph has {kinds}: take a NeighborSampler"
-        )
+        refuse_types(type(sampler), types)
 
 
 def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, NodeRows]:
@@ -97,7 +94,7 @@ def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, 
                 there = [each.rpartition("/")[2] for each in columns if each.startswith(f"{kind}/")]
                 raise ValueError(f"features: {kind!r} has no {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
             asked.setdefault(columns[f"{kind}/{name}"], []).append(types.nodes[kind])
-    return {store: _of(g.node_rows(store), kinds) for store, kinds in asked.items()}
+    return {store: g.node_rows(store).only(kinds) for store, kinds in asked.items()}
 
 
 def mixed_text(strategy: str, stores: Iterable[str]) -> str:
@@ -112,9 +109,3 @@ def mixed_text(strategy: str, stores: Iterable[str]) -> str:
 def _columns(g: StoredGraph) -> dict[str, str]:
     """Name the store that holds each feature of each type, by ``type/feature``."""
     return {f"{kind.name}/{store.rpartition('/')[2]}": store for store in g.columns for kind in g.node_rows(store).kinds}
-
-
-def _of(rows: NodeRows, kinds: Sequence[NodeType]) -> NodeRows:
-    """Leave out the types of a column that are not asked for."""
-    assert isinstance(rows, RowsOfTypes)
-    return RowsOfTypes(rows.n, tuple(part for part in rows.parts if part[0] in kinds))

@@ -232,13 +232,23 @@ class EpochSampler(CheckedSampler):
     def expected(self, n_seeds: int) -> tuple[int, int]:
         """Estimate the lists of a batch that are drawn from, and the edges drawn: the maximum, by mean degree for whole lists.
 
-        With ``draws="labor"`` the number of neighbours that a node takes is random: this is the maximum of its mean.
+        In a graph of several types: for seeds of one of them, the maximum over all. With ``draws="labor"`` the number of
+        neighbours that a node takes is random: this is the maximum of its mean.
         """
-        n_nodes, n_edges = self.graph.num_nodes, self.graph.topology.num_edges
-        mean = n_edges // max(1, n_nodes) + 1
-        n, targets, edges = n_seeds, 0, 0
-        for fanout in self.hops.drawn_fanouts:
-            each = mean if fanout < 0 else fanout
-            most = n * each if self.hops.replace else min(n * each, n_edges)  # a node's list is taken once
-            targets, n, edges = n, min(n_nodes, n + most), edges + most
-        return self.hops.most_lists * targets, edges
+        types = self.graph.types
+        drawn = [(types.edges[key], fanouts) for key, fanouts in self.hops.drawn_of_types.items()]
+        most_lists = most_edges = 0
+        for of_seeds in types.nodes:
+            n = {name: min(n_seeds, kind.n) if name == of_seeds else 0 for name, kind in types.nodes.items()}
+            lists = edges = 0
+            for hop in range(len(self.fanouts)):
+                lists, found = sum(n[kind.dst.name] for kind, fanouts in drawn if any(fanouts)), dict.fromkeys(n, 0)
+                for kind, fanouts in drawn:
+                    each = kind.n_edges // max(1, kind.n_lists) + 1 if fanouts[hop] < 0 else fanouts[hop]
+                    most = n[kind.dst.name] * each
+                    most = most if self.hops.replace else min(most, kind.n_edges)  # a node's list is taken once
+                    found[kind.src.name] += most
+                edges += sum(found.values())
+                n = {name: min(kind.n, n[name] + found[name]) for name, kind in types.nodes.items()}
+            most_lists, most_edges = max(most_lists, lists), max(most_edges, edges)
+        return most_lists, most_edges

@@ -56,7 +56,7 @@ class HopSampler(CheckedSampler):
     fanouts_of_types: Fanouts | None = None  # in a graph of several types
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
-        types = types_of(g)
+        types = _types_of(g)
         self._g = g
         self._topology: Topology | None = None
         if self.fanouts_of_types is None:
@@ -324,7 +324,7 @@ class FanoutSampler(HopSampler):
     replace = False  # a node may draw a neighbour several times
 
     def __init__(self, g: OutOfCoreGraph, fanouts: Any, seed: int, redraw: bool, edges: bool = False) -> None:
-        types = types_of(g)
+        types = _types_of(g)
         if not types.is_one and self.draws_types:
             self.fanouts_of_types = fanouts_of_types(types, fanouts)
             fanouts = most_drawn(types, self.fanouts_of_types)
@@ -384,7 +384,7 @@ class FanoutSampler(HopSampler):
         return max(n_types.values(), default=1)
 
 
-def types_of(g: OutOfCoreGraph) -> Types:
+def _types_of(g: OutOfCoreGraph) -> Types:
     """Get the types of a graph to draw from; TypeError if it is a path."""
     if isinstance(g, (str, os.PathLike)):
         raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
@@ -394,8 +394,8 @@ def types_of(g: OutOfCoreGraph) -> Types:
 def refuse_types(sampler: type, types: Types) -> None:
     """Raise NotImplementedError if a graph has several types, which a sampler does not draw."""
     if not types.is_one:
-        there = ", ".join(map(repr, types.edges)) or "none"
-        raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, of which the graph has {there}")
+        there = f"of which the graph has {', '.join(map(repr, types.edges)) or 'none'}: take a NeighborSampler"
+        raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, {there}")
 
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:

@@ -34,10 +34,8 @@ N_COLUMN = 1500 + 750 + 75
 
 def shared(seed: int = 0) -> TypedArrays:
     """Draw a graph whose types share ``x``, of which papers have also a feature of their own width."""
-    graph = academic(seed, papers=1500)
-    rng = np.random.default_rng(3)
-    for kind in ("institution", "author"):
-        graph.features[kind] = {"x": rng.standard_normal((graph.n[kind], 16)).astype(np.float16)}
+    graph = academic(seed, papers=1500).draw("x", 3, np.float16, institution=16, author=16)
+    rng = np.random.default_rng(4)
     graph.features["paper"]["year"] = rng.integers(0, 99, (1500, 8))
     graph.edge_features = {("paper", "cites", "paper"): {"w": rng.standard_normal((12000, 2)).astype(np.float32)}}
     return graph
@@ -379,10 +377,7 @@ ASKED: list[tuple[Any, dict[str, Any]]] = [
 
 
 def academic_with_z() -> TypedArrays:
-    graph, rng = academic(papers=300), np.random.default_rng(5)
-    graph.features["institution"] = {"x": rng.standard_normal((15, 16)).astype(np.float16)}
-    graph.features["author"] = {"z": rng.standard_normal((150, 9)).astype(np.float32)}
-    return graph
+    return academic(papers=300).draw("x", 5, np.float16, institution=16).draw("z", 6, author=9)
 
 
 def delivered(pack: Path) -> list[bytes]:

@@ -19,8 +19,8 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.loader import Loader
 from featstore.load.seedlabels import SeedLabels
-from featstore.load.typedarguments import types_of
 from featstore.pack.packgraph import PackedGraph
+from featstore.pack.typedarguments import types_of
 from featstore.sampling.batch import Sampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.strategies.base import Strategy

@@ -22,8 +22,9 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from featstore.adapters.pyg.data import GivenSeeds, edges_by_hop, sampled_nodes, seeds_edges
 from featstore.errors import OptionError, PluginError
 from featstore.gather.arrays import find_ids, first_seen, id_array
+from featstore.graph.base import StoredGraph
 from featstore.load.heterobatch import TypedNodes
-from featstore.load.typedarguments import types_of
+from featstore.pack.typedarguments import types_of
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.scratch import Int64s
@@ -91,7 +92,7 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
             raise TypeError(f"num_nodes must be given: {type(sampler).__name__} does not say how many nodes there are")
         self.sampler: CheckedSampler = checked_sampler(sampler, operator.index(n))
         self.num_nodes: int | dict[str, int] = operator.index(n)
-        self._graph, self._types = graph, None if graph is None else types_of(graph)
+        self._graph, self._types = graph, types_of(graph) if isinstance(graph, StoredGraph) else None
         if self._types is not None:
             if self.sampler is not sampler:
                 raise NotImplementedError(
