@@ -219,6 +219,19 @@ def test_labels_are_those_of_the_seeds_type(g: Any, graph: TypedArrays) -> None:
             check_batch(graph, batch, edges=False)
 
 
+def test_labels_that_some_lack(tmp_path: Path) -> None:
+    """Labels as numbers, NaN where there is none, as MAG240M has them."""
+    graph = academic(papers=200)
+    graph.data["paper"] = {"y": np.where(np.arange(200) % 3, np.nan, np.arange(200.0))}
+    with (
+        graph.create(tmp_path / "g") as g,
+        Loader(g, NeighborSampler(g, [2]), ("paper", np.arange(200)), 50, strategy="superbatch") as loader,
+    ):
+        for batch in loader:
+            assert batch.y.dtype == torch.float64
+            assert np.array_equal(batch.y.numpy(), graph.data["paper"]["y"][batch.seeds.numpy()], equal_nan=True)
+
+
 @pytest.mark.parametrize("make", [NeighborSampler, LaborSampler])
 def test_relations_that_differ_in_their_name_alone(tmp_path: Path, make: Any) -> None:
     """Each draws for itself in the one sampler; in the other they share the numbers of their sources, and draw the same."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from featstore.load.heterobatch import TypedNodes
+from featstore.plan.samples import SampleWriter
+from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.typed import fanouts_of_types, most_drawn
+from featstore.topology.base import CscTopology
 from featstore.topology.types import Types
+from tests.support.array_graphs import ArrayGraph
 from tests.support.typed import CITES, EMPLOYS, WRITES
 
 TYPES = Types.of({"paper": 5, "author": 3, "institution": 0}, {WRITES: 4, CITES: 9, EMPLOYS: 0})
@@ -50,3 +58,33 @@ def test_fanouts_that_cannot_be_used(given: Any, error: type[Exception], text: s
 )
 def test_the_most_that_a_node_draws(given: Any, most: tuple[int, ...]) -> None:
     assert most_drawn(TYPES, fanouts_of_types(TYPES, given)) == most
+
+
+def test_types_that_cross_32_bits_together_alone(tmp_path: Path) -> None:
+    """Ids of all types exceed 2³¹ where those of none does: lists, sets of nodes, batches by type and files of samples."""
+    n = {"a": 2**30 + 7, "b": 2**30 + 9, "s": 6}
+    keys = [("a", "r", "s"), ("b", "r", "s")]
+    rng = np.random.default_rng(0)
+    pairs = {key: np.stack([n[key[0]] - 1 - rng.integers(0, 40, 30), np.sort(rng.integers(0, 6, 30))]) for key in keys}
+    types = Types.of(n, dict.fromkeys(keys, 30))
+    degrees = np.concatenate([np.bincount(pairs[key][1], minlength=6) for key in keys])
+    ids = np.concatenate([pairs[key][0] + types.nodes[key[0]].first for key in keys])
+    assert ids.max() > 2**31
+    g = ArrayGraph(np.r_[0, np.cumsum(degrees)].astype(np.int64), ids)
+    g.num_nodes, g.types = types.num_nodes, types
+    g.topology = CscTopology(12, 60, g.indptr, g.file, 8, types.num_nodes)
+    seeds = torch.arange(6) + types.nodes["s"].first
+    for disjoint in (False, True):
+        batch = NeighborSampler(g, [-1], edges=True, disjoint=disjoint).sample(seeds)
+        found = TypedNodes(types, batch, g.pool)
+        assert found.input_ids["s"].tolist() == list(range(6))
+        for key, block in found.local_blocks()[0].items():
+            ends = torch.stack([found.input_ids[key[0]][block.src], found.input_ids[key[2]][block.dst]]).numpy()
+            assert block.edge_pos is not None
+            assert np.array_equal(pairs[key][:, block.edge_pos.numpy()], ends)
+            assert len(block.src) == 30
+        writer = SampleWriter(tmp_path / f"samples-{disjoint}", types.num_nodes)
+        writer.add(batch)
+        file = writer.finish_samples()
+        assert all(map(torch.equal, file.batch(0, g.pool).tensors, batch.tensors))
+        file.remove()
