@@ -146,7 +146,7 @@ def test_all_strategies_and_both_forms_give_the_same_batches(case: Any, strategy
 
     def batches(g: Any, how: Any) -> list[Any]:
         options = {"num_neighbors": fanouts_of(arrays), "input_nodes": (kind, case.seeds), "batch_size": 10, "shuffle": True}
-        with OwnLoader(g, **options, edges=True, features="x", edge_features=[], strategy=how, seed=3) as loader:
+        with OwnLoader(g, **options, edges=True, features="x", strategy=how, seed=3) as loader:
             return [batch for _ in range(2) for batch in loader]
 
     want = batches(case.forms["csc"], STRATEGIES["ondemand"])
