@@ -56,6 +56,8 @@ class BatchSize:
         Rows of each feature, where nodes of some types have none; of all features that are not named ``n_rows``.
     delivered_of : mapping of str to int
         Rows of each feature that the loop gets, where a node may be in the batch several times; empty: as many as are gathered.
+    n_nodes : int
+        Nodes, each as often as it is in the batch; 0: ``n_rows``.
     """
 
     n_rows: int
@@ -66,6 +68,7 @@ class BatchSize:
     scratch_bytes: int = 0
     rows_of: Mapping[str, int] = field(default_factory=dict)
     delivered_of: Mapping[str, int] = field(default_factory=dict)
+    n_nodes: int = 0
 
     @property
     def larger(self) -> int:
@@ -77,10 +80,14 @@ class BatchSize:
         if n_rows == self.n_rows:
             return self
         n, by = max(1, self.n_rows), n_rows
-        parts = [self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges, self.scratch_bytes]
+        parts = [self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges, self.scratch_bytes, self.n_nodes]
         rows_of, delivered_of = ({name: -(-k * by // n) for name, k in of.items()} for of in (self.rows_of, self.delivered_of))
-        stored, sample, sampling, edges, scratch = (part * by // n for part in parts)
-        return BatchSize(by, stored, sample, sampling, edges, scratch, rows_of, delivered_of)
+        stored, sample, sampling, edges, scratch, nodes = (part * by // n for part in parts)
+        return BatchSize(by, stored, sample, sampling, edges, scratch, rows_of, delivered_of, nodes)
+
+    def rows_like(self, n_rows: int, n_nodes: int) -> int:
+        """Return the rows of a batch like this one that has as much of everything as one of these rows and nodes."""
+        return max(n_rows, -(-n_nodes * self.n_rows // self.n_nodes) if self.n_nodes else 0)
 
 
 def measure(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows] = NO_ROWS) -> BatchSize:
@@ -103,7 +110,7 @@ def measure(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows] 
     size = replace(size, rows_of={name: len(each.of(ids)) for name, each in rows.items() if each.kinds})
     if sampled.copies is not None:
         nodes = sampled.nodes.numpy()
-        size = replace(size, delivered_of={name: len(each.of(nodes)) for name, each in rows.items()})
+        size = replace(size, delivered_of={name: len(each.of(nodes)) for name, each in rows.items()}, n_nodes=len(nodes))
     if batches.most_rows is not None:
         return size.of(batches.most_rows)
     batches.remember(_First(sampled, size.sample_bytes, graph))
@@ -114,7 +121,7 @@ def measure(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows] 
 def _upper(graph: Graph, batches: SampledBatches, first: BatchSize) -> BatchSize:
     """Estimate the size of an epoch's largest batch from the first one and some others."""
     others = _others(graph, batches)
-    most = max([first, *others], key=lambda each: each.n_rows)
+    most = max([first, *others], key=lambda each: first.rows_like(each.n_rows, each.n_nodes))
     mean = (first.n_rows + sum(each.n_rows for each in others)) // (1 + len(others))
     return most.of(min(int(graph.num_nodes), 2 * most.n_rows - mean))
 
@@ -135,7 +142,8 @@ def _sample(graph: Graph, batches: SampledBatches, position: int) -> tuple[Batch
     pool.trim()
     n_edges = sum(len(block.src) for block in sampled.blocks)
     scratch = after.get(SCRATCH, 0) - before.get(SCRATCH, 0) or after.get(SCRATCH, 0)  # a used sampler has its scratch
-    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges, scratch), sampled
+    n_nodes = 0 if sampled.copies is None else sampled.n_nodes
+    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges, scratch, n_nodes=n_nodes), sampled
 
 
 class _First(Memo):
@@ -192,7 +200,7 @@ def most_of(graph: Graph, batches: SampledBatches, features: Iterable[str] = ())
     if not batches.disjoint:
         return BatchSize(rows, edges + rows, held, 2 * held, edges)
     held += 16 * nodes
-    return BatchSize(rows, edges + 3 * nodes, held, 2 * held, edges, delivered_of=dict.fromkeys(features, nodes))
+    return BatchSize(rows, edges + 3 * nodes, held, 2 * held, edges, delivered_of=dict.fromkeys(features, nodes), n_nodes=nodes)
 
 
 def _others(graph: Graph, batches: SampledBatches) -> list[BatchSize]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,7 +13,7 @@ from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.topology.noderows import NodeRows, by_type
 
-__all__ = ["batch_nodes", "delivered", "places_of"]
+__all__ = ["Places", "batch_nodes", "places_of", "room_for"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -33,20 +35,34 @@ def places_of(rows: NodeRows, sampled: SampledBatch, pool: BufferPool) -> torch.
         return sampled.copies.rows
     ids, copied = sampled.input_ids.numpy(), sampled.copies.rows.numpy()
     place = pool.array((len(ids),), np.int64)
-    gathered = np.concatenate(by_type(ids, rows.kinds))
-    place[gathered] = np.arange(len(gathered))
-    nodes = np.concatenate(by_type(batch_nodes(sampled, pool).numpy(), rows.kinds))
-    found = pool.tensor((len(nodes),), torch.int64)
-    np.take(place, copied[nodes], out=found.numpy(), mode="clip")
+    n = 0
+    for gathered in by_type(ids, rows.kinds):
+        place[gathered] = np.arange(n, n + len(gathered))
+        n += len(gathered)
+    of_types = by_type(batch_nodes(sampled, pool).numpy(), rows.kinds)
+    found, n = pool.tensor((sum(map(len, of_types)),), torch.int64), 0
+    for nodes in of_types:
+        np.take(place, copied[nodes], out=found.numpy()[n : n + len(nodes)], mode="clip")
+        n += len(nodes)
     return found
 
 
-def delivered(rows: torch.Tensor, places: torch.Tensor, pool: BufferPool, threads: int = 1) -> torch.Tensor:
-    """Make the rows that are delivered: row ``k`` is ``rows[places[k]]``. On the CPU they take pooled memory."""
-    if rows.device.type != "cpu":
-        return rows.index_select(0, places.to(rows.device))
-    out = pool.tensor((len(places), *rows.shape[1:]), rows.dtype)
-    width = out.nbytes // max(1, len(places))
-    if width:
-        copy_rows(as_bytes(rows, width), places.numpy(), as_bytes(out, width), None, threads)
-    return out
+class Places(NamedTuple):
+    """Where delivered rows are among the gathered ones: row ``k`` at ``at[k]``. ``out``: their memory on the CPU."""
+
+    at: torch.Tensor
+    out: torch.Tensor | None
+
+    def of(self, rows: torch.Tensor, threads: int = 1) -> torch.Tensor:
+        """Make the rows that are delivered; on another device than the CPU in memory of its own."""
+        if self.out is None:
+            return rows.index_select(0, self.at.to(rows.device))
+        width = self.out.nbytes // max(1, len(self.at))
+        if width:
+            copy_rows(as_bytes(rows, width), self.at.numpy(), as_bytes(self.out, width), None, threads)
+        return self.out
+
+
+def room_for(rows: torch.Tensor, at: torch.Tensor, pool: BufferPool) -> torch.Tensor:
+    """Take the memory of the rows at these places, on the CPU."""
+    return pool.tensor((len(at), *rows.shape[1:]), rows.dtype)

@@ -18,7 +18,7 @@ from featstore.gather.counters import Overlap
 from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan, Tier
-from featstore.load.disjoint import batch_nodes, delivered, places_of
+from featstore.load.disjoint import Places, batch_nodes, places_of, room_for
 from featstore.load.edges import gather_edges
 from featstore.load.heterobatch import typed_batch
 from featstore.load.history import BatchHistory, History
@@ -70,7 +70,7 @@ class Stages:
         self._on_device = context.on_device
         # None: a batch is complete once it is assembled.
         is_whole = context.device.type == "cpu" and self._on_device is None
-        self._transfer = None if is_whole else Transfer(context.device, self.watch, self._g.pool)
+        self._transfer = None if is_whole else Transfer(context.device, self.watch)
         # Passed to stores only if the loader's number of copying threads differs from the graph's.
         own = context.copy_threads != context.graph.options.threads
         self._copying: dict[str, Any] = {"threads": context.copy_threads} if own else {}
@@ -191,7 +191,7 @@ class Stages:
     def _assemble(self, run: EpochRun, position: int, batch: Batch) -> Assembled:
         """Assemble the host's part of a batch: the whole batch, if there is no stage after it."""
         sampled, tally = batch.sampled, batch.tally
-        n_rows = len(sampled.input_ids)
+        n_rows = self.memory.rows_like(sampled)
         try:
             self._gather_edges(batch)
             self._gather_features(run, batch)
@@ -199,6 +199,7 @@ class Stages:
             with self.watch.time("labels"):
                 of_seeds = self._labels.of(sampled, self._orders.get(run))
             made = self._made(run, batch, features, *of_seeds)
+            run.passed(batch.position)  # last: once a batch has passed, it may not ask for memory again
         except BudgetError as error:
             self.memory.saw(n_rows, sampled.nbytes)
             raise self._too_small(position, error, n_rows) from None
@@ -228,24 +229,23 @@ class Stages:
             made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         return made
 
-    def _delivered(self, batch: Batch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def _delivered(self, batch: Batch) -> tuple[dict[str, torch.Tensor], dict[str, Places]]:
         """Make the rows that the loop gets from the gathered ones, or find the places where the transfer gets them."""
         if batch.sampled.copies is None:
             return batch.features, {}
-        pool, nodes = self._g.pool, self._context.nodes
-        of_rows: dict[NodeRows, torch.Tensor | None] = {}
-        places = {}
-        for name in batch.features:
+        pool, nodes, on_host = self._g.pool, self._context.nodes, self._context.device.type == "cpu"
+        at: dict[NodeRows, torch.Tensor | None] = {}
+        places: dict[str, Places] = {}
+        for name, gathered in batch.features.items():
             rows = nodes.rows_of(name)
-            if rows not in of_rows:
-                of_rows[rows] = places_of(rows, batch.sampled, pool)
-            if (found := of_rows[rows]) is not None:
-                places[name] = found
+            if rows not in at:
+                at[rows] = places_of(rows, batch.sampled, pool)
+            if (found := at[rows]) is not None:
+                places[name] = Places(found, room_for(gathered, found, pool) if on_host else None)
         if self._transfer is not None:
             return batch.features, places
         with self.watch.time("gather"):
-            threads = self._context.copy_threads
-            return {name: delivered(rows, places[name], pool, threads) for name, rows in batch.features.items()}, {}
+            return {name: places[name].of(rows, self._context.copy_threads) for name, rows in batch.features.items()}, {}
 
     def _gather_features(self, run: EpochRun, batch: Batch) -> None:
         """Gather the features that the batch still lacks; count the seconds and reads, also of a gather that fails."""
@@ -254,7 +254,6 @@ class Stages:
             for name in self._context.features:
                 if name not in batch.features:
                     batch.features[name] = self._gather(run, name, batch)
-            run.passed(batch.position)
         finally:
             self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:

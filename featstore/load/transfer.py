@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from featstore.gather.buffers import BufferPool
 from featstore.gather.counters import Stopwatch
 from featstore.gather.device import Apart
-from featstore.load.disjoint import delivered
+from featstore.load.disjoint import Places
 from featstore.load.minibatch import LoadedBatch
 
 __all__ = ["Assembled", "Transfer", "numbered"]
@@ -31,13 +30,13 @@ class Assembled(NamedTuple):
         Of a feature of which the device holds rows it has only the other rows.
     apart : mapping of str to Apart
         The features of which the device holds rows.
-    places : mapping of str to tensor
-        For each feature the place of each row that is delivered among the gathered ones; empty: they are the same.
+    places : mapping of str to Places
+        For each feature where the rows that are delivered are among the gathered ones; empty: they are the same.
     """
 
     batch: LoadedBatch
     apart: Mapping[str, Apart]
-    places: Mapping[str, torch.Tensor]
+    places: Mapping[str, Places]
 
 
 class Transfer:
@@ -48,8 +47,6 @@ class Transfer:
     device : torch.device
     watch : Stopwatch
         Measures the stage ``transfer``.
-    pool : BufferPool
-        Memory of rows on the CPU.
 
     Attributes
     ----------
@@ -63,11 +60,11 @@ class Transfer:
     back to its pool, and the batch may be used in any stream.
     """
 
-    def __init__(self, device: torch.device, watch: Stopwatch, pool: BufferPool) -> None:
+    def __init__(self, device: torch.device, watch: Stopwatch) -> None:
         cuda: Any = torch.cuda
         self.device = numbered(device)
         self._stream = cuda.Stream(self.device) if device.type == "cuda" else None
-        self._watch, self._pool = watch, pool
+        self._watch = watch
 
     def __call__(self, position: int, assembled: Assembled) -> LoadedBatch:
         """Copy batch ``position`` to the device, and join all of its rows there."""
@@ -88,7 +85,7 @@ class Transfer:
             name: apart[name].together() if name in apart else rows.to(self.device, non_blocking=True)
             for name, rows in batch.gathered.items()
         }
-        rows = {name: delivered(each, places[name], self._pool) if name in places else each for name, each in rows.items()}
+        rows = {name: places[name].of(each) if name in places else each for name, each in rows.items()}
         return batch.with_gathered({}).to(self.device, non_blocking=True).with_gathered(rows)
 
     def receive(self, batch: LoadedBatch) -> None:

@@ -135,11 +135,16 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
     """
     batch: Any = None  # the number of each node's subgraph
     if isinstance(sample, SampledBatch):
-        nodes, n_seeds = _ids(sample.nodes), _size(sample.n_seeds, "seeds")
-        blocks, batch = _blocks(sample.blocks), None if sample.copies is None else sample.copies.batch
+        nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
+        blocks = _blocks(sample.blocks)
+        if sample.copies is not None:
+            rows, batch = _ids(sample.copies.rows), sample.copies.batch
+            if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(nodes):
+                raise PluginError(f"a sampler returned copies of node number {int(rows.max())}, and {len(nodes)} nodes")
+            nodes = nodes[rows]
     elif any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node")):  # PyG's
         nodes, blocks = _pyg_blocks(sample)
-        n_seeds, batch = blocks[-1].n_dst if blocks else -1, getattr(sample, "batch", None)
+        n_seeds, batch = blocks[-1].n_dst if blocks else -1, _subgraphs_of(sample, nodes)
     elif isinstance(sample, (tuple, list)) and len(sample) in (2, 3):
         nodes, blocks = _ids(sample[0]), _blocks(sample[-1])
         n_seeds = blocks[-1].n_dst if blocks else -1
@@ -149,9 +154,19 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
     _check(nodes, n_seeds, blocks, num_nodes, numbers)
     if numbers is None:
         return SampledBatch(index, epoch, nodes, n_seeds, blocks)
-    first, rows = first_seen(nodes.numpy())
-    copies = NodeCopies(torch.from_numpy(rows), numbers)
+    first, places = first_seen(nodes.numpy())
+    copies = NodeCopies(torch.from_numpy(places), numbers)
     return SampledBatch(index, epoch, nodes[torch.from_numpy(first)], n_seeds, blocks, copies=copies)
+
+
+def _subgraphs_of(sample: Any, nodes: torch.Tensor) -> Any:
+    """Get ``batch`` of a sample of PyG's; in a ``Data`` whose nodes are distinct it may be an attribute of the user's nodes."""
+    batch = getattr(sample, "batch", None)
+    if batch is None or getattr(sample, "row", None) is not None or len(np.unique(nodes)) < len(nodes):
+        return batch
+    n_seeds = int(sample.num_sampled_nodes[0])
+    is_number = isinstance(batch, torch.Tensor) and batch.dtype == torch.int64 and batch.shape == nodes.shape
+    return batch if is_number and torch.equal(batch[:n_seeds].cpu(), torch.arange(n_seeds, device="cpu")) else None
 
 
 def _blocks(blocks: Any) -> tuple[Block, ...]:
@@ -185,6 +200,8 @@ def _check(
             raise PluginError(f"block {hop} names a source outside its {n}")
         if len(block.dst) and (int(block.dst[0]) < 0 or int(block.dst[-1]) >= block.n_dst):
             raise PluginError(f"block {hop} names a destination outside its {block.n_dst}")
+        if batch is not None and not torch.equal(batch[block.src], batch[block.dst]):
+            raise PluginError(f"block {hop} has an edge between two subgraphs")
         n = block.n_dst
     if not 0 <= n_seeds <= n or (blocks and n_seeds != n):
         raise PluginError(f"a sampler returned a batch of {n_seeds} seeds; its innermost block has {n} destinations")

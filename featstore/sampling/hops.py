@@ -21,7 +21,7 @@ from featstore.config import check_at_least, check_flag, check_integer
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
-from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch
+from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch, edge_starts
 from featstore.sampling.typed import Fanouts, ListsOfType, fanouts_of_types, lists_of_type, most_drawn, nodes_of_types
 from featstore.topology.base import Topology
 from featstore.topology.partlists import NearbyLists
@@ -231,7 +231,7 @@ class HopSampler(CheckedSampler):
             n_dst = scratch.hops.n_nodes
             self._locate(scratch, n_located, n_dst)
             n_located = n_dst
-            lists = ListsOfType(n_dst, scratch.starts[:n_dst], offsets=scratch.offsets_of(scratch.nodes[:n_dst]))
+            lists = ListsOfType(n_dst, scratch.starts[:n_dst], offsets=scratch.offsets_of(scratch.nodes[:n_dst], self._g.pool))
             block = self._expand(scratch, lists, self._hop_sizes[hop], (epoch, index, hop))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # these nodes have drawn; without neighbours they draw none later
@@ -244,11 +244,11 @@ class HopSampler(CheckedSampler):
         assert self.fanouts_of_types is not None
         types, hops, blocks = self._g.types, scratch.hops, []
         n_dst = hops.n_nodes
-        nodes = nodes_of_types(types, scratch.ids_of(scratch.nodes[:n_dst]), first)
+        nodes = nodes_of_types(types, scratch.ids_of(scratch.nodes[:n_dst], self._g.pool), first)
         for key, fanouts in self.fanouts_of_types.items():
             # A type without a fan-out looks nothing up.
             ends = nodes[key[2]] if fanouts[at[2]] else EMPTY
-            lists = lists_of_type(scratch, self.topology, types.edges[key], ends, edges=self.edges)
+            lists = lists_of_type(scratch, self.topology, types.edges[key], ends, self._g.pool, edges=self.edges)
             hops.expand_lists(lists.lists, lists.place, lists.degree)
             block = self._expand(scratch, lists, fanouts[at[2]], at)
             dst = block.dst.numpy()
@@ -285,7 +285,8 @@ class HopSampler(CheckedSampler):
         """Look up the lists of nodes ``first … end - 1``, which joined in the last hop."""
         if first == end:
             return
-        nodes, place, degree = scratch.ids_of(scratch.nodes[first:end]), scratch.place[first:end], scratch.degree[first:end]
+        nodes = scratch.ids_of(scratch.nodes[first:end], self._g.pool)
+        place, degree = scratch.place[first:end], scratch.degree[first:end]
         cache = scratch.cache
         if cache is None:
             self.topology.offsets(nodes, place, degree)
@@ -293,7 +294,7 @@ class HopSampler(CheckedSampler):
         else:
             cache.locate(nodes, place, degree)
         if self.edges:
-            scratch.locate_edges(self.topology, first, end, is_located=True)
+            edge_starts(self.topology, cache, nodes, place, scratch.starts[first:end], degree)
         if scratch.lists is not None:
             scratch.lists.locate(nodes, place)
 

@@ -139,7 +139,7 @@ class NeighborSampler(FanoutSampler):
             cache.locate(scratch.nodes[first:n_dst], scratch.starts[first:n_dst], scratch.degree[first:n_dst])
             place = scratch.starts[:n_dst]
         else:
-            scratch.locate_edges(self.topology, first, n_dst, is_located=False)
+            scratch.locate_edges(self.topology, first, n_dst)
             place = pool.array((n_dst,), np.int64)
             np.invert(scratch.starts[:n_dst], out=place)
         scratch.n_located = n_dst

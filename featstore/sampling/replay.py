@@ -66,7 +66,7 @@ class Replay:
         n_dst, starts = scratch.hops.n_nodes, None
         if self._edges and self._has_places:
             first = scratch.n_located if hop else 0
-            scratch.locate_edges(self._sampler.topology, first, n_dst, is_located=False)
+            scratch.locate_edges(self._sampler.topology, first, n_dst)
             scratch.n_located, starts = n_dst, scratch.starts
         src, dst, edge_pos = self._replayed(scratch, hop, n_dst, scratch.place, starts)
         if self._edges and starts is None:
@@ -80,7 +80,9 @@ class Replay:
         found = []
         if self._edges:
             owners = zip(self._kinds, np.split(lists.owners, lists.ends[:-1]), strict=True)
-            found = [lists_of_type(scratch, sampler.topology, kind, at, edges=True) for (kind, _), at in owners]
+            found = [
+                lists_of_type(scratch, sampler.topology, kind, at, sampler.graph.pool, edges=True) for (kind, _), at in owners
+            ]
         if self._edges and self._has_places:
             starts = pool.array((joined.n,), np.int64)
             starts[lists.places] = np.concatenate([each.starts for each in found])

@@ -56,13 +56,16 @@ class Scratch:
     def _new_hops(self) -> _core.Hops:
         return _core.Hops(self.num_nodes, self._num_ids <= 2**32, copies=self.n_copies)
 
-    def ids_of(self, nodes: Int64s) -> Int64s:
+    def ids_of(self, nodes: Int64s, pool: BufferPool) -> Int64s:
         """Get the ids that nodes of the batch have in the graph."""
-        return nodes % self.num_nodes if self.disjoint else nodes
+        return np.remainder(nodes, self.num_nodes, out=pool.array((len(nodes),), np.int64)) if self.disjoint else nodes
 
-    def offsets_of(self, nodes: Int64s) -> Int64s | None:
+    def offsets_of(self, nodes: Int64s, pool: BufferPool) -> Int64s | None:
         """Get what is added to the ids of each node's neighbours; None: nothing, a batch is one subgraph."""
-        return nodes - self.ids_of(nodes) if self.disjoint else None
+        if not self.disjoint:
+            return None
+        ids = self.ids_of(nodes, pool)
+        return np.subtract(nodes, ids, out=ids)
 
     @property
     def sources(self) -> Scratch:
@@ -120,10 +123,9 @@ class Scratch:
         self.room = room
         self._reservation.resize(n_bytes)
 
-    def locate_edges(self, topology: Topology, first: int, end: int, *, is_located: bool) -> None:
-        """Look up the first edges and degrees of nodes ``first … end - 1``; ``is_located``: their lists are looked up already."""
-        nodes, place = self.ids_of(self.nodes[first:end]), self.place[first:end] if is_located else None
-        edge_starts(topology, self.cache, nodes, place, self.starts[first:end], self.degree[first:end])
+    def locate_edges(self, topology: Topology, first: int, end: int) -> None:
+        """Look up the first edges and degrees of nodes ``first … end - 1``, whose lists are not looked up."""
+        edge_starts(topology, self.cache, self.nodes[first:end], None, self.starts[first:end], self.degree[first:end])
 
     def drop(self) -> None:
         """Give the memory back; :meth:`need` takes new memory."""

@@ -126,7 +126,7 @@ class ShadowSampler(NeighborSampler):
         nodes = nodes_of_types(types, scratch.nodes[:n], 0)
         for key, kind in types.edges.items():
             at = nodes[kind.dst.name] if self.edge_types is None or key in self.edge_types else EMPTY
-            lists = lists_of_type(scratch, self.topology, kind, at, edges=self.edges)
+            lists = lists_of_type(scratch, self.topology, kind, at, self._g.pool, edges=self.edges)
             scratch.hops.expand_lists(lists.lists, lists.place, lists.degree)
             block = self._induced(scratch, lists)
             dst = block.dst.numpy()

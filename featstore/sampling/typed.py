@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from featstore.config import check_integer
+from featstore.gather.buffers import BufferPool
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch, edge_starts
 from featstore.topology.base import Topology
 from featstore.topology.noderows import by_type
@@ -104,10 +105,12 @@ def nodes_of_types(types: Types, nodes: Int64s, first: int) -> dict[str, Int64s]
     return {kind: at + first for kind, at in zip(types.nodes, found, strict=True)}
 
 
-def lists_of_type(scratch: Scratch, topology: Topology, kind: EdgeType, at: Int64s, *, edges: bool) -> ListsOfType:
+def lists_of_type(
+    scratch: Scratch, topology: Topology, kind: EdgeType, at: Int64s, pool: BufferPool, *, edges: bool
+) -> ListsOfType:
     """Look up the lists of nodes number ``at`` of a batch, which are of the type at which ``kind`` ends."""
     nodes = scratch.nodes[at]
-    cache, lists, offsets = scratch.cache, kind.lists_of(scratch.ids_of(nodes)), scratch.offsets_of(nodes)
+    cache, lists, offsets = scratch.cache, kind.lists_of(scratch.ids_of(nodes, pool)), scratch.offsets_of(nodes, pool)
     place, degree = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
     if cache is None:
         topology.offsets(lists, place, degree)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from featstore.gather.arrays import id_array
 from featstore.sampling.batches import Batches, EpochSeeds
+from featstore.sampling.hops import as_ids
 from featstore.topology.types import NodeType
 
 __all__ = ["BatchesOfType"]
@@ -62,7 +62,7 @@ class _SeedsOfType:
         return self._among_all(self._order.seeds(index))
 
     def _among_all(self, seeds: Any) -> torch.Tensor:
-        ids, kind = id_array("seeds", seeds).astype(np.int64), self._kind
+        ids, kind = as_ids(seeds, self._kind.n), self._kind
         bad = np.flatnonzero((ids < 0) | (ids >= kind.n))  # otherwise these would be nodes of another type
         if len(bad):
             raise IndexError(f"seed {ids[bad[0]]} at position {bad[0]} is out of range for {kind.n} nodes of {kind.name!r}")

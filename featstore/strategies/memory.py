@@ -18,6 +18,7 @@ from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.estimate.batchsize import REUSE, BatchSize, larger, measure, most_of, pooled_bytes
 from featstore.gather.buffers import HOLDER
+from featstore.sampling.batch import SampledBatch
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.strategies.context import Context
 
@@ -354,6 +355,10 @@ class Memory:
     def close(self) -> None:
         """Note that no epoch begins any more: from now on only batches still held count in :meth:`required`."""
         self._closed = True
+
+    def rows_like(self, sampled: SampledBatch) -> int:
+        """Return the rows of a batch as it was measured that has as much of everything as this one."""
+        return self.batch.rows_like(len(sampled.input_ids), sampled.n_nodes)
 
     def saw(self, n_rows: int, sample_bytes: int) -> None:
         """Note the size of a batch; the largest is kept in ``batch``."""

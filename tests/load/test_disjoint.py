@@ -15,7 +15,7 @@ from featstore import BudgetError, Ginex, Loader, NeighborSampler, OnDemand, Str
 from featstore.budget import Budget
 from featstore.errors import CorruptionError
 from featstore.gather.buffers import BufferPool
-from featstore.load.disjoint import delivered
+from featstore.load.disjoint import Places, room_for
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import NodeCopies
 from tests.support.refusing import refuses
@@ -218,6 +218,32 @@ def test_any_memory(strategy: Any, tmp_path: Path) -> None:
     assert n_ran == 4
 
 
+@pytest.mark.parametrize("strategy", [OnDemand(cache=None), Superbatch(length=4, cache=0.05)])
+def test_batches_of_very_different_sizes(strategy: Any, tmp_path: Path) -> None:
+    """A few seeds reach many nodes: their batches take idle memory, those of plans and of rows for a device among it."""
+    rng, n = np.random.default_rng(0), 8000
+    heavy = rng.choice(n, 240, replace=False)
+    light = np.setdiff1d(np.arange(n), heavy)
+    dst = np.concatenate([np.repeat(heavy, 1500), np.repeat(light, 4)])
+    pairs = np.stack([rng.integers(0, 2000, len(dst)), dst])
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", pairs, n, features={"x": np.ones((n, 128), np.float32)}).close()
+    for more in ({}, {"device_cache": 0.01}):
+        memory, n_refused = 6_500_000, 0
+        while True:
+            try:
+                with featstore.open(tmp_path / "g", memory=memory, threads=2) as g:
+                    options: dict[str, Any] = {"labels": None, "strategy": strategy, "prefetch": 4, **more}
+                    with Loader(g, NeighborSampler(g, [-1], disjoint=True), np.arange(0, n, 2), 40, **options) as loader:
+                        assert sum(len(batch.seeds) for batch in loader) == n // 2
+                    assert g.memory_report().peak <= g.budget.total
+                break
+            except BudgetError as error:
+                assert "does not fit" in str(error) or "too small" in str(error)
+                assert error.needed is not None
+                memory, n_refused = max(memory + 1, error.needed), n_refused + 1
+                assert n_refused < 6
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.uint16, torch.complex64])
 @pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 2)])
 def test_rows_of_any_form(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -225,11 +251,11 @@ def test_rows_of_any_form(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     rows = torch.arange(5 * int(np.prod(shape, dtype=int))).reshape(5, *shape).to(dtype)
     for places in ([4, 0, 0, 2, 4, 1], [3], []):
         at = torch.tensor(places, dtype=torch.int64)
-        found = delivered(rows, at, pool)
+        found = Places(at, room_for(rows, at, pool)).of(rows)
         assert found.dtype == dtype
         assert found.shape == (len(at), *shape)
         assert found.tolist() == [rows[place].tolist() for place in places]
-        assert delivered(rows.to("meta"), at, pool).shape == found.shape
+        assert Places(at, None).of(rows.to("meta")).shape == found.shape
 
 
 def test_a_history_has_one_row_a_node(g: Any, tmp_path: Path) -> None:

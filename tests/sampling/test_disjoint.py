@@ -185,3 +185,27 @@ def test_offsets_of_the_kernel() -> None:
     assert hops.number()
     assert src.tolist() == [1, 2, 0]
     assert arrays[0][:3].tolist() == [5 + offset, 2**32 + 1 + offset, 1 + offset]
+
+
+@pytest.mark.parametrize("id_bytes", [4, 8])
+def test_copies_whose_ids_end_in_the_same_32_bits(id_bytes: int) -> None:
+    """Lists in memory have 32-bit ids, and ids of the batch more: two that end alike, and have one slot, are two nodes."""
+    n, size = 2**20, 256
+    multiplier, shift = core.absorb(n, 0) | 1, 64 - 8
+
+    def slot(node: int) -> int:
+        return (node * multiplier & 2**64 - 1) >> shift
+
+    copies = next(k for k in range(1, 2**14) if slot(7 + k * 2**32) == slot(7)) * 2**12  # so many are 2**32 ids
+    hops = core.Hops(n, False, copies=2**40)
+    arrays = [np.zeros(64, np.int64) for _ in range(3)]
+    hops.attach(*arrays, np.zeros(size, np.uint64))
+    offsets = np.array([0, copies * n])
+    assert hops.begin(np.array([3, 4]) + offsets) == (-1, -1)
+    none, src, dst = np.zeros(0, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    records = np.array([7, 7], np.int32 if id_bytes == 4 else np.int64)
+    hops.expand_lists(np.array([0, 1]), np.array([0, 1]), np.array([1, 1]))
+    hops.start(2, -1, False, 0, records, id_bytes, src, dst, none, none, none, offsets=offsets)
+    assert hops.number()
+    assert src.tolist() == [2, 3]
+    assert arrays[0][2:4].tolist() == [7, 7 + copies * n]

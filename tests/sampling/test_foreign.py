@@ -292,6 +292,7 @@ def test_subgraphs_of_other_samplers(small: SimpleNamespace) -> None:
         numbers, node = sample.batch, sample.node
         for change, text in [
             ({"batch": numbers + 1}, "beginning with the seeds'"),
+            ({"row": sample.row.flip(0)}, "an edge between two subgraphs"),
             ({"batch": numbers[:-1]}, "a number a node"),
             ({"batch": torch.cat([numbers[:20], numbers[20:] + 20])}, "a node of subgraph .* and 20 seeds"),
             ({"batch": torch.cat([numbers[:20], -numbers[20:] - 1])}, "subgraph"),
@@ -303,3 +304,23 @@ def test_subgraphs_of_other_samplers(small: SimpleNamespace) -> None:
                 text,
                 lambda change=change: as_sampled(SimpleNamespace(**{**vars(sample), **change}), g.num_nodes, 0, 0),
             )
+        copies = expected.copies
+        assert copies is not None
+        for rows, text in [
+            (copies.rows + 1000, "copies of node number"),
+            (copies.rows - 1, "copies of node number"),
+            (copies.rows.float(), "1-D integers"),
+        ]:
+            bad = replace(expected, copies=replace(copies, rows=rows))
+            refuses(featstore.PluginError, text, lambda bad=bad: as_sampled(bad, g.num_nodes, 0, 0))
+        # A Data whose nodes have an attribute of this name, and are distinct, has one subgraph.
+        plain = featstore.NeighborSampler(g, [3], redraw=False).sample(seeds)
+        (block,) = plain.blocks
+        data = SimpleNamespace(
+            n_id=plain.input_ids,
+            edge_index=torch.stack([block.src, block.dst]),
+            num_sampled_nodes=[20, block.n_src - 20],
+            num_sampled_edges=[len(block.src)],
+            batch=plain.input_ids % 3,
+        )
+        assert as_sampled(data, g.num_nodes, 0, 0).copies is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,19 @@ def test_an_id_of_another_type_is_no_seed(g: Any) -> None:
     with (
         Loader(g, NeighborSampler(g, [2]), ("author", Beyond(410)), features=[], strategy="ondemand") as loader,
         pytest.raises(IndexError, match="seed 400 at position 0 is out of range for 400 nodes of 'author'"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "text"), [(torch.tensor([1.5, 2.5]), "float32"), (torch.tensor([True, False]), "bool"), ([[1, 2]], "1-D")]
+)
+def test_seeds_that_are_no_ids(g: Any, seeds: Any, text: str) -> None:
+    own = Runs(20)
+    own.epoch = lambda epoch: SimpleNamespace(seeds=lambda index: seeds)
+    with (
+        Loader(g, NeighborSampler(g, [2]), ("author", own), features=[], strategy="ondemand") as loader,
+        pytest.raises((TypeError, ValueError), match=text),
     ):
         list(loader)
 

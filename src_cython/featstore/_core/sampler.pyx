@@ -103,6 +103,8 @@ cdef class Hops:
             self.hop.shape.multiplier, self.hop.shape.shift = 1, 0
         else:
             self.hop.shape.multiplier, self.hop.shape.shift = <uint64_t>0x9E3779B97F4A7C15, 64 - bits
+            if self.num_ids != self.num_nodes:  # the copies of a node, which are num_nodes apart, must not share a slot
+                self.hop.shape.multiplier = fs_absorb(<uint64_t>self.num_nodes, 0) | 1
         self.hop.base = 1
         with nogil:
             done = fs_enter(&self.hop, self.hop.n_nodes)

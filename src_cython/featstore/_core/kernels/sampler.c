@@ -232,7 +232,7 @@ int fs_expand(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
 {
     if (hop->wide)
         return hop->exact ? fs_expand_as(hop, 1, 1, draw_lanes) : fs_expand_as(hop, 1, 0, draw_lanes);
-    return fs_expand_as(hop, 0, 1, draw_lanes);
+    return hop->exact ? fs_expand_as(hop, 0, 1, draw_lanes) : fs_expand_as(hop, 0, 0, draw_lanes);
 }
 
 void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
