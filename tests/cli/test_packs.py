@@ -395,7 +395,7 @@ def test_what_a_pack_holds(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     found = run(capsys, "info", pack)
     assert found.items() <= {**made, "layouts": found["layouts"]}.items()
     with featstore.Pack(pack) as opened:
-        assert found["rows"] == sum(len(opened.ids(number)) for number in range(len(opened)))
+        assert found["nodes"] == sum(len(opened.ids(number)) for number in range(len(opened)))
         assert (found["num_nodes"], found["epochs"], found["batches"]) == (2000, opened.epochs, opened.n_batches)
     (layout,) = found["layouts"]
     assert layout.items() <= made["layouts"][0].items()
