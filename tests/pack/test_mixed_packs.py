@@ -87,7 +87,7 @@ STRATEGIES: dict[str, Callable[[Pack], Any]] = {
     "nothing in memory": lambda pack: featstore.Packed(pack, cache=0),
     "belady": lambda pack: featstore.Packed(pack, cache=0.1),
     "all": lambda pack: featstore.Packed(pack, cache=1.0),
-    "short": lambda pack: featstore.Packed(pack, cache="20KiB", length=3),
+    "short": lambda pack: featstore.Packed(pack, cache="60KiB", length=3),
     "frequency": lambda pack: featstore.Packed(pack, cache=0.1, policy="frequency"),
     "degree": lambda pack: featstore.Packed(pack, cache="30KB", policy="degree"),
     "segments": lambda pack: featstore.Packed(pack, cache=0.02, policy="frequency", disk="8x"),
@@ -156,15 +156,18 @@ def in_extents(g: Any, pack: Pack, options: LayoutOptions) -> tuple[int, int]:
         layout.close()
 
 
+def capacities(g: Any) -> dict[str, int]:
+    return {name: 0 if store.cache is None else store.cache.capacity for name, store in g.columns.items()}
+
+
 @pytest.mark.parametrize("size", [0.1, "20KiB", "200KiB", 1.0])
 def test_bytes_are_divided_as_by_other_strategies(g: Any, tmp_path: Path, size: Any) -> None:
     with sample(g, tmp_path / "p", 1) as pack:
         Loader(g, strategy=featstore.Packed(pack, cache=size), features=MIXED).close()
         found = {name: each.capacity for each in find_layouts(pack) for name in each.features}
-        rows = {name: rows for name, store in g.columns.items() if (rows := 0 if store.cache is None else store.cache.capacity)}
-        assert rows == found
+        assert capacities(g) == found
         with Loader(g, NeighborSampler(g, [5, 5], edges=True), SEEDS, 50, strategy=Superbatch(cache=size), features=MIXED):
-            assert {name: store.cache.capacity for name, store in g.columns.items()} == found
+            assert capacities(g) == found
         with Loader(g, strategy=featstore.Packed(pack, cache=0, policy="degree"), features=MIXED, device_cache=size) as loader:
             held = loader.stats()["device_cache"]
         on_device = {name: each.device_rows for each in find_layouts(pack) if each.policy == "degree" for name in each.features}
