@@ -326,9 +326,9 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
         if wanted not in (None, "auto"):
             n_device = rows_of_columns(wanted, nodes.columns)
         policy = get_policy(options.policy or "belady").name
-        for part, n in zip(nodes.each, n_device, strict=True):
+        for part, n_rows in zip(nodes.each, n_device, strict=True):
             if part.n:
-                check_layout(pack, options.feature, part, policy, dataset, n, wanted)
+                check_layout(pack, options.feature, part, policy, dataset, n_rows, wanted)
     return pack
 
 

@@ -352,7 +352,7 @@ def test_ctrl_c_in_packing_says_how_to_go_on(data, tmp_path, capsys, monkeypatch
 
     pack = tmp_path / "pack"
     with monkeypatch.context() as patched:
-        patched.setattr("featstore.strategies.packed.make_layout", interrupt)
+        patched.setattr("featstore.strategies.packlayouts.make_layout", interrupt)
         assert main(["pack", str(data), str(pack), *FANOUTS]) == 130
     assert "interrupted; the samples" in (said := capsys.readouterr().err)
     assert "--add-layout" in said
@@ -369,7 +369,7 @@ def test_a_layout_that_others_made_meanwhile_was_there(data, tmp_path, capsys, m
         return make_layout(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("featstore.strategies.packed.make_layout", after_another)
+        patched.setattr("featstore.strategies.packlayouts.make_layout", after_another)
         made = run(capsys, "pack", data, tmp_path / "pack", *FANOUTS)
     assert [each["new"] for each in made["layouts"]] == [False]
     more = run(capsys, "pack", data, tmp_path / "pack", "--add-layout", "--cache", "0.3")
