@@ -33,8 +33,7 @@ from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.context import Chosen, Context
-from featstore.strategies.devicechoice import DEVICE_POLICY
-from featstore.strategies.devicefill import SIZED_LATER, FilledLater
+from featstore.strategies.devicefill import DEVICE_POLICY, SIZED_LATER, FilledLater
 from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.lists import AS_THEY_ARE, Lists, keep_lists, may_keep_lists
@@ -42,9 +41,8 @@ from featstore.strategies.lookahead import degree_bytes, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
-from featstore.strategies.packchoice import existing_layouts, layouts_on_disk
 from featstore.strategies.packed import batches_of
-from featstore.strategies.packlayouts import rows_for_pack, rows_of_size
+from featstore.strategies.packlayouts import existing_layouts, layouts_on_disk, rows_for_pack, rows_of_size
 from featstore.strategies.profile import DISK_DIVISOR, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.superbatch import Superbatch, plan_ahead

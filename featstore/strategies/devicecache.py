@@ -11,8 +11,7 @@ from featstore.cache.sizes import Columns, in_proportion
 from featstore.config import parse_cache_size, parse_size
 from featstore.errors import BudgetError, OptionError
 from featstore.strategies.context import Context, OnDevice
-from featstore.strategies.devicechoice import DEVICE_POLICY, make_tiers
-from featstore.strategies.devicefill import FilledLater
+from featstore.strategies.devicefill import DEVICE_POLICY, FilledLater, make_tiers
 
 __all__ = ["DeviceCache", "describe", "device_rows", "rows_of_columns", "with_tier"]
 

@@ -1,32 +1,77 @@
-"""``device_cache="auto"``: a tier on the device that is sized after the first step, and filled beside the loop."""
+"""The rows that a loader keeps on its device: chosen by a static policy and read, with ``"auto"`` after the first step."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
 from featstore.cache.base import StaticPolicy
 from featstore.cache.devicetier import DeviceTier
+from featstore.cache.planned import NO_ROWS
+from featstore.cache.select import top_rows
 from featstore.cache.sizes import in_proportion
 from featstore.config import format_size
 from featstore.errors import BudgetError, PerformanceWarning
 from featstore.gather.device import OUT_OF_MEMORY
+from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.context import Context, OnDevice
-from featstore.strategies.devicechoice import make_tiers
 from featstore.strategies.domain import Domain
 
-__all__ = ["SIZED_LATER", "FilledLater", "free_bytes", "rows_left"]
+__all__ = ["DEVICE_POLICY", "FILL_BYTES", "SIZED_LATER", "FilledLater", "free_bytes", "make_tiers", "rows_left"]
 
+FILL_BYTES = 8 << 20  # one read
+DEVICE_POLICY = "degree"  # the default
 SIZED_LATER = (
     "device_cache='auto' is sized when the loop asks for its second batch; "
     "estimated with what is free of the device now, less the reserve"
 )
+
+
+def make_tiers(
+    context: Context, policy: StaticPolicy, n_rows: Sequence[int], go_on: Callable[[], bool] = lambda: True
+) -> tuple[DeviceTier | None, ...] | None:
+    """Choose the rows that stay on a loader's device, and read them; None if ``go_on()`` returned False before all were read.
+
+    ``n_rows`` are the rows of the tier for each of ``nodes.each``; without rows there is none.
+
+    Raises
+    ------
+    BudgetError, PluginError, OSError, CorruptionError, RuntimeError
+        From choosing or reading; no memory is held then.
+    """
+    graph, parts, chosen = context.graph, context.nodes.each, list[npt.NDArray[np.int64]]()
+    with AccessCounts(context) as counts:
+        for part, n in zip(parts, n_rows, strict=True):
+            if n:
+                with graph.policy_inputs(part.width, counts, rows=part.rows) as inputs:
+                    chosen.append(top_rows(inputs.scores(policy), n))
+            else:
+                chosen.append(NO_ROWS)
+    made = list[DeviceTier | None]()
+    with ExitStack() as undo:
+        for part, rows in zip(parts, chosen, strict=True):
+            if not len(rows):
+                made.append(None)
+                continue
+            shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in part.stores.items()}
+            tier = DeviceTier(rows, shapes, context.device, graph.pool, part.n, context.copy_threads)
+            undo.callback(tier.close)
+            made.append(tier)
+            for name, row_bytes in part.row_bytes.items():
+                if not tier.fill(name, max(1, FILL_BYTES // max(1, row_bytes)), partial(part.read, name), go_on):
+                    return None
+        undo.pop_all()
+    return tuple(made)
 
 
 def free_bytes(device: torch.device, budget: Budget, reserve: int) -> int:

@@ -18,8 +18,7 @@ from featstore.budget import Budget
 from featstore.errors import OptionError
 from featstore.gather.device import OUT_OF_MEMORY
 from featstore.strategies import devicefill
-from featstore.strategies.devicechoice import make_tiers
-from featstore.strategies.devicefill import FilledLater, free_bytes
+from featstore.strategies.devicefill import FilledLater, free_bytes, make_tiers
 from tests.strategies.test_devicecache import BATCH, STRATEGIES, WIDTH, N, arrays, check, dataset
 from tests.support.loaders import make_loader
 
@@ -231,7 +230,7 @@ def interrupted_at(step: int, call: Any, *files: str) -> bool:
 
 def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path) -> None:
     """At each line of making a tier, those included at which nobody has the tier yet."""
-    files = "cache/devicetier.py", "gather/device.py", "strategies/devicechoice.py"
+    files = "cache/devicetier.py", "gather/device.py", "strategies/devicefill.py"
     with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": 0}) as made:
         context, step = made._runner.context, 0
         while interrupted_at(step + 1, lambda: made_tier(context), *files):
