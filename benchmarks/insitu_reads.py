@@ -60,13 +60,13 @@ class _NotedTopology:
 def hops_child(job: dict[str, Any]) -> dict[str, Any]:
     """Draw a window hop by hop; of each hop, seconds and bytes, what was needed, and seconds of reading it alone."""
     import featstore
-    from featstore.sampling.window import Window
+    from featstore.sampling.window import EpochWindow
     from featstore.storage.rundir import DiskQuota, RunDirectory
 
     marks: list[tuple[float, int]] = []
     lock = threading.Lock()
 
-    class Timed(Window):
+    class Timed(EpochWindow):
         """Notes when a hop begins."""
 
         def _aim(self, hop: int, *args: Any) -> None:

@@ -66,7 +66,6 @@ __all__ = [
     "PluginError",
     "PolicyContext",
     "RandomBatches",
-    "RanksWarning",
     "Runner",
     "SampledBatch",
     "SampledBatches",

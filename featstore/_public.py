@@ -30,7 +30,6 @@ from featstore.errors import (
     OptionError as OptionError,
     PerformanceWarning as PerformanceWarning,
     PluginError as PluginError,
-    RanksWarning as RanksWarning,
     StaleError as StaleError,
     VersionError as VersionError,
 )

@@ -24,7 +24,6 @@ __all__ = [
     "OptionError",
     "PerformanceWarning",
     "PluginError",
-    "RanksWarning",
     "StaleError",
     "VersionError",
 ]
@@ -148,10 +147,6 @@ class OptionError(FeatstoreError, ValueError):
 
 class FeatstoreWarning(UserWarning):
     """The requested operation is done, but is probably not the intended one; the message gives advice."""
-
-
-class RanksWarning(FeatstoreWarning):
-    """Several processes train together, and a loader delivers the same batches to each of them."""
 
 
 class PerformanceWarning(FeatstoreWarning):

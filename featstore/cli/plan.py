@@ -32,7 +32,7 @@ from featstore.cli.arguments import (
 )
 from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
-from featstore.cli.recording import TracedBatches, check_target, rows_asked_for, seeds_of, seeds_of_type
+from featstore.cli.recording import TracedBatches, check_target, rows_asked_for, seeds_among_all, seeds_of
 from featstore.config import format_size, parse_disk, parse_size
 from featstore.estimate.batchsize import ROW_BYTES, BatchSize
 from featstore.estimate.choice import Choice, chosen_mask, observe
@@ -330,7 +330,7 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, rows: NodeRows, s
                 raise FileExistsError(errno.EEXIST, "a file is there already; use it with --trace, or remove it", path)
             disk = DiskQuota(options.disk, "the trace", path if options.save_trace is not None else graph.path)
             sampler = make_sampler(graph, options)
-            batches = make_batches(graph, options, seeds_of_type(graph, options.target, options.labels, options.seeds))
+            batches = make_batches(graph, options, seeds_among_all(graph, options.target, options.labels, options.seeds))
             with graph.budget.reserve("loader order", batches.nbytes):
                 order = batches.epoch(0)
                 numbers = range(len(order))[: options.max_batches]

@@ -13,9 +13,9 @@ from featstore.pack.typedarguments import features_of_types, types_of
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
 from featstore.strategies.domain import Domain
-from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.noderows import NodeRows
 
-__all__ = ["TracedBatches", "check_target", "nodes_with", "rows_asked_for", "seeds_of", "seeds_of_type"]
+__all__ = ["TracedBatches", "check_target", "nodes_with", "rows_asked_for", "seeds_among_all", "seeds_of"]
 
 
 class TracedBatches(SampledBatches):
@@ -57,7 +57,7 @@ def seeds_of(g: Labelled, labels: str, name: str | None = None) -> torch.Tensor:
     return check_seeds(seeds, g.num_nodes)
 
 
-def seeds_of_type(g: OutOfCoreGraph, target: str | None, labels: str, name: str | None = None) -> torch.Tensor:
+def seeds_among_all(g: OutOfCoreGraph, target: str | None, labels: str, name: str | None = None) -> torch.Tensor:
     """Get the training seeds as :func:`seeds_of` does, those of the type ``target`` among the ids of all types.
 
     ValueError if the graph has several types and ``target`` is none of them, or has one and ``target`` is given.
@@ -110,6 +110,4 @@ def rows_asked_for(g: OutOfCoreGraph, feature: str) -> tuple[FeatureStore, NodeR
         what = "lie in files of their own: name one" if kinds else f"have no {feature!r}: name one of them"
         raise ValueError(f"--feature: one cache is planned for, and {', '.join(there) or 'nodes'} {what}")
     (column,) = columns
-    rows = g.node_rows(column)
-    assert isinstance(rows, RowsOfTypes)
-    return g.columns[column], RowsOfTypes(rows.n, tuple(part for part in rows.parts if part[0] in kinds.values()))
+    return g.columns[column], g.node_rows(column).only(kinds.values())

@@ -126,17 +126,15 @@ def check_fields(
     if edge_features and isinstance(g, PackedGraph):
         text = f"edge features: {g.path} is a pack, and rows of edges stay in its dataset"
         raise ValueError(f"{text}: featstore train DATASET --strategy packed --pack {g.path}")
-    if hasattr(g, "types"):  # else a pack, or an object that stands for a graph
-        check_target(cast(Any, g), target)
+    check_target(g, target)
     if target is not None:
-        kinds = cast(Any, g).node_types
         if edge_features:
             raise NotImplementedError("edge features are not built for training on a graph of several types: leave them out")
-        classified = cast(Any, g)[target]
+        classified = g[target]
         if labels not in classified.node_data:
             more = where and f"{where} --labels {labels}"
             raise ValueError(f"labels: {target!r} has no {labels!r}; it has {sorted(classified.node_data)}{more}")
-        if not any(qualified(kind, feature) in g.features for kind in kinds):
+        if not any(qualified(kind, feature) in g.features for kind in g.node_types):
             more = where and f"{where} --feature {feature}"
             raise ValueError(f"feature: no node type has {feature!r}; there is {sorted(g.features)}{more}")
         return
@@ -161,21 +159,21 @@ def _sizes(
 ) -> Sizes:
     """Find the sizes of the model for a graph; ValueError if a feature has no rows of numbers."""
     widths: dict[str, int] = {}
-    for kind in ("",) if target is None else tuple(cast(Any, g).node_types):
+    for kind in ("",) if target is None else g.node_types:
         name = qualified(kind, feature) if kind else feature
         shape = tuple(g.features[name].shape) if name in g.features else (0, 0)
         if len(shape) != 2:
             raise ValueError(f"feature {name!r} has shape {shape}; GraphSAGE wants one row of numbers a node")
         widths[kind] = shape[1]
     if target is not None:
-        return HeteroSizes(feature, widths, tuple(cast(Any, g).edge_types), target, hidden, n_out, n_layers)
+        return HeteroSizes(feature, widths, tuple(g.edge_types), target, hidden, n_out, n_layers)
     n_edge = 0 if isinstance(g, PackedGraph) else sum(math.prod(g.edge_features[name].shape[1:]) for name in edge_features)
     return ModelSizes(feature, widths[""], hidden, n_out, n_layers, edge_features, n_edge)
 
 
 def _row_bytes(g: OutOfCoreGraph | PackedGraph, feature: str, target: str | None) -> int:
     """Count the bytes of a row that batches gather; 0 if types have rows of several sizes."""
-    names = [feature] if target is None else [qualified(kind, feature) for kind in cast(Any, g).node_types]
+    names = [feature] if target is None else [qualified(kind, feature) for kind in g.node_types]
     found = {store.nbytes // max(1, len(store)) for name, store in g.features.items() if name in names and len(store)}
     return found.pop() if len(found) == 1 else 0
 
@@ -259,7 +257,7 @@ def train(
     show = is_seen() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
     check_fields(g, feature, labels, edge_features, target)
-    classified = cast(Labelled, g if target is None else cast(Any, g)[target])
+    classified = cast(Labelled, g if target is None else g[target])
     options = dict(loader_options or {})
     device = check_device(options.get("device", "cpu"))
     names = tuple(edge_features)

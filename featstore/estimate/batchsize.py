@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from featstore.budget import KEPT_COST
@@ -54,6 +54,8 @@ class BatchSize:
         Bytes of memory that the sampler keeps for each thread.
     rows_of : mapping of str to int
         Rows of each feature, where nodes of some types have none; of all features that are not named ``n_rows``.
+    delivered_of : mapping of str to int
+        Rows of each feature that the loop gets, where a node may be in the batch several times; empty: as many as are gathered.
     """
 
     n_rows: int
@@ -63,6 +65,7 @@ class BatchSize:
     n_edges: int = 0
     scratch_bytes: int = 0
     rows_of: Mapping[str, int] = field(default_factory=dict)
+    delivered_of: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def larger(self) -> int:
@@ -75,15 +78,15 @@ class BatchSize:
             return self
         n, by = max(1, self.n_rows), n_rows
         parts = [self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges, self.scratch_bytes]
-        rows_of = {name: -(-rows * by // n) for name, rows in self.rows_of.items()}
+        rows_of, delivered_of = ({name: -(-k * by // n) for name, k in of.items()} for of in (self.rows_of, self.delivered_of))
         stored, sample, sampling, edges, scratch = (part * by // n for part in parts)
-        return BatchSize(by, stored, sample, sampling, edges, scratch, rows_of)
+        return BatchSize(by, stored, sample, sampling, edges, scratch, rows_of, delivered_of)
 
 
 def measure(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows] = NO_ROWS) -> BatchSize:
     """Sample the first batch, which epoch 0 need not sample again, and return the size that stands for all batches.
 
-    ``rows`` are those of features that some nodes lack.
+    ``rows`` are those of the features.
 
     If the rows of the largest batch are known, the size is scaled to them. If batches differ, because their seeds are neighbours,
     other batches of the epoch are sampled, too. The size returned then exceeds the largest one by its excess over their mean.
@@ -97,7 +100,10 @@ def measure(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows] 
         return BatchSize(0)
     size, sampled = _sample(graph, batches, 0)
     ids = sampled.input_ids.numpy()
-    size = replace(size, rows_of={name: len(each.of(ids)) for name, each in rows.items()})
+    size = replace(size, rows_of={name: len(each.of(ids)) for name, each in rows.items() if each.kinds})
+    if sampled.copies is not None:
+        nodes = sampled.nodes.numpy()
+        size = replace(size, delivered_of={name: len(each.of(nodes)) for name, each in rows.items()})
     if batches.most_rows is not None:
         return size.of(batches.most_rows)
     batches.remember(_First(sampled, size.sample_bytes, graph))
@@ -124,6 +130,7 @@ def _sample(graph: Graph, batches: SampledBatches, position: int) -> tuple[Batch
     held = sum(pooled_bytes(tensor.numel() * tensor.element_size()) for tensor in sampled.tensors)
     extra = sum(values.nbytes for block in sampled.blocks for values in block.edge_arrays.values())
     extra += 0 if sampled.history is None else sum(tensor.nbytes for tensor in sampled.history.tensors)
+    extra += 0 if sampled.copies is None else 8 * sampled.n_nodes
     stored = sum(len(block.src) + block.n_dst for block in sampled.blocks) + extra // 4
     pool.trim()
     n_edges = sum(len(block.src) for block in sampled.blocks)
@@ -170,15 +177,22 @@ def most_rows(graph: Graph, batches: SampledBatches) -> int:
     return min(n, rows)
 
 
-def most_of(graph: Graph, batches: SampledBatches) -> BatchSize:
+def most_of(graph: Graph, batches: SampledBatches, features: Iterable[str] = ()) -> BatchSize:
     """Bound the size of a batch: a generous guess, for the error if there is no memory to sample one."""
     rows, edges = most_rows(graph, batches), 0
     if batches.most_rows is not None:
         edges = EDGES * rows
+    # With a subgraph for each seed, nodes and edges may be there once in each.
+    times = batches.batch_size if batches.disjoint else 1
+    nodes, n_nodes, n_edges = batches.batch_size, times * int(graph.num_nodes), times * int(graph.num_edges)
     for fanout in [-1] if batches.fanouts is None else batches.fanouts:
-        edges += int(graph.num_edges) if fanout < 0 else min(int(graph.num_edges), rows * fanout)
+        nodes = n_nodes if fanout < 0 else min(n_nodes, nodes * (1 + fanout))
+        edges += n_edges if fanout < 0 else min(n_edges, (nodes if batches.disjoint else rows) * fanout)
     held = 8 * rows + 16 * edges
-    return BatchSize(rows, edges + rows, held, 2 * held, edges)
+    if not batches.disjoint:
+        return BatchSize(rows, edges + rows, held, 2 * held, edges)
+    held += 16 * nodes
+    return BatchSize(rows, edges + 3 * nodes, held, 2 * held, edges, delivered_of=dict.fromkeys(features, nodes))
 
 
 def _others(graph: Graph, batches: SampledBatches) -> list[BatchSize]:

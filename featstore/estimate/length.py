@@ -13,7 +13,6 @@ from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.estimate.misses import ALL_MISSED, Misses
-from featstore.pack.packgraph import Graph
 from featstore.plan.planmemory import PLANNER_DIVISOR, planning_bytes
 
 __all__ = [
@@ -45,43 +44,46 @@ class Planning:
 
     Parameters
     ----------
-    policy : Policy
-        A planned one; for packs also a static one.
+    policies : tuple of Policy
+        One for the features with the same rows, all of one kind: planned; for packs also static.
     superbatch : int or "auto"
         Batches a superbatch.
     disk : int or None
         Most bytes of run files at once.
     run_dir : str
         Directory in which run directories are made.
+    n : int
+        Rows of the features that are planned for; if features have different rows, those of all together.
+    memory : int
+        Bytes of the budget.
     overlap : bool
         Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
     misses : Misses
         Share of a batch's rows that the cache will lack, as far as is known; these rows are packed.
     capacity : int, optional
         Rows of the cache, if its size was given; of all caches whose features have different rows.
-    edge_policies : tuple of PlannedPolicy
-        Policies of the caches of edge features, one a type of edges, if there are any.
+    edge_policies : tuple of Policy
+        Planned policies of the caches of edge features, one a type of edges, if there are any.
     edge_rows : mapping of str to int
         Rows of the cache of each edge feature; empty if there is none.
-    others : tuple of Policy
-        Policies like ``policy``, for the caches of features that have other rows than the first.
     """
 
-    policy: Policy
+    policies: tuple[Policy, ...]
     superbatch: int | str
     disk: int | None
     run_dir: str
+    n: int
+    memory: int
     overlap: bool = True
     misses: Misses = ALL_MISSED
     capacity: int | None = None
-    edge_policies: tuple[PlannedPolicy, ...] = ()
+    edge_policies: tuple[Policy, ...] = ()
     edge_rows: Mapping[str, int] = field(default_factory=dict)
-    others: tuple[Policy, ...] = ()
 
     @property
-    def policies(self) -> tuple[Policy, ...]:
-        """All policies, one for the features with the same rows."""
-        return self.policy, *self.others
+    def policy(self) -> Policy:
+        """The first of ``policies``, for what depends on their kind alone."""
+        return self.policies[0]
 
     @property
     def looks_ahead(self) -> bool:
@@ -147,21 +149,13 @@ class Length:
 
 
 def judge_length(
-    planning: Planning,
-    graph: Graph,
-    n_batches: int,
-    n_accesses: int,
-    stored: int,
-    passes: PackingPasses | None,
-    size: int,
+    planning: Planning, n_batches: int, n_accesses: int, stored: int, passes: PackingPasses | None, size: int
 ) -> Length:
     """Judge superbatches of ``size`` batches: their cost, and advice.
 
     Parameters
     ----------
     planning : Planning
-    graph : OutOfCoreGraph
-        Source of the budget and the number of nodes.
     n_batches : int
         Batches of an epoch.
     n_accesses, stored : int
@@ -173,7 +167,7 @@ def judge_length(
     """
     advice = None
     if planning.superbatch == "auto":
-        advice = what_would_help(planning, graph, n_batches, n_accesses, stored, passes, size)
+        advice = what_would_help(planning, n_batches, n_accesses, stored, passes, size)
     return Length(size, -(-n_batches // max(1, size)), advice)
 
 
@@ -193,7 +187,7 @@ def planner_bytes(
 ) -> int:
     """Count the bytes that planning superbatches of ``size`` batches holds, for a cache of ``capacity`` rows.
 
-    ``n`` and ``n_accesses`` are the nodes of the graph and of one batch, or the edges of both.
+    ``n`` and ``n_accesses`` are the rows of the features and of one batch, or the edges of the graph and of one batch.
     """
     # Batches differ in size by a few percent, and a window is two superbatches.
     longest = n_accesses * 9 // 8
@@ -211,9 +205,7 @@ def planner_bytes(
     )
 
 
-def choose_size(
-    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: PackingPasses | None = None
-) -> int:
+def choose_size(planning: Planning, n_batches: int, n_accesses: int, stored: int, passes: PackingPasses | None = None) -> int:
     """Choose as many batches as disk and the planner's share of memory allow, by rows and stored bytes of one sampled batch.
 
     If every superbatch costs a pass over the features, and the passes read more than all other bytes moved, the planner's share
@@ -222,11 +214,11 @@ def choose_size(
     """
     if not isinstance(planning.superbatch, str):
         return min(planning.superbatch, max(1, n_batches))
-    most, total = min(longest_auto(planning, n_batches), _by_disk(planning, stored, n_batches, passes)), graph.budget.total
+    most, total = min(longest_auto(planning, n_batches), _by_disk(planning, stored, n_batches, passes)), planning.memory
 
     def largest(limit: int, spilled: bool) -> int:
         def needed(size: int) -> int:
-            return planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, size, spilled=spilled)
+            return planner_bytes(planning, planning.n, n_batches, n_accesses, size, spilled=spilled)
 
         return max(1, bisect_right(range(1, most + 1), limit, key=needed))
 
@@ -247,7 +239,7 @@ def _longest(planning: Planning, n_batches: int, passes: PackingPasses) -> int:
 
 
 def what_would_help(
-    planning: Planning, graph: Graph, n_batches: int, n_accesses: int, stored: int, passes: PackingPasses | None, size: int
+    planning: Planning, n_batches: int, n_accesses: int, stored: int, passes: PackingPasses | None, size: int
 ) -> str | None:
     """Advise more memory or disk if an epoch in superbatches of ``size`` moves over twice the minimum; otherwise None.
 
@@ -260,8 +252,8 @@ def what_would_help(
         best = min(best, ENOUGH_BATCHES)
         more = f"disk='{at_least(best * (4 * stored + 1))}'"
         if _by_disk(planning, stored, n_batches, passes) > 1:
-            capacity, total = planning.capacity or 0, graph.budget.total
-            needed = planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, best, spilled=True, capacity=capacity)
+            capacity, total = planning.capacity or 0, planning.memory
+            needed = planner_bytes(planning, planning.n, n_batches, n_accesses, best, spilled=True, capacity=capacity)
             more = f"memory='{at_least(max(PLANNER_DIVISOR * needed, (total + 2 * needed) * 9 // 8))}'"
         return (
             f"superbatches have 1 of {n_batches} batches: the cache is planned for one at a time, so an epoch may read more rows "
@@ -272,8 +264,8 @@ def what_would_help(
     if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None
     if size < min(best, _by_disk(planning, stored, n_batches, passes)):
-        needed = 2 * planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, best, spilled=True)
-        more = f"memory='{at_least(max(needed, graph.budget.total * 9 // 8))}'"
+        needed = 2 * planner_bytes(planning, planning.n, n_batches, n_accesses, best, spilled=True)
+        more = f"memory='{at_least(max(needed, planning.memory * 9 // 8))}'"
     else:
         more = f"disk='{at_least(best * (4 * stored + 1))}'"
     return (

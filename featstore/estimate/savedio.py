@@ -108,8 +108,10 @@ def edges_drawn(sampler: Sampler, batches: Batches, n: int, epoch: int = 0) -> I
     with closing(order.in_turn(0)) as turns:
         for index in range(len(order)):
             sampled = turns.sample(index)
+            nodes = sampled.nodes.numpy()
             for block in sampled.blocks:
-                counts[sampled.input_ids[: block.n_dst].numpy()] += np.bincount(block.dst.numpy(), minlength=block.n_dst)
+                # A node that is there several times draws several times.
+                np.add.at(counts, nodes[: block.n_dst], np.bincount(block.dst.numpy(), minlength=block.n_dst))
     drawn.trim()
     return counts
 

@@ -7,7 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -19,56 +19,15 @@ from featstore.errors import BusyError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.sources import RowSource
 from featstore.graph.feature import FeatureStore
+from featstore.graph.fields import Fields
+from featstore.graph.typeviews import NodeView
 from featstore.storage.reader import Reader
-from featstore.topology.noderows import NodeRows
+from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.types import EdgeKey, Types
 
-__all__ = ["Fields", "StoredGraph"]
+__all__ = ["StoredGraph"]
 
 Self = TypeVar("Self", bound="StoredGraph")
-
-
-class Fields(Mapping[str, Any]):
-    """Fields by name; the KeyError of a missing name lists the existing names."""
-
-    def __init__(
-        self, what: str, names: list[str], get: Callable[[str], Any], shape: Callable[[str], tuple[object, Sequence[int]]]
-    ) -> None:
-        self._what = what
-        self._names = names
-        self._get = get
-        self._shape = shape  # gives dtype and shape without reading the field
-
-    @classmethod
-    def of(cls, what: str, stores: dict[str, FeatureStore]) -> Fields:
-        """Make a mapping of the current stores."""
-        return cls(what, list(stores), stores.__getitem__, lambda name: (stores[name].dtype, stores[name].shape))
-
-    def of_type(self, of: str) -> Fields:
-        """Make a mapping of the fields of a type of nodes or of edges, by their own names."""
-        names = [name.removeprefix(f"{of}/") for name in self._names if name.startswith(f"{of}/")]
-        what = f"{self._what} of {of}"
-        return Fields(what, names, lambda name: self._get(f"{of}/{name}"), lambda name: self._shape(f"{of}/{name}"))
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(f"no {self._what} {name!r}; there is {', '.join(map(repr, self._names)) or 'none'}")
-        return self._get(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        found = []
-        for name in self._names:
-            dtype, shape = self._shape(name)
-            found.append(f"{name!r}: {str(dtype).removeprefix('torch.')} {list(shape)}")
-        return f"{{{', '.join(found)}}}"
 
 
 class StoredGraph(ABC):
@@ -93,39 +52,65 @@ class StoredGraph(ABC):
         self._lock = threading.RLock()
         self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
         self._stores: dict[str, FeatureStore] = {}
+        self._type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
+        self._column_rows: dict[str, RowsOfTypes] = {}
         self._edge_stores: dict[str, FeatureStore] = {}
         self.reader = Reader(options, self.budget, path)
         self.pool = BufferPool(self.budget, self.reader.trim, path)
 
     def _open_store(
         self,
+        stores: dict[str, FeatureStore],
         name: str,
         source: RowSource,
         shape: Sequence[int],
         dtype: torch.dtype,
         reopen: Callable[[], Any] | None = None,
-        *,
-        of_edges: bool = False,
     ) -> None:
-        threads, stores = self.options.threads, self._edge_stores if of_edges else self._stores
+        threads = self.options.threads
         stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
 
-    def __getitem__(self, name: str) -> FeatureStore:
-        """Get a feature by name: ``g["x"]`` is ``g.features["x"]``, as in PyG.
+    def _list_features(self) -> None:
+        self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
+
+    @property
+    @abstractmethod
+    def types(self) -> Types:
+        """The types of nodes and edges, each a range; of a graph without named types one of each."""
+
+    @property
+    def node_types(self) -> list[str]:
+        """Names of the types of nodes, as in PyG; ``["_"]`` if nodes have no types."""
+        return list(self.types.nodes)
+
+    @property
+    def edge_types(self) -> list[EdgeKey]:
+        """Names of the types of edges, as in PyG: source, relation and destination; ``[("_", "_", "_")]`` without types."""
+        return list(self.types.edges)
+
+    def __getitem__(self, name: str) -> Any:
+        """Get a feature by name, or in a graph of several types a type of nodes, as in PyG.
+
+        Without types, ``g["x"]`` is ``g.features["x"]``. With types, ``g["paper"]`` is a :class:`NodeView`.
 
         Raises
         ------
         KeyError
-            No feature has this name; the error lists the existing names.
+            No feature or type has this name; the error lists the existing names.
         TypeError
             The index is not a name.
         """
+        types = self.types
+        if not types.is_one:
+            if name not in types.nodes:
+                raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, types.nodes))}")
+            features, node_data = cast(Fields, self.features).of_type(name), cast(Fields, self.node_data).of_type(name)
+            return NodeView(name, types.nodes[name].n, features, node_data)
         if not isinstance(name, str):
             raise TypeError(f"a graph is indexed by the name of a feature, not by {name!r}; rows are those of a feature")
         if name in self.node_data:
             raise KeyError(f"{name!r} is node data, not a feature: node_data[{name!r}]")
-        found: FeatureStore = self.features[name]
-        return found
+        return self.features[name]
 
     __iter__ = None  # with __getitem__ alone, Python would iterate over g[0], g[1], …
 
@@ -136,11 +121,19 @@ class StoredGraph(ABC):
 
     def column_of(self, name: str) -> str:
         """Name the column that holds a feature, given by its name in ``features``; KeyError if there is none."""
-        return str(self.features[name].name)
+        found = str(self.features[name].name)
+        if found in self._stores:
+            return found
+        kind, _, field = found.rpartition("/")
+        return next(
+            each
+            for each, rows in self._column_rows.items()
+            if each.rpartition("/")[2] == field and any(of.name == kind for of in rows.kinds)
+        )
 
     def node_rows(self, name: str) -> NodeRows:
         """Get the rows that nodes have in a column."""
-        return NodeRows(self.num_nodes)
+        return NodeRows(self.num_nodes) if self.types.is_one else self._column_rows[name]
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
@@ -272,6 +265,8 @@ class StoredGraph(ABC):
                 stack.callback(self.drop_cache, store)
                 if store.cache is not None:
                     stack.callback(store.cache.release)
+                stack.callback(store.close)
+            for store in self._type_stores.values():
                 stack.callback(store.close)
 
     def __enter__(self: Self) -> Self:

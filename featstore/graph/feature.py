@@ -70,8 +70,6 @@ class FeatureStore(Dataset[torch.Tensor]):
     ndim, nbytes : int
     device : torch.device
         Always ``cpu``.
-    first_row : int
-        The id of row 0. Ids are ``first_row … first_row + len(self) - 1``; masks have a value for each of them.
     row_bytes : int
     """
 
@@ -85,7 +83,6 @@ class FeatureStore(Dataset[torch.Tensor]):
         pool: BufferPool,
         n_threads: int,
         reopen: Callable[[], tuple[Callable[..., FeatureStore], tuple[Any, ...]]] | None = None,
-        first_row: int = 0,
     ) -> None:
         self.name = name
         self.shape = torch.Size(shape)
@@ -94,7 +91,6 @@ class FeatureStore(Dataset[torch.Tensor]):
         self.ndim = len(self.shape)
         self.nbytes = self.shape.numel() * dtype.itemsize
         self.device = torch.device("cpu")
-        self.first_row = first_row
         self.row_bytes = source.row_bytes
         self._reader = reader
         self._pool = pool
@@ -141,9 +137,8 @@ class FeatureStore(Dataset[torch.Tensor]):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         step = max(1, (1 << 20) // max(1, self.row_bytes))
-        end = self.first_row + len(self)
-        for first in range(self.first_row, end, step):
-            yield from self[first : min(first + step, end)].unbind(0)
+        for first in range(0, len(self), step):
+            yield from self[first : first + step].unbind(0)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -185,7 +180,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         CorruptionError, OSError, BudgetError, ClosedError
             See :meth:`take`.
         """
-        rows, lead = resolve_rows(index, self.shape, self.first_row)
+        rows, lead = resolve_rows(index, self.shape)
         return self._read(rows, lead)
 
     @uncompiled
@@ -226,7 +221,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         -----
         There is at most one read per distinct missing 4 KiB page and 2 million rows. The GIL is released. Thread-safe.
         """
-        ids, lead = resolve_rows(rows, self.shape, self.first_row)
+        ids, lead = resolve_rows(rows, self.shape)
         if lead is None:
             raise TypeError("take() wants an array of rows; use store[i] for one")
         shape = (*lead, *self._row_shape)
@@ -259,7 +254,7 @@ class FeatureStore(Dataset[torch.Tensor]):
     @uncompiled
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
         """Start :meth:`take` in the background; return a future of its tensor. The ids are checked and copied at once."""
-        ids, lead = resolve_rows(rows, self.shape, self.first_row)
+        ids, lead = resolve_rows(rows, self.shape)
         if lead is None:
             raise TypeError("take_async() wants an array of rows")
         if isinstance(ids, np.ndarray):
@@ -292,11 +287,11 @@ class FeatureStore(Dataset[torch.Tensor]):
         rows, by default the graph's.
         """
         if plan is None:
-            return self._read(*resolve_rows(ids, self.shape, self.first_row), tally=tally, threads=threads)
+            return self._read(*resolve_rows(ids, self.shape), tally=tally, threads=threads)
 
         def rows_of() -> npt.NDArray[np.int64]:
             mine = ids if plan.device is None else ids[torch.from_numpy(plan.device.others)]
-            return np.asarray(resolve_rows(mine, self.shape, self.first_row)[0])
+            return np.asarray(resolve_rows(mine, self.shape)[0])
 
         out, memory = self._pool.rows(plan.n_rows, self.row_bytes, (plan.n_rows, *self._row_shape), self.dtype)
         self._gather.planned(plan, rows_of, memory, tally, tiers, threads)
@@ -342,7 +337,7 @@ class FeatureStore(Dataset[torch.Tensor]):
 
     @property
     def source(self) -> RowSource:
-        """Source of the rows, without the cache; its row 0 has the id ``first_row``."""
+        """Source of the rows, without the cache."""
         return self._gather.source
 
     @property

@@ -19,8 +19,8 @@ from featstore.errors import BusyError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.gather.sources import SourceRange
 from featstore.graph.adjacency import Adjacency
-from featstore.graph.base import Fields, StoredGraph
-from featstore.graph.feature import FeatureStore
+from featstore.graph.base import StoredGraph
+from featstore.graph.fields import Fields
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NeighborLists
 from featstore.graph.partitions import Partitions
@@ -29,7 +29,7 @@ from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.reopen import reduced
 from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed
-from featstore.graph.typeviews import EdgeView, NodeView
+from featstore.graph.typeviews import EdgeView
 from featstore.storage.catalog import Catalog, FieldRecord
 from featstore.topology.base import Topology
 from featstore.topology.edgelists import EdgeLists
@@ -75,8 +75,6 @@ class OpenDataset(StoredGraph):
         self.neighbor_lists = NeighborLists(self, self.snapshot, self.adjacency, self.partitions, self.row_caches)
 
     def _open_fields(self) -> None:
-        self._column_rows: dict[str, RowsOfTypes] = {}
-        self._type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
         catalog, types = self.catalog, self.snapshot.types
         self.num_nodes = catalog.num_nodes
         self.num_edges = catalog.num_edges
@@ -100,7 +98,7 @@ class OpenDataset(StoredGraph):
                     raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {of.n_edges} edges", self.path)
                 full = qualified(edge_name(of.key), name)
                 file, reopen = self.snapshot.file_of(record), partial(reduced, self, full, "edge_features")
-                self._open_store(full, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
+                self._open_store(self._edge_stores, full, file, record.shape, torch_dtype(record.dtype), reopen)
         self.edge_features = Fields.of("edge feature", self._edge_stores)
         self._data_records = data
         self.node_data = Fields("node data", list(data), self._load_data, lambda name: (data[name].dtype, data[name].shape))
@@ -112,30 +110,23 @@ class OpenDataset(StoredGraph):
         name = qualified(",".join(kind.name for kind, _ in fields), record.name)
         parts = tuple((kind, each.parts[0].at or 0) for kind, each in fields)
         self._column_rows[name] = RowsOfTypes(file.n_rows, parts)
-        self._open_store(name, file, (file.n_rows, *record.shape[1:]), torch_dtype(record.dtype), partial(reduced, self, name))
+        dtype, width = torch_dtype(record.dtype), record.shape[1:]
+        self._open_store(self._stores, name, file, (file.n_rows, *width), dtype, partial(reduced, self, name))
         for kind, first in parts:
             own = qualified(kind.name, record.name)
             if len(parts) == 1 and kind.n == file.n_rows:  # else the file has rows of a type that has another one since
                 self._type_stores[own] = self._stores[name]
                 continue
-            rows, shape, reopen = SourceRange(file, first, kind.n), (kind.n, *record.shape[1:]), partial(reduced, self, own)
-            threads = self.options.threads
-            self._type_stores[own] = FeatureStore(
-                own, rows, shape, torch_dtype(record.dtype), self.reader, self.pool, threads, reopen
-            )
-
-    def _list_features(self) -> None:
-        self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
+            rows = SourceRange(file, first, kind.n)
+            self._open_store(self._type_stores, own, rows, (kind.n, *width), dtype, partial(reduced, self, own))
 
     def _open_feature_file(self, name: str, record: FieldRecord) -> None:
         file, reopen = self.snapshot.file_of(record), partial(reduced, self, name)
-        self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen)
+        self._open_store(self._stores, name, file, record.shape, torch_dtype(record.dtype), reopen)
 
     def _close_files(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
             stack.callback(self.snapshot.close)
-            for store in self._type_stores.values():
-                stack.callback(store.close)
             stack.callback(self.adjacency.close)
             stack.callback(self.neighbor_lists.drop)
 
@@ -161,18 +152,8 @@ class OpenDataset(StoredGraph):
 
     @property
     def types(self) -> Types:
-        """The types of nodes and edges, each a range; of a graph without named types one of each."""
+        """See :attr:`StoredGraph.types`."""
         return self.snapshot.types
-
-    @property
-    def node_types(self) -> list[str]:
-        """Names of the types of nodes, as in PyG; ``["_"]`` if nodes have no types."""
-        return list(self.types.nodes)
-
-    @property
-    def edge_types(self) -> list[EdgeKey]:
-        """Names of the types of edges, as in PyG: source, relation and destination; ``[("_", "_", "_")]`` without types."""
-        return list(self.types.edges)
 
     @overload
     def __getitem__(self, name: str) -> Any: ...
@@ -192,19 +173,14 @@ class OpenDataset(StoredGraph):
         TypeError
             The index is not a name.
         """
-        types = self.types
-        if types.is_one:
+        if self.types.is_one or isinstance(name, str):
             return super().__getitem__(cast(str, name))
-        if isinstance(name, str):
-            if name not in types.nodes:
-                raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, types.nodes))}")
-            of_type = cast(Fields, self.features).of_type(name)
-            return NodeView(name, types.nodes[name].n, of_type, cast(Fields, self.node_data).of_type(name))
         if not isinstance(name, tuple):
             raise TypeError(f"a graph of several types is indexed by the name of a type, not by {name!r}")
-        if name not in types.edges:
-            raise KeyError(f"no edge type {name!r}; there is {', '.join(map(repr, types.edges)) or 'none'}")
-        return EdgeView(name, types.edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
+        edges = self.types.edges
+        if name not in edges:
+            raise KeyError(f"no edge type {name!r}; there is {', '.join(map(repr, edges)) or 'none'}")
+        return EdgeView(name, edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
 
     def refuse_types(self, what: str) -> None:
         """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""
@@ -214,24 +190,6 @@ class OpenDataset(StoredGraph):
                 f"the edge types {', '.join(map(repr, self.edge_types)) or '(none)'}. Make a dataset of the nodes and edges that "
                 "it is for with OutOfCoreGraph.from_edge_index"
             )
-
-    def node_rows(self, name: str) -> NodeRows:
-        """See :meth:`StoredGraph.node_rows`."""
-        if self.types.is_one:
-            return super().node_rows(name)
-        return self._column_rows[name]
-
-    def column_of(self, name: str) -> str:
-        """See :meth:`StoredGraph.column_of`."""
-        name = super().column_of(name)
-        if name in self._stores:
-            return name
-        kind, _, field = name.rpartition("/")
-        return next(
-            each
-            for each, rows in self._column_rows.items()
-            if each.rpartition("/")[2] == field and any(of.name == kind for of in rows.kinds)
-        )
 
     # -- its parts ---------------------------------------------------------------------------------------------------------------
 

@@ -50,35 +50,25 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _out_of_range(row: Any, position: Any, n: int, first: int) -> IndexError:
-    return IndexError(f"row {int(row)} at position {int(position)} is out of range for {n} rows{f' from {first}' * bool(first)}")
+def _out_of_range(row: Any, position: Any, n: int) -> IndexError:
+    return IndexError(f"row {int(row)} at position {int(position)} is out of range for {n} rows")
 
 
-def _check_rows(ids: npt.NDArray[Any], n: int, first: int) -> Int64s:
+def _check_rows(ids: npt.NDArray[Any], n: int) -> Int64s:
     """Turn integer ``ids`` (any width, byte order and layout, 1-D) into rows, contiguous int64 in ``[0, n)``."""
     if ids.dtype.kind == "u" and ids.dtype.itemsize == 8:
         too_big = np.flatnonzero(ids > np.uint64(2**63 - 1))
         if len(too_big):
-            raise _out_of_range(ids[too_big[0]], too_big[0], n, first)
+            raise _out_of_range(ids[too_big[0]], too_big[0], n)
     rows = np.ascontiguousarray(ids, dtype=np.int64)
-    bad, negative = wrap_ids(rows, n, None, first)
+    bad, negative = wrap_ids(rows, n, None)
     if bad >= 0:
-        raise _out_of_range(rows[bad], bad, n, first)
-    if negative or first:
+        raise _out_of_range(rows[bad], bad, n)
+    if negative:
         wrapped = np.empty_like(rows)
-        wrap_ids(rows, n, wrapped, first)
+        wrap_ids(rows, n, wrapped)
         return wrapped
     return rows
-
-
-def _span(index: slice, n: int, first: int) -> range:
-    """Turn a slice of the ids below ``first + n`` into rows; ids below ``first`` have no row and are left out."""
-    span = range(*index.indices(first + n))
-    if span.step > 0:
-        span = span[max(0, -(-(first - span.start) // span.step)) :]
-    else:
-        span = range(span.start, max(span.stop, first - 1), span.step)
-    return range(span.start - first, span.stop - first, span.step)
 
 
 def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
@@ -100,20 +90,19 @@ def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
     return index[0] if index else slice(None)
 
 
-def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int64s | range, tuple[int, ...] | None]:
+def resolve_rows(index: Any, shape: Sequence[int]) -> tuple[Int64s | range, tuple[int, ...] | None]:
     """Turn an index into row numbers in ``[0, n)``, and the shape that replaces the first axis (None: a single row).
 
-    Only this function turns ids into rows: row 0 has the id ``first``. Ids below 0 count from the end; a mask has one value for
-    each row. A slice of step 1 becomes a range, to be read sequentially. ``shape`` is that of all rows; axes other than the
-    first may only be taken whole. TypeError if ``index`` is no index; IndexError for an id out of range or a mask of the wrong
-    length.
+    Ids below 0 count from the end; a mask has one value for each row. A slice of step 1 becomes a range, to be read
+    sequentially. ``shape`` is that of all rows; axes other than the first may only be taken whole. TypeError if ``index`` is no
+    index; IndexError for an id out of range or a mask of the wrong length.
     """
     n = shape[0]
     if isinstance(index, tuple) or index is Ellipsis:
         index = _of_rows(index if isinstance(index, tuple) else (), shape)
     if not isinstance(index, (list, np.ndarray, torch.Tensor)):
         if isinstance(index, slice):
-            span = _span(index, n, first)
+            span = range(*index.indices(n))
             if span.step == 1:
                 return span, (len(span),)
             return np.arange(span.start, span.stop, span.step, dtype=np.int64), (len(span),)
@@ -122,9 +111,9 @@ def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int6
         except TypeError:
             number = None
         if number is not None:
-            row = number + n if number < 0 else number - first
+            row = number + n if number < 0 else number
             if not 0 <= row < n:
-                raise _out_of_range(number, 0, n, first)
+                raise _out_of_range(number, 0, n)
             return range(row, row + 1), None
     ids = _as_array(index)
     kind = ids.dtype.kind
@@ -134,5 +123,5 @@ def resolve_rows(index: Any, shape: Sequence[int], first: int = 0) -> tuple[Int6
         return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)
     if kind not in "iu":
         raise TypeError(f"rows are indexed by integers or a boolean mask, not {ids.dtype}")
-    rows = _check_rows(ids if ids.ndim == 1 else ids.reshape(-1), n, first)
+    rows = _check_rows(ids if ids.ndim == 1 else ids.reshape(-1), n)
     return rows, (ids.shape or None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from featstore.graph.base import Fields
+from featstore.graph.fields import Fields
 from featstore.topology.types import EdgeKey
 
 __all__ = ["EdgeView", "NodeView"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featstore.config import check_at_least
-from featstore.errors import RanksWarning
 from featstore.pack.packgraph import Graph, PackedGraph
 
-__all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "check_ranks"]
+__all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "process_group"]
 
 
 def _check_names(
@@ -33,13 +31,8 @@ def _check_names(
 
 
 def check_features(g: Graph, names: Any) -> tuple[str, ...]:
-    """Check names of features, whose row 0 must be that of node 0: strategies and caches take a node's id for its row."""
-    found = _check_names("features", names, g.features)
-    for name in found:
-        first = getattr(g.features[name], "first_row", 0)  # stores of other kinds begin with node 0
-        if first:
-            raise NotImplementedError(f"features: row 0 of {name!r} is that of node {first}, not of node 0")
-    return found
+    """Check names of features."""
+    return _check_names("features", names, g.features)
 
 
 def check_edge_features(g: Graph, names: Any, sampler: Any) -> tuple[str, ...]:
@@ -70,20 +63,12 @@ def check_labels(g: Graph, names: str | Sequence[str] | None, prefix: str = "") 
     return _check_names("labels", names, there, **hints)
 
 
-def check_ranks() -> None:
-    """Warn if this process is one of several in torch's process group: the loaders of all of them deliver the same batches."""
+def process_group() -> tuple[int, int] | None:
+    """Get this process's rank and the number of ranks in torch's process group; None if there is no group."""
     distributed: Any = sys.modules.get("torch.distributed")  # not imported: there is no process group
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return
-    n, rank = distributed.get_world_size(), distributed.get_rank()
-    if n > 1:
-        warnings.warn(
-            f"this is rank {rank} of {n} processes that train together, and a loader divides nothing among them: give each its "
-            f"share of the seeds, seeds[{rank}::{n}][: len(seeds) // {n}], so that all have as many batches. Where that is done, "
-            "say so: warnings.filterwarnings('ignore', category=featstore.RanksWarning)",
-            RanksWarning,
-            stacklevel=3,
-        )
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def check_prefetch(prefetch: int | str, threads: int) -> int:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.gather.buffers import BufferPool, memory_errors
+from featstore.load.disjoint import batch_nodes
 from featstore.load.minibatch import LoadedBatch, Move
 from featstore.registry import adapter
 from featstore.sampling.batch import Block, SampledBatch
@@ -36,7 +37,7 @@ class HeteroMiniBatch(LoadedBatch):
     seeds : int64 tensor, shape (n_seeds,)
         The nodes of the loss, each once: the first of ``input_ids[seed_type]``.
     input_ids : dict of str to int64 tensor, shape (n,)
-        Distinct nodes of the batch, by type; a type may have none.
+        Nodes of the batch, by type; a type may have none. Distinct, unless there is a subgraph for each seed.
     blocks : tuple of dict of (str, str, str) to Block
         One bipartite block of each type of edges, for each hop, outermost first. ``src`` and ``dst`` are positions in
         ``input_ids`` of the types of the two ends, of which the block has the first ``n_src`` and ``n_dst``.
@@ -45,6 +46,8 @@ class HeteroMiniBatch(LoadedBatch):
     index : int
     seed_index, seed_positions
         As of :class:`MiniBatch`.
+    batch : dict of str to int64 tensor, shape (n,), or None
+        By type, as of :class:`MiniBatch`.
     num_sampled_nodes : dict of str to list of int
         For each type, its seeds, and the nodes that each hop added, the seeds' own hop first.
     edge_features : dict of str to tuple of dict of (str, str, str) to tensor, shape (n_edges, …)
@@ -63,6 +66,7 @@ class HeteroMiniBatch(LoadedBatch):
     edge_features: dict[str, tuple[dict[EdgeKey, torch.Tensor], ...]]
     rows: dict[str, torch.Tensor]
     parts: dict[str, list[tuple[str, str, int, int]]]  # of each of rows: the feature, a type, and where its rows are
+    batch: dict[str, torch.Tensor] | None = None
     history: Any = None
 
     @property
@@ -107,7 +111,8 @@ class HeteroMiniBatch(LoadedBatch):
         of_blocks = (each for hop in self.blocks for block in hop.values() for each in block.tensors)
         of_edges = (rows for hops in self.edge_features.values() for hop in hops for rows in hop.values())
         of_seeds = self.seed_index, *self.labels.values(), *(() if self.seed_positions is None else (self.seed_positions,))
-        return [*self.input_ids.values(), *self.rows.values(), *of_seeds, *of_blocks, *of_edges]
+        of_nodes = *self.input_ids.values(), *(self.batch or {}).values()
+        return [*of_nodes, *self.rows.values(), *of_seeds, *of_blocks, *of_edges]
 
     def _map(self, move: Move) -> HeteroMiniBatch:
         input_ids = {kind: move(ids) for kind, ids in self.input_ids.items()}
@@ -124,6 +129,7 @@ class HeteroMiniBatch(LoadedBatch):
                 for name, hops in self.edge_features.items()
             },
             rows={name: move(rows) for name, rows in self.rows.items()},
+            batch=None if self.batch is None else {kind: move(numbers) for kind, numbers in self.batch.items()},
         )
 
     def __repr__(self) -> str:
@@ -145,7 +151,7 @@ class TypedNodes:
     """
 
     def __init__(self, types: Types, sampled: SampledBatch, pool: BufferPool) -> None:
-        ids = sampled.input_ids.numpy()
+        ids = batch_nodes(sampled, pool).numpy()
         self._types, self._pool = types, pool
         self._at = dict(zip(types.nodes, by_type(ids, types.nodes.values()), strict=True))
         self._number = pool.array((len(ids),), np.int64)  # of each node of the batch, in its type
@@ -155,6 +161,11 @@ class TypedNodes:
             np.subtract(ids[at], types.nodes[name].first, out=local.numpy())
             self.input_ids[name] = local
             self._number[at] = np.arange(len(at))
+        self.batch: dict[str, torch.Tensor] | None = None
+        if sampled.copies is not None:
+            self.batch = {name: pool.tensor((len(at),), torch.int64) for name, at in self._at.items()}
+            for name, numbers in self.batch.items():
+                np.take(sampled.copies.batch.numpy(), self._at[name], out=numbers.numpy(), mode="clip")
         k = max(1, len(types.edges))
         hops = [sampled.blocks[first : first + k] for first in range(0, len(sampled.blocks), k)]
         self.blocks = tuple(dict(zip(types.edges, hop, strict=True)) for hop in hops)
@@ -223,6 +234,7 @@ def typed_batch(
     kind: NodeType,
     nodes: Domain,
     batch: Batch,
+    features: dict[str, torch.Tensor],
     pool: BufferPool,
     labels: dict[str, torch.Tensor],
     number: torch.Tensor,
@@ -240,8 +252,9 @@ def typed_batch(
         index=batch.sampled.index,
         seed_index=number,
         seed_positions=positions,
+        batch=typed.batch,
         num_sampled_nodes=typed.num_sampled_nodes,
         edge_features=typed.edge_features(batch.edge_features),
-        rows=batch.features,
-        parts={name: parts_of(name, nodes.rows_of(name), ids) for name in batch.features},
+        rows=features,
+        parts={name: parts_of(name, nodes.rows_of(name), ids) for name in features},
     )

@@ -488,6 +488,8 @@ def check_history(history: object, strategy: Strategy, sampler: object, device: 
         raise OptionError(
             "history", f"it goes with NeighborSampler and LaborSampler, whose nodes draw for themselves, not {name}"
         )
+    if sampler.disjoint:
+        raise OptionError("history", "it has one row a node, and a disjoint batch has a node several times: leave disjoint out")
     if not sampler.redraw:
         raise OptionError("history", "it needs a sampler whose nodes draw anew in every hop (redraw=True)")
     if isinstance(sampler, LaborSampler) and sampler.importance_sampling:

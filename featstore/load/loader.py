@@ -21,7 +21,7 @@ from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
-from featstore.load.arguments import check_edge_features, check_features, check_prefetch, check_ranks
+from featstore.load.arguments import check_edge_features, check_features, check_prefetch, process_group
 from featstore.load.batchcheck import batch_check
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
@@ -30,13 +30,15 @@ from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
 from featstore.load.transfer import numbered
-from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of, seeds_of_type, types_of
+from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of
 from featstore.pack.packgraph import PackedGraph
+from featstore.pack.typedarguments import seeds_of_type, types_of
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.foreign import check_same_graph, checked_sampler, graph_id
 from featstore.sampling.macrolists import macro_lists
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
+from featstore.sampling.shares import ShareOfBatches, check_ranks
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
 from featstore.strategies.context import Context
@@ -126,6 +128,10 @@ class Loader:
         Historical embeddings: nodes of the seeds' own hop with a recent embedding are not expanded. The loop must call
         ``batch.history.merge`` for each batch. A history needs a :class:`~featstore.NeighborSampler` or
         :class:`~featstore.LaborSampler` of two hops or more, and allows one epoch at a time.
+    rank, world_size : int, optional
+        This process and the number of those that train together; by default those of torch's process group, or of one process.
+        In each step every rank has one batch, of up to ``batch_size`` seeds: rank ``r`` the batches ``r``, ``r + world_size``, …
+        of those that one process would have, bit for bit. All ranks have as many. The last step's seeds are divided evenly.
 
     Raises
     ------
@@ -133,7 +139,8 @@ class Loader:
         The policy of ``device_cache`` is not static, or is given for a pack; an option of the strategy does not suit this
         loader.
     ValueError
-        A value is out of range; the sampler is of another graph; a sampler or seeds are given to a strategy that has its own.
+        A value is out of range; the sampler is of another graph; a sampler or seeds are given to a strategy that has its own; the
+        seeds of the last step are fewer than the ranks; a pack, whose batches are not divided, is run by several ranks.
     NotImplementedError
         The graph has several types, and the strategy, the sampler or an option does not take them.
     TypeError
@@ -149,8 +156,6 @@ class Loader:
 
     Warns
     -----
-    RanksWarning
-        The process is one of several that train together, each of which gets all batches.
     FeatstoreWarning
         ``drop_last`` leaves out the only batch.
 
@@ -184,8 +189,10 @@ class Loader:
         threads: int | Mapping[str, int] | None = None,
         edge_features: str | Sequence[str] | Mapping[Any, Any] = (),
         history: History | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
-        check_ranks()
+        self._rank, self._world_size = check_ranks(rank, world_size, process_group())
         self._strategy = get_strategy(strategy)
         self._g, self._sampler = cast(Any, g), sampler
         sampling, copying, reading = stage_threads(threads, g.options.threads)
@@ -218,7 +225,7 @@ class Loader:
         self._beginning = threading.RLock()
         self._adapts = prefetch == "auto"
         self._next_epoch = self._next_start = 0
-        self._position = Position(0, 0)
+        self._position, self._resumed = Position(0, 0), (0, 0)
         self._closed = False
         self._pid = os.getpid()
         self._history: History | None = None
@@ -263,6 +270,12 @@ class Loader:
             if history is not None:
                 found.close()
                 check_history(history, self._strategy, None)
+            if self._world_size > 1:
+                found.close()
+                raise ValueError(
+                    f"strategy {name!r} runs a pack, whose batches are not divided among {self._world_size} ranks: make a pack "
+                    "of each rank's seeds, and say rank=0, world_size=1"
+                )
             return found
         if isinstance(g, PackedGraph):
             raise ValueError(f"a PackedGraph has no sampler and no seeds: strategy {name!r} needs its dataset")
@@ -271,8 +284,9 @@ class Loader:
         batches = as_batches(seeds, batch_size, BATCH_SIZE, **options)
         batches.check(g.num_nodes)
         checked = checked_sampler(sampler, g.num_nodes, g)
+        share = batches if self._world_size == 1 else ShareOfBatches(batches, self._rank, self._world_size)
         if history is None:
-            return Drawn(checked, batches, macro_lists(g, checked, batches))
+            return Drawn(checked, share, macro_lists(g, checked, batches))
         check_history(history, self._strategy, checked, device)
         lists = macro_lists(g, checked, batches)
         try:
@@ -282,7 +296,7 @@ class Loader:
                 lists.close()
             raise
         self._history = history
-        return Drawn(checked, batches, lists, history.times)
+        return Drawn(checked, share, lists, history.times)
 
     def _make_runner(self, context: Context, cache: DeviceCache | None, history: History | None) -> None:
         """Divide the memory in order: the loader's own tables, the rows on the device, the strategy's runner."""
@@ -375,7 +389,8 @@ class Loader:
             try:
                 depth = self._runner.prefetch
                 most = MOST_AHEAD if self._adapts and depth > 1 else depth  # not where memory was short from the start
-                check = batch_check(self._strategy.name, len(self), None if self._sampler is None else epoch)
+                n_numbers = self._runner.context.batches.n_numbers
+                check = batch_check(self._strategy.name, n_numbers, None if self._sampler is None else epoch)
                 running = RunningEpoch(run, self._stages, position, len(self), depth, self, most, check)
             except BaseException:
                 run.close()
@@ -388,19 +403,30 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` loop run ``epoch``, from its first batch; by default epochs count up from 0."""
         epoch = check_at_least("epoch", epoch, 0)
-        self._next_epoch, self._next_start = epoch, 0
-        self._position = Position(epoch, 0)
+        self._go_on(epoch, 0)
+
+    def _go_on(self, epoch: int, n_done: int) -> None:
+        """Let the next loop run ``epoch`` after its first ``n_done`` batches, those of all ranks together."""
+        batches = self._runner.context.batches
+        if isinstance(batches, Drawn):
+            batches.resume(epoch, n_done)
+        self._next_epoch, self._next_start = epoch, n_done // self._world_size
+        self._position, self._resumed = Position(epoch, self._next_start), (epoch, n_done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of training: the epoch and the batch after the last one delivered.
+        """Return the position of training: the epoch and the batch after the last one delivered, of all ranks together.
 
-        A loader with the same seeds and options continues there after :meth:`load_state_dict`; its next ``for`` loop runs the
-        rest of the epoch. Batches that were only made ahead do not count, nor does an iterator whose first batch was not asked
-        for. With several running iterators, the position is that of the last one begun.
+        It is the same on all ranks, and goes on with any number of them. A loader with the same seeds and options continues
+        there after :meth:`load_state_dict`; its next ``for`` loop runs the rest of the epoch. Batches that were only made
+        ahead do not count, nor does an iterator whose first batch was not asked for. With several running iterators, the
+        position is that of the last one begun.
         """
         epoch, batch = self._position.epoch, self._position.batch
         if batch >= len(self) > 0:
             epoch, batch = epoch + 1, 0
+        batch *= self._world_size
+        if epoch == self._resumed[0]:  # within a step of the ranks that there are now
+            batch = max(batch, self._resumed[1])
         batches = self._runner.context.batches.digest()
         return {"version": 1, "epoch": epoch, "batch": batch, "batches": batches, "graph": graph_id(self._g)}
 
@@ -421,8 +447,7 @@ class Loader:
                 "ran in another order (policy, length)"
             )
         check_same_graph(state, graph_id(self._g))
-        self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
-        self._position = Position(self._next_epoch, self._next_start)
+        self._go_on(int(state["epoch"]), int(state["batch"]))
 
     def stats(self) -> dict[str, Any]:
         """Return the loader's counts and seconds since it was made.

@@ -84,7 +84,7 @@ class MiniBatch(LoadedBatch):
     seeds : int64 tensor, shape (n_seeds,)
         The nodes of the loss, each once: the first of ``input_ids``.
     input_ids : int64 tensor, shape (n,)
-        Distinct nodes of the batch.
+        Nodes of the batch; distinct, unless there is a subgraph for each seed.
     blocks : tuple of Block
         One bipartite block a hop, outermost first, which is the order in which layers use them.
     features : dict of str to tensor, shape (n, …)
@@ -101,6 +101,9 @@ class MiniBatch(LoadedBatch):
         of batches that do not say.
     edge_features : dict of str to tuple of tensors
         One tensor a block, of shape (n_edges, …): its row ``k`` belongs to the ``k``-th edge of the block.
+    batch : int64 tensor, shape (n,), or None
+        Of a sampler with ``disjoint=True``: the number of the seed whose subgraph each node is of; ``input_ids`` then has a node
+        once in each subgraph that reaches it.
     history : BatchHistory or None
         The rows that the batch pulls and pushes, if its loader has a :class:`~featstore.History`. The last block then has more
         sources than the block before has destinations, and ``input_ids`` begins with the destinations of that block.
@@ -115,6 +118,7 @@ class MiniBatch(LoadedBatch):
     seed_index: torch.Tensor
     seed_positions: torch.Tensor | None = None
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    batch: torch.Tensor | None = None
     history: BatchHistory | Any = None  # Any: type checkers ask for no test for None; a loop knows whether it has a history
 
     @property
@@ -137,7 +141,8 @@ class MiniBatch(LoadedBatch):
         of_edges = (rows for blocks in self.edge_features.values() for rows in blocks)
         of_blocks = (each for block in self.blocks for each in block.tensors)
         of_history = () if self.history is None else self.history.rows.tensors
-        of_seeds = self.seed_index, *self.labels.values(), *(() if self.seed_positions is None else (self.seed_positions,))
+        more = (each for each in (self.seed_positions, self.batch) if each is not None)
+        of_seeds = self.seed_index, *self.labels.values(), *more
         return [self.input_ids, *self.features.values(), *of_seeds, *of_blocks, *of_edges, *of_history]
 
     def to_pyg(self) -> Any:
@@ -165,6 +170,7 @@ class MiniBatch(LoadedBatch):
             seed_index=move(self.seed_index),
             seed_positions=None if self.seed_positions is None else move(self.seed_positions),
             edge_features={name: tuple(map(move, blocks)) for name, blocks in self.edge_features.items()},
+            batch=None if self.batch is None else move(self.batch),
             history=None if self.history is None else self.history.map(move),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -18,18 +18,20 @@ from featstore.gather.counters import Overlap
 from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan, Tier
+from featstore.load.disjoint import batch_nodes, delivered, places_of
 from featstore.load.edges import gather_edges
 from featstore.load.heterobatch import typed_batch
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import LoadedBatch, MiniBatch
 from featstore.load.seedlabels import SeedLabels
-from featstore.load.transfer import Transfer
+from featstore.load.transfer import Assembled, Transfer
 from featstore.sampling.batches import EpochSeeds
 from featstore.sampling.edgenumbers import blocks_of, edge_numbers
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
+from featstore.topology.noderows import NodeRows
 from featstore.topology.types import NodeType, Types
 
 __all__ = ["Stages"]
@@ -68,7 +70,7 @@ class Stages:
         self._on_device = context.on_device
         # None: a batch is complete once it is assembled.
         is_whole = context.device.type == "cpu" and self._on_device is None
-        self._transfer = None if is_whole else Transfer(context.device, self.watch)
+        self._transfer = None if is_whole else Transfer(context.device, self.watch, self._g.pool)
         # Passed to stores only if the loader's number of copying threads differs from the graph's.
         own = context.copy_threads != context.graph.options.threads
         self._copying: dict[str, Any] = {"threads": context.copy_threads} if own else {}
@@ -112,8 +114,9 @@ class Stages:
         """
         sample = self._for_device(partial(self._sample, check=check), run)
         assemble = self._for_device(self._assemble, run)
-        last: Callable[..., Any] = self._transfer or assemble
-        return (sample, last, None) if self._transfer is None else (sample, self._for_device(self._assemble_apart, run), last)
+        if self._transfer is None:
+            return sample, lambda position, batch: assemble(position, batch).batch, None
+        return sample, assemble, self._transfer
 
     def _for_device(self, stage: Callable[..., Any], run: EpochRun) -> Callable[..., Any]:
         """Bind a stage to an epoch; for a CUDA device, its memory comes from pinned buffers."""
@@ -185,39 +188,64 @@ class Stages:
         except BudgetError as error:
             raise self._too_small(position, error) from None  # the number of rows is unknown
 
-    def _assemble(self, run: EpochRun, position: int, batch: Batch) -> LoadedBatch:
-        """Assemble the host's part of a batch: the whole batch, unless the device holds some of its rows."""
+    def _assemble(self, run: EpochRun, position: int, batch: Batch) -> Assembled:
+        """Assemble the host's part of a batch: the whole batch, if there is no stage after it."""
         sampled, tally = batch.sampled, batch.tally
         n_rows = len(sampled.input_ids)
         try:
             self._gather_edges(batch)
             self._gather_features(run, batch)
+            features, places = self._delivered(batch)
+            with self.watch.time("labels"):
+                of_seeds = self._labels.of(sampled, self._orders.get(run))
+            made = self._made(run, batch, features, *of_seeds)
         except BudgetError as error:
             self.memory.saw(n_rows, sampled.nbytes)
             raise self._too_small(position, error, n_rows) from None
-        with self.watch.time("labels"):
-            labels, number, positions = self._labels.of(sampled, self._orders.get(run))
-        made: LoadedBatch
-        if self._types is not None and self._kind is not None:
-            of_seeds = labels, number, positions
-            try:
-                made = typed_batch(self._types, self._kind, self._context.nodes, batch, self._g.pool, *of_seeds)
-            except BudgetError as error:
-                raise self._too_small(position, error, n_rows) from None
-        else:
-            made = MiniBatch(
-                sampled.seeds, sampled.input_ids, sampled.blocks, batch.features, labels, sampled.index, number, positions
-            )
-            made.edge_features = batch.edge_features
-            if self._history is not None and sampled.history is not None:
-                made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         self.memory.saw(n_rows, sampled.nbytes)
         self._context.counts.add(sum(tally.rows.values()), tally.rows, tally.hits_lost)
+        return Assembled(made, batch.apart, places)
+
+    def _made(
+        self,
+        run: EpochRun,
+        batch: Batch,
+        features: dict[str, torch.Tensor],
+        labels: dict[str, torch.Tensor],
+        number: torch.Tensor,
+        positions: torch.Tensor | None,
+    ) -> LoadedBatch:
+        """Make the batch that the loop gets."""
+        sampled, pool = batch.sampled, self._g.pool
+        if self._types is not None and self._kind is not None:
+            return typed_batch(self._types, self._kind, self._context.nodes, batch, features, pool, labels, number, positions)
+        nodes = batch_nodes(sampled, pool)
+        seeds = nodes[: sampled.n_seeds]
+        made = MiniBatch(seeds, nodes, sampled.blocks, features, labels, sampled.index, number, positions, batch.edge_features)
+        if sampled.copies is not None:
+            made.batch = sampled.copies.batch
+        if self._history is not None and sampled.history is not None:
+            made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         return made
 
-    def _assemble_apart(self, run: EpochRun, position: int, batch: Batch) -> tuple[LoadedBatch, Mapping[str, Apart]]:
-        """Assemble a batch to be transferred; return it with the features of which the device holds rows."""
-        return self._assemble(run, position, batch), batch.apart
+    def _delivered(self, batch: Batch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Make the rows that the loop gets from the gathered ones, or find the places where the transfer gets them."""
+        if batch.sampled.copies is None:
+            return batch.features, {}
+        pool, nodes = self._g.pool, self._context.nodes
+        of_rows: dict[NodeRows, torch.Tensor | None] = {}
+        places = {}
+        for name in batch.features:
+            rows = nodes.rows_of(name)
+            if rows not in of_rows:
+                of_rows[rows] = places_of(rows, batch.sampled, pool)
+            if (found := of_rows[rows]) is not None:
+                places[name] = found
+        if self._transfer is not None:
+            return batch.features, places
+        with self.watch.time("gather"):
+            threads = self._context.copy_threads
+            return {name: delivered(rows, places[name], pool, threads) for name, rows in batch.features.items()}, {}
 
     def _gather_features(self, run: EpochRun, batch: Batch) -> None:
         """Gather the features that the batch still lacks; count the seconds and reads, also of a gather that fails."""

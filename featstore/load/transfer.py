@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from featstore.gather.buffers import BufferPool
 from featstore.gather.counters import Stopwatch
 from featstore.gather.device import Apart
+from featstore.load.disjoint import delivered
 from featstore.load.minibatch import LoadedBatch
 
-__all__ = ["Transfer", "numbered"]
+__all__ = ["Assembled", "Transfer", "numbered"]
 
 
 def numbered(device: torch.device) -> torch.device:
     """Return a device with its number: ``"cuda"`` is the device that is current in this thread now."""
     has_none = device.type == "cuda" and device.index is None
     return torch.device("cuda", torch.cuda.current_device()) if has_none else device
+
+
+class Assembled(NamedTuple):
+    """The host's part of a batch.
+
+    Parameters
+    ----------
+    batch : LoadedBatch
+        Of a feature of which the device holds rows it has only the other rows.
+    apart : mapping of str to Apart
+        The features of which the device holds rows.
+    places : mapping of str to tensor
+        For each feature the place of each row that is delivered among the gathered ones; empty: they are the same.
+    """
+
+    batch: LoadedBatch
+    apart: Mapping[str, Apart]
+    places: Mapping[str, torch.Tensor]
 
 
 class Transfer:
@@ -28,6 +48,8 @@ class Transfer:
     device : torch.device
     watch : Stopwatch
         Measures the stage ``transfer``.
+    pool : BufferPool
+        Memory of rows on the CPU.
 
     Attributes
     ----------
@@ -41,34 +63,32 @@ class Transfer:
     back to its pool, and the batch may be used in any stream.
     """
 
-    def __init__(self, device: torch.device, watch: Stopwatch) -> None:
+    def __init__(self, device: torch.device, watch: Stopwatch, pool: BufferPool) -> None:
         cuda: Any = torch.cuda
         self.device = numbered(device)
         self._stream = cuda.Stream(self.device) if device.type == "cuda" else None
-        self._watch = watch
+        self._watch, self._pool = watch, pool
 
-    def __call__(self, position: int, assembled: tuple[LoadedBatch, Mapping[str, Apart]]) -> LoadedBatch:
-        """Copy batch ``position`` to the device, and join all of its rows there.
-
-        ``assembled``: the batch in host memory, and the features of which the device holds rows. Of such a feature the batch
-        has only the other rows.
-        """
+    def __call__(self, position: int, assembled: Assembled) -> LoadedBatch:
+        """Copy batch ``position`` to the device, and join all of its rows there."""
         with self._watch.time("transfer"):
             if self._stream is None:
-                batch = self._move(*assembled)
+                batch = self._move(assembled)
             else:
                 try:
                     with torch.cuda.stream(self._stream):
-                        batch = self._move(*assembled)
+                        batch = self._move(assembled)
                 finally:  # even after an error: copies that have begun read host memory until they are over
                     self._stream.synchronize()
         return batch
 
-    def _move(self, batch: LoadedBatch, apart: Mapping[str, Apart]) -> LoadedBatch:
+    def _move(self, assembled: Assembled) -> LoadedBatch:
+        batch, apart, places = assembled
         rows = {
             name: apart[name].together() if name in apart else rows.to(self.device, non_blocking=True)
             for name, rows in batch.gathered.items()
         }
+        rows = {name: delivered(each, places[name], self._pool) if name in places else each for name, each in rows.items()}
         return batch.with_gathered({}).to(self.device, non_blocking=True).with_gathered(rows)
 
     def receive(self, batch: LoadedBatch) -> None:

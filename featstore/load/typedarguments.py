@@ -8,13 +8,13 @@ from typing import Any
 from featstore.load.arguments import check_edge_features
 from featstore.pack.batches import PackBatches
 from featstore.pack.packgraph import Graph, PackedGraph
-from featstore.pack.typedarguments import check_typed_sampler, features_of_types, mixed_text, seeds_of_type, types_of
+from featstore.pack.typedarguments import check_typed_sampler, features_of_types, mixed_text
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.strategies.base import Strategy
 from featstore.strategies.domain import Domain
 from featstore.topology.types import NodeType, Types, edge_name
 
-__all__ = ["check_typed", "domain_of", "edge_features_of", "seed_type_of", "seeds_of_type", "types_of"]
+__all__ = ["check_typed", "domain_of", "edge_features_of", "seed_type_of"]
 
 
 def seed_type_of(types: Types, batches: SampledBatches, strategy: Strategy) -> NodeType:

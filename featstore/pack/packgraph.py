@@ -6,7 +6,7 @@ import errno
 import math
 import os
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -15,17 +15,16 @@ from featstore.config import Options
 from featstore.creation.source import torch_dtype
 from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
-from featstore.graph.base import Fields, StoredGraph
+from featstore.graph.base import StoredGraph
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.feature import FeatureStore
+from featstore.graph.fields import Fields
 from featstore.graph.policyinputs import Given, PolicyInputs
-from featstore.graph.typeviews import NodeView
 from featstore.pack.layout import layout_records, rows_of_record
 from featstore.pack.nodedata import carried, field_key, load_carried
 from featstore.pack.offline import Pack
 from featstore.storage.format import DTYPES
 from featstore.topology.noderows import NodeRows, RowsOfTypes
-from featstore.topology.types import EdgeKey, qualified
+from featstore.topology.types import Types, qualified
 
 __all__ = ["Graph", "PackedGraph"]
 
@@ -69,16 +68,16 @@ class PackedGraph(StoredGraph):
     ) -> None:
         opened = pack if isinstance(pack, Pack) else Pack(pack)
         try:
-            path, self.num_nodes, self.types = opened.path, opened.num_nodes, opened.types
+            path, self.num_nodes, self._types = opened.path, opened.num_nodes, opened.types
             self._identity = dict(opened.record["made_of"])
             fields: dict[str, dict[str, Any]] = {}
-            self._column_rows: dict[str, RowsOfTypes] = {}
+            column_rows: dict[str, RowsOfTypes] = {}
             for record in layout_records(opened):
                 rows = rows_of_record(opened, record, path)
                 for feature in record["features"]:
                     fields[feature["name"]] = feature
                     if rows is not None:
-                        self._column_rows[feature["name"]] = self._joined(self._column_rows.get(feature["name"]), rows)
+                        column_rows[feature["name"]] = self._joined(column_rows.get(feature["name"]), rows)
             self._carried = carried(opened)
         finally:
             if opened is not pack:
@@ -88,17 +87,16 @@ class PackedGraph(StoredGraph):
         for name, record in self._carried.items():
             self._identity[field_key(self.types, name)] = str(record["made_of"])
         super().__init__(path, Options.resolve(memory, backend, verify, threads))
-        self._type_stores: dict[str, FeatureStore] = {}
+        self._column_rows = column_rows
         for name, field in fields.items():
             shape, dtype = field["shape"], torch_dtype(field["dtype"])
             absent = partial(AbsentRows, path, row_bytes=field["row_bytes"], fingerprint=field["made_of"])
-            self._open_store(name, absent(shape[0]), shape, dtype)
+            self._open_store(self._stores, name, absent(shape[0]), shape, dtype)
             for own, n in self._fields_of(name):
                 self._identity[field_key(self.types, own)] = field["made_of"]
                 if not self.types.is_one:
-                    own_shape, n_threads = (n, *shape[1:]), self.options.threads
-                    self._type_stores[own] = FeatureStore(own, absent(n), own_shape, dtype, self.reader, self.pool, n_threads)
-        self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
+                    self._open_store(self._type_stores, own, absent(n), (n, *shape[1:]), dtype)
+        self._list_features()
         described = {name: (record["dtype"], record["shape"]) for name, record in self._carried.items()}
         self.node_data = Fields("node data", list(self._carried), self._load_data, described.__getitem__)
 
@@ -115,27 +113,9 @@ class PackedGraph(StoredGraph):
         return [(qualified(kind.name, name), kind.n) for kind in self._column_rows[column].kinds]
 
     @property
-    def node_types(self) -> list[str]:
-        """Names of the types of nodes; ``["_"]`` if nodes have no types."""
-        return list(self.types.nodes)
-
-    @property
-    def edge_types(self) -> list[EdgeKey]:
-        """Names of the types of edges: source, relation and destination; ``[("_", "_", "_")]`` without types."""
-        return list(self.types.edges)
-
-    def __getitem__(self, name: str) -> Any:
-        """Get a feature, or in a graph of several types a type of nodes, by name; see :class:`featstore.OutOfCoreGraph`."""
-        if self.types.is_one:
-            return super().__getitem__(name)
-        if name not in self.types.nodes:
-            raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, self.types.nodes))}")
-        features, node_data = cast(Fields, self.features).of_type(name), cast(Fields, self.node_data).of_type(name)
-        return NodeView(name, self.types.nodes[name].n, features, node_data)
-
-    def node_rows(self, name: str) -> NodeRows:
-        """See :meth:`StoredGraph.node_rows`; of the types whose rows some layout has."""
-        return self._column_rows[name] if name in self._column_rows else super().node_rows(name)
+    def types(self) -> Types:
+        """See :attr:`StoredGraph.types`."""
+        return self._types
 
     def _data_bytes(self, name: str) -> int:
         record = self._carried[name]
@@ -147,8 +127,7 @@ class PackedGraph(StoredGraph):
             return load_carried(pack, self._carried[name])
 
     def _close_files(self) -> None:
-        for store in self._type_stores.values():  # layouts are closed by the loaders that opened them
-            store.close()
+        """Nothing: layouts are closed by the loaders that opened them."""
 
     def fingerprint(self) -> dict[str, str]:
         """Get the fingerprint of the graph that the pack was made of; see :meth:`featstore.OutOfCoreGraph.fingerprint`."""

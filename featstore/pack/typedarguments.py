@@ -10,7 +10,9 @@ import torch
 from featstore.gather.arrays import id_array
 from featstore.graph.base import StoredGraph
 from featstore.sampling.batches import check_given
-from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.sampling.hops import refuse_types
+from featstore.sampling.typedbatches import BatchesOfType
+from featstore.topology.noderows import NodeRows
 from featstore.topology.types import NodeType, Types
 
 __all__ = ["check_typed_sampler", "features_of_types", "mixed_text", "seeds_of_type", "types_of"]
@@ -18,19 +20,18 @@ __all__ = ["check_typed_sampler", "features_of_types", "mixed_text", "seeds_of_t
 
 def types_of(g: StoredGraph) -> Types | None:
     """Get the types of a graph; None if it has one of nodes and one of edges, without names."""
-    types: Types | None = getattr(g, "types", None)
-    return None if types is None or types.is_one else types
+    return None if g.types.is_one else g.types
 
 
-def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
-    """Read seeds that are given as ``(type, ids)`` or ``(type, mask)``; return the type, and the ids among those of all types.
+def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, Any]:
+    """Read seeds that are given as ``(type, ids)``, ``(type, mask)`` or ``(type, batches)``.
+
+    Returns the type, and the ids, a tensor, or batches, among the nodes of all types.
 
     Raises
     ------
     TypeError, ValueError, IndexError
         Seeds without their type, or of no type of the graph; ids that are not nodes of it.
-    NotImplementedError
-        Batches of the user's own.
     """
     names = ", ".join(map(repr, types.nodes))
     if not isinstance(seeds, tuple) or len(seeds) != 2 or not isinstance(seeds[0], str):
@@ -38,9 +39,9 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
     name, given = seeds
     if name not in types.nodes:
         raise ValueError(f"seeds: the graph has no node type {name!r}; it has {names}")
-    if hasattr(given, "epoch"):
-        raise NotImplementedError("seeds: batches of one's own are not built yet for graphs of several types; give ids")
     kind = types.nodes[name]
+    if hasattr(given, "epoch"):
+        return kind, BatchesOfType(given, kind)
     if id_array("seeds", given).dtype.kind != "b" and not len(given):
         return kind, torch.empty(0, dtype=torch.int64, device="cpu")
     return kind, check_given(given, kind.n)[0] + kind.first
@@ -49,10 +50,7 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, torch.Tensor]:
 def check_typed_sampler(types: Types, sampler: Any) -> None:
     """Raise NotImplementedError for a sampler that does not draw several types of edges."""
     if getattr(sampler, "fanouts_of_types", None) is None:
-        kinds = ", ".join(map(repr, types.edges))
-        raise NotImplementedError(
-            f"a {type(sampler).__name__} does not sample several types of edges; the graph has {kinds}: take a NeighborSampler"
-        )
+        refuse_types(type(sampler), types)
 
 
 def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, NodeRows]:
@@ -96,7 +94,7 @@ def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, 
                 there = [each.rpartition("/")[2] for each in columns if each.startswith(f"{kind}/")]
                 raise ValueError(f"features: {kind!r} has no {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
             asked.setdefault(columns[f"{kind}/{name}"], []).append(types.nodes[kind])
-    return {store: _of(g.node_rows(store), kinds) for store, kinds in asked.items()}
+    return {store: g.node_rows(store).only(kinds) for store, kinds in asked.items()}
 
 
 def mixed_text(strategy: str, stores: Iterable[str]) -> str:
@@ -110,9 +108,3 @@ def mixed_text(strategy: str, stores: Iterable[str]) -> str:
 def _columns(g: StoredGraph) -> dict[str, str]:
     """Name the store that holds each feature of each type, by ``type/feature``."""
     return {f"{kind.name}/{store.rpartition('/')[2]}": store for store in g.columns for kind in g.node_rows(store).kinds}
-
-
-def _of(rows: NodeRows, kinds: Sequence[NodeType]) -> NodeRows:
-    """Leave out the types of a column that are not asked for."""
-    assert isinstance(rows, RowsOfTypes)
-    return RowsOfTypes(rows.n, tuple(part for part in rows.parts if part[0] in kinds))

@@ -42,10 +42,11 @@ def check_types(batch: SampledBatch, types: Types) -> None:
     """
     if types.is_one:
         return
+    nodes = batch.nodes
     for hop in _hops(batch, types):
         for kind, block in zip(types.edges.values(), hop, strict=True):
-            _check_kind(batch.input_ids[block.src], kind.src, f"a source of {kind.key!r}")
-            _check_kind(batch.input_ids[block.dst], kind.dst, f"a destination of {kind.key!r}")
+            _check_kind(nodes[block.src], kind.src, f"a source of {kind.key!r}")
+            _check_kind(nodes[block.dst], kind.dst, f"a destination of {kind.key!r}")
             _check_numbers(block, kind)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +12,31 @@ import numpy.typing as npt
 from featstore.budget import Reservation
 from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
-from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolicy
+from featstore.cache.planned import NO_ROWS, Horizon, PlannedPolicy
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
-from featstore.plan.planfile import write_bytes
+from featstore.plan.planfile import write_bytes, write_plan
 from featstore.plan.planmemory import PLANNER_DIVISOR, Spill, planning_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["CachePlanner"]
+__all__ = ["Accesses", "CachePlanner"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
+
+
+class Accesses(Protocol):
+    """The distinct ids of each batch of a superbatch."""
+
+    @property
+    def lengths(self) -> Int64s:
+        """Number of ids of each batch."""
+        ...
+
+    def ids(self, number: int) -> Ints:
+        """Return the ids of a batch."""
+        ...
 
 
 class CachePlanner:
@@ -41,6 +55,8 @@ class CachePlanner:
     room : callable () -> int
         Bytes by which ``memory`` may grow: those that no batch needs.
     pool : BufferPool
+    time : callable
+        ``time("plan")`` is a context manager that measures planning.
     label : str
         Part of the names of the domain's run files.
     """
@@ -56,11 +72,12 @@ class CachePlanner:
         memory: Reservation,
         room: Callable[[], int],
         pool: BufferPool,
+        time: Callable[[str], AbstractContextManager[None]],
         label: str = "",
     ) -> None:
         self._policy, self.n, self.capacity = CheckedPolicy(policy), n, capacity
         self.runs, self.disk, self.memory, self.pool = runs, disk, memory, pool
-        self._room, self.label = room, label
+        self._room, self.time, self.label = room, time, label
 
     @property
     def looks_ahead(self) -> bool:
@@ -81,34 +98,34 @@ class CachePlanner:
     def plan(
         self,
         k: int,
-        lengths: Int64s,
-        ids: Callable[[int], Ints],
-        n_planned: int,
+        part: Accesses,
+        ahead: Accesses | None,
         first: int,
-        write: Callable[[SectionWriter, int, PlannedBatch], None],
+        check: Callable[[], None],
         *,
         begin: Callable[[Horizon], None] = lambda horizon: None,
         announce: Callable[[int, npt.NDArray[np.int32]], None] | None = None,
+        missed: Callable[[int, Ints], None] | None = None,
         beside: int = 0,
     ) -> SectionFile:
         """Plan superbatch ``k`` into a run file; return the file.
 
         Parameters
         ----------
-        lengths : int64 array
-            Number of distinct ids of each batch: first the batches to plan, then batches whose accesses count as next uses.
-        ids : callable (b) -> int array
-            Returns the distinct ids of batch ``b``.
-        n_planned : int
-            Number of batches to plan.
+        part : Accesses
+            The superbatch's.
+        ahead : Accesses or None
+            Those of the next superbatch, which count as next uses.
         first : int
             Number of the first batch in its epoch.
-        write : callable (writer, number, planned)
-            Writes the plan of batch ``number`` of the superbatch.
+        check : callable
+            Called batch by batch; it raises once the epoch is over.
         begin : callable (horizon), optional
             Called before the policy plans.
         announce : callable, optional
             See :class:`~featstore.Horizon`.
+        missed : callable (number, ids), optional
+            Called with the ids that a planned batch misses, ascending. Its plan then names them in this order.
         beside : int
             Bytes of the same memory that are held during planning, but not by it.
 
@@ -117,7 +134,19 @@ class CachePlanner:
         BudgetError, OSError, PluginError
             The memory does not suffice; the disk is full; the policy failed.
         """
-        with ExitStack() as removed_after:
+        parts = [part] if ahead is None else [part, ahead]
+        lengths, n_planned = np.concatenate([each.lengths for each in parts]), len(part.lengths)
+        last: tuple[int, Ints] = (-1, NO_ROWS)
+
+        def ids(b: int) -> Ints:
+            nonlocal last
+            if b >= n_planned:
+                return parts[1].ids(b - n_planned)
+            if last[0] != b:  # kept, because first the policy reads a batch's ids, then the loop below
+                last = b, part.ids(b)
+            return last[1]
+
+        with self.time("plan"), ExitStack() as removed_after:
 
             def spill(_: int) -> Spill:
                 positions = Spill(self.runs.file(f"next-{self.label}{k}"), self.disk)
@@ -131,7 +160,11 @@ class CachePlanner:
             with SectionWriter(name, "plan", self.disk, write_bytes(int(lengths.max(initial=0)))) as writer:
                 begin(horizon)
                 for number, planned in enumerate(self._policy.plan(horizon, first)):
-                    write(writer, number, planned)
+                    if missed is None:
+                        write_plan(writer.append, planned)
+                    else:
+                        missed(number, ids(number).take(write_plan(writer.append, planned, ids(number))))
+                    check()
                 return writer.finish()
 
     def _must_spill(self, lengths: Int64s, n_planned: int, beside: int) -> bool:

@@ -7,18 +7,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.planned import PlannedBatch
 from featstore.gather.plan import EdgePlan
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter, distinct_edges
-from featstore.plan.planfile import PlanFile, write_plan
+from featstore.plan.planfile import PlanFile
 from featstore.plan.sampledsuperbatch import PlannedEdges
 from featstore.sampling.batch import Block, SampledBatch
-from featstore.storage.sections import SectionWriter
 
 __all__ = ["EdgePlanner"]
-
-Ints = npt.NDArray[np.int32 | np.int64]
 
 
 def _all(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
@@ -61,29 +57,14 @@ class EdgePlanner:
         return EdgeTraceWriter(self._planner.runs.file(f"{self._planner.label}{k}"), self._planner.disk)
 
     def plan(
-        self,
-        k: int,
-        edges: PlannedEdges,
-        ahead: PlannedEdges | None,
-        first: int,
-        check: Callable[[], None],
-        beside: int = 0,
+        self, k: int, edges: PlannedEdges, ahead: PlannedEdges | None, first: int, check: Callable[[], None], beside: int = 0
     ) -> None:
         """Plan superbatch ``k``, whose first batch is number ``first``. Edges of the next one, ``ahead``, count as next uses.
 
-        ``beside``: bytes of the same memory that others hold.
+        ``check`` and ``beside`` are those of :meth:`CachePlanner.plan`.
         """
-        traces = [each.trace for each in (edges, ahead) if each is not None]
-        lengths, n = np.concatenate([trace.lengths for trace in traces]), len(traces[0])
-
-        def ids(b: int) -> Ints:
-            return traces[0].ids(b) if b < n else traces[1].ids(b - n)
-
-        def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:
-            write_plan(writer.append, planned)
-            check()
-
-        edges.plans = PlanFile(self._planner.plan(k, lengths, ids, n, first, write, beside=beside))
+        next_uses = None if ahead is None else ahead.trace
+        edges.plans = PlanFile(self._planner.plan(k, edges.trace, next_uses, first, check, beside=beside))
 
     def of(self, edges: PlannedEdges, number: int) -> EdgePlan:
         """Read the plan for the edge rows of a batch into pooled memory. After a BudgetError the call may be repeated."""

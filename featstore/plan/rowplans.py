@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.devicetier import REST_BYTES, DeviceTier
-from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch
+from featstore.cache.devicetier import REST_BYTES
+from featstore.cache.planned import NO_ROWS, Horizon
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.overlapped import MissedRows, OverlappedPacking, PackSuperbatch, SuperbatchExtents
-from featstore.plan.planfile import PlanFile, most_bytes, write_plan
+from featstore.plan.planfile import PlanFile, most_bytes
 from featstore.plan.sampledsuperbatch import PlannedRows
-from featstore.storage.sections import SectionWriter
 from featstore.topology.noderows import NodeRows
 
 __all__ = ["RowPlanner"]
 
-Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
 
 
@@ -76,26 +74,18 @@ class RowPlanner:
         return self._planner.nbytes
 
     def plan(
-        self,
-        k: int,
-        part: PlannedRows,
-        ahead: PlannedRows | None,
-        first: int,
-        tier: DeviceTier | None,
-        time: Callable[[str], AbstractContextManager[None]],
-        check: Callable[[], None],
-        beside: int = 0,
+        self, k: int, part: PlannedRows, ahead: PlannedRows | None, first: int, check: Callable[[], None], beside: int = 0
     ) -> None:
         """Plan and pack superbatch ``k``, whose first batch is number ``first``.
 
-        Rows of the next one, ``ahead``, count as next uses. ``tier`` has the device's rows, which plans leave out. ``check`` is
-        called from time to time, and raises once the epoch is over. ``beside``: bytes of the same memory that others hold.
+        Rows of the next one, ``ahead``, count as next uses. ``check`` and ``beside`` are those of :meth:`CachePlanner.plan`.
         """
-        part.tier, pack = tier, self._pack
-        if ahead is not None:
-            ahead.tier = tier  # until it is planned itself
+        longest = max(int(each.samples.lengths.max(initial=0)) for each in (part, ahead) if each is not None)
+        beside += 0 if part.tier is None else REST_BYTES * longest
+        plan = partial(self._planner.plan, k, part, ahead, first, check, begin=self._begin, beside=beside)
+        pack = self._pack
         if pack is None:
-            part.plans = self._plan(k, part, ahead, first, time, check, beside, None)
+            part.plans = PlanFile(plan())
             return
 
         def may_begin(n_missed: Int64s) -> bool:
@@ -104,59 +94,20 @@ class RowPlanner:
             return pack.fits(n_missed, plans)
 
         def run(n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
-            with time("pack"):
+            with self._planner.time("pack"):
                 return pack(k, n_missed, rows_of, check)
 
         with OverlappedPacking(len(part.samples), part.ids, part.missed, pack.most_held, run, may_begin, check) as packing:
-            part.plans = self._plan(k, part, ahead, first, time, check, beside, packing)
+            part.plans = PlanFile(plan(announce=packing.announce, missed=packing.planned), Tier.PACKED)
             part.packed = packing.finish()
         if part.packed is None:
             part.plans.tier = Tier.BASE
 
-    def _plan(
-        self,
-        k: int,
-        part: PlannedRows,
-        ahead: PlannedRows | None,
-        first: int,
-        time: Callable[[str], AbstractContextManager[None]],
-        check: Callable[[], None],
-        beside: int,
-        packing: OverlappedPacking | None,
-    ) -> PlanFile:
-        planner = self._planner
-        horizon_of = [part] if ahead is None else [part, ahead]
-        lengths = np.concatenate([each.lengths for each in horizon_of])
-        longest = max(int(each.samples.lengths.max(initial=0)) for each in horizon_of)
-        beside += 0 if part.tier is None else REST_BYTES * longest
-        n = len(part.samples)
-
-        last: tuple[int, Ints] = (-1, NO_ROWS)
-
-        def ids(b: int) -> Ints:
-            nonlocal last
-            if b >= n:
-                assert ahead is not None
-                return ahead.ids(b - n)
-            if last[0] != b:  # kept, because first the policy reads a batch's ids, then write()
-                last = b, part.ids(b)
-            return last[1]
-
-        def begin(horizon: Horizon) -> None:
-            if self._begins_anew:
-                self.first_rows = horizon.first_rows(planner.capacity) if self._residents is None else self._residents
-                planner.start(self.first_rows)
-
-        def write(writer: SectionWriter, number: int, planned: PlannedBatch) -> None:
-            positions = write_plan(writer.append, planned, None if packing is None else ids(number))
-            if packing is not None:
-                packing.planned(number, ids(number).take(positions))
-            check()
-
-        announce = None if packing is None else packing.announce
-        with time("plan"):
-            file = planner.plan(k, lengths, ids, n, first, write, begin=begin, announce=announce, beside=beside)
-        return PlanFile(file, Tier.BASE if self._pack is None else Tier.PACKED)
+    def _begin(self, horizon: Horizon) -> None:
+        if self._begins_anew:
+            planner = self._planner
+            self.first_rows = horizon.first_rows(planner.capacity) if self._residents is None else self._residents
+            planner.start(self.first_rows)
 
     @staticmethod
     def of(part: PlannedRows, number: int, rows: Int64s, array: Callable[..., npt.NDArray[np.int64]]) -> BatchPlan:

@@ -15,7 +15,7 @@ from featstore._core.blocks import count_destinations, expand, narrow
 from featstore.budget import KEPT_COST, Budget, Reservation
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
-from featstore.sampling.batch import EDGE_ARRAYS, HISTORY_ARRAYS, Block, HistoryRows, SampledBatch
+from featstore.sampling.batch import EDGE_ARRAYS, HISTORY_ARRAYS, Block, HistoryRows, NodeCopies, SampledBatch
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -29,6 +29,8 @@ HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of 
 PLAIN = 2  # form of blocks without optional arrays; each adds a bit
 NO_FORM = PLAIN + (1 << len(EDGE_ARRAYS))
 WITH_HISTORY = 1 << 16  # in the form: each batch ends with its step and HISTORY_ARRAYS
+WITH_COPIES = 1 << 17  # each batch has a subgraph for each seed, and ends with the two arrays of NodeCopies
+N_COPIES = 2
 
 Int64s = npt.NDArray[np.int64]
 
@@ -56,6 +58,9 @@ def sample_bytes(batch: SampledBatch, num_nodes: int) -> int:
     if batch.history is not None:
         n_sections += 1 + len(HISTORY_ARRAYS)
         found += 8 + sum(4 * len(values) for values in batch.history.tensors)
+    if batch.copies is not None:
+        n_sections += N_COPIES
+        found += 4 * N_COPIES * batch.n_nodes
     for block in batch.blocks:
         arrays = block.edge_arrays
         n_sections += 2 + len(arrays)
@@ -65,8 +70,9 @@ def sample_bytes(batch: SampledBatch, num_nodes: int) -> int:
 
 def _described(n_blocks: int, forms: set[int]) -> str:
     arrays = [" and ".join(_arrays_of(form)) or "neither edge_pos nor weight" for form in sorted(forms)]
-    history = " and a history" * any(form & WITH_HISTORY for form in forms)
-    return f"{n_blocks} blocks with {', some with '.join(arrays)}{history}"
+    more = " and a history" * any(form & WITH_HISTORY for form in forms)
+    more += " and a subgraph for each seed" * any(form & WITH_COPIES for form in forms)
+    return f"{n_blocks} blocks with {', some with '.join(arrays)}{more}"
 
 
 class KeptIds:
@@ -154,9 +160,9 @@ class SampleWriter(SectionWriter):
         """Append a batch.
 
         OSError: the disk is full; the file is gone. PluginError: the batch differs from the first in its number of blocks, in
-        the arrays of :data:`EDGE_ARRAYS` that they have, or in having a history. ValueError: it has 2³¹ nodes or more.
+        the arrays of :data:`EDGE_ARRAYS` that they have, or in having a history or copies. ValueError: it has 2³¹ nodes or more.
         """
-        more = 0 if batch.history is None else WITH_HISTORY
+        more = WITH_HISTORY * (batch.history is not None) + WITH_COPIES * (batch.copies is not None)
         forms = {_form_of(block.edge_arrays) + more for block in batch.blocks} or {PLAIN + more}
         shape = (len(batch.blocks), max(forms))
         self._shape = self._shape or shape
@@ -165,7 +171,7 @@ class SampleWriter(SectionWriter):
                 f"a sampler returned a batch of {_described(shape[0], forms)}, after one of "
                 f"{_described(self._shape[0], {self._shape[1]})}: all blocks of all batches have the same arrays"
             )
-        if len(batch.input_ids) >= 2**31:
+        if batch.n_nodes >= 2**31:
             raise ValueError("a batch of 2^31 nodes or more cannot be stored")
         head = [batch.index, batch.epoch, batch.n_seeds, *shape]
         for block in batch.blocks:
@@ -187,6 +193,9 @@ class SampleWriter(SectionWriter):
             self.append(np.array([batch.history.step], np.int64))
             for values in batch.history.tensors:
                 self.append(_to32(values.numpy()))
+        if batch.copies is not None:
+            for values in batch.copies.tensors:
+                self.append(_to32(values.numpy()))
 
     def finish_samples(self) -> SampleFile:
         """Close the file and open it for reading."""
@@ -203,6 +212,15 @@ class SampleWriter(SectionWriter):
             self._kept.drop()
 
 
+def _are_nodes(copies: NodeCopies, batch: SampledBatch) -> bool:
+    """Tell whether copies name rows and subgraphs that a batch has, and are as many as its blocks have nodes."""
+    n = len(copies.rows)
+    if len(copies.batch) != n or any(block.n_src != n for block in batch.blocks[:1]):
+        return False
+    ends = ((copies.rows, len(batch.input_ids)), (copies.batch, batch.n_seeds))
+    return n == 0 or all(0 <= int(values.min()) <= int(values.max()) < limit for values, limit in ends)
+
+
 class SampleFile:
     """Batches of one superbatch, by number; every array is checked when it is read."""
 
@@ -213,11 +231,12 @@ class SampleFile:
         if len(file):
             head = file[0]
             self.n_hops, form = head[3:HEAD].tolist() if head.dtype == np.int64 and len(head) >= HEAD else (-1, PLAIN)
-        self._has_history = bool(form & WITH_HISTORY)
-        form &= ~WITH_HISTORY
+        self._has_history, self._has_copies = bool(form & WITH_HISTORY), bool(form & WITH_COPIES)
+        form &= ~(WITH_HISTORY | WITH_COPIES)
         self._arrays = _arrays_of(form)
         self._block_stride = 2 + len(self._arrays)
         self._stride = 2 + self._block_stride * self.n_hops + self._has_history * (1 + len(HISTORY_ARRAYS))
+        self._stride += self._has_copies * N_COPIES
         if self.n_hops < 0 or not PLAIN <= form < NO_FORM or len(file) % self._stride:
             raise CorruptionError(f"{len(file)} arrays do not make up batches of {self.n_hops} blocks", file.path)
         self.lengths: Int64s = file.lengths[1 :: self._stride]
@@ -261,16 +280,24 @@ class SampleFile:
             arrays = {name: self._edge_array(at + 2 + i, name, len(sources), pool) for i, name in enumerate(self._arrays)}
             blocks.append(Block(src, dst, n_src, n_dst, **arrays))
         history = self._history(first + 2 + self._block_stride * self.n_hops, pool) if self._has_history else None
-        return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks), history)
+        copies = self._copies(first + self._stride - N_COPIES, pool) if self._has_copies else None
+        batch = SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks), history, copies)
+        if copies is not None and not _are_nodes(copies, batch):
+            raise CorruptionError(f"the copies of nodes in batch {number} are not of its nodes and blocks", self._file.path)
+        return batch
+
+    def _wide(self, number: int, pool: BufferPool) -> torch.Tensor:
+        stored = self._file.read(number, pool.array)
+        values = pool.tensor((len(stored),), torch.int64)
+        values.numpy()[:] = stored
+        return values
+
+    def _copies(self, number: int, pool: BufferPool) -> NodeCopies:
+        return NodeCopies(self._wide(number, pool), self._wide(number + 1, pool))
 
     def _history(self, number: int, pool: BufferPool) -> HistoryRows:
         step = self._file[number].tolist()
-        found = []
-        for i in range(len(HISTORY_ARRAYS)):
-            stored = self._file.read(number + 1 + i, pool.array)
-            values = pool.tensor((len(stored),), torch.int64)
-            values.numpy()[:] = stored
-            found.append(values)
+        found = [self._wide(number + 1 + i, pool) for i in range(len(HISTORY_ARRAYS))]
         if len(step) != 1 or len(found[0]) != len(found[1]) or len(found[2]) != len(found[3]):
             raise CorruptionError("positions and slots of a batch's history do not fit each other", self._file.path)
         return HistoryRows(step[0], *found)

@@ -68,7 +68,7 @@ class SuperbatchInspector:
     threads : int
         Batches sampled at once.
     time : callable
-        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` or ``"load"``.
+        ``time(stage)`` is a context manager that measures ``"sample"``, ``"switch"`` or ``"load"``.
     switch : Switch, optional
         Makes the schedule serial: one superbatch after the other, each planned alone.
     tiers : callable () -> sequence of DeviceTier or None
@@ -479,16 +479,17 @@ class SuperbatchInspector:
     ) -> None:
         """Plan superbatch ``k`` by all planners, and pack the rows that it misses."""
         first = self._start + k * self._size
+        for each in (superbatch,) if ahead is None else (superbatch, ahead):
+            for at, part in enumerate(each.parts):
+                part.tier = tiers[at] if tiers else None  # that of the next superbatch until it is planned itself
         held = sum(planner.nbytes for planner in self._edges)
         for at, of_edges in enumerate(self._edges):
-            edges, next_ones = superbatch.edges[at], None if ahead is None else ahead.edges[at]
-            with self._time("plan"):
-                of_edges.plan(k, edges, next_ones, first, self._check, held - of_edges.nbytes)
+            next_edges = None if ahead is None else ahead.edges[at]
+            of_edges.plan(k, superbatch.edges[at], next_edges, first, self._check, held - of_edges.nbytes)
         held = sum(planner.nbytes for planner in self._planners)
         for at, planner in enumerate(self._planners):
-            part, more = superbatch.parts[at], None if ahead is None else ahead.parts[at]
-            tier = tiers[at] if tiers else None
-            planner.plan(k, part, more, first, tier, self._time, self._check, beside=held - planner.nbytes)
+            next_part = None if ahead is None else ahead.parts[at]
+            planner.plan(k, superbatch.parts[at], next_part, first, self._check, held - planner.nbytes)
 
 
 class _Stopped(Exception):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-__all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "CheckedSampler", "HistoryRows", "SampledBatch", "Sampler"]
+from featstore.topology.types import EdgeKey
+
+__all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "CheckedSampler", "HistoryRows", "NodeCopies", "SampledBatch", "Sampler"]
 
 # Optional arrays of a block with one entry per edge, by field name, with their dtypes. All code that passes blocks on uses this
 # table. In files, position ``i`` of the table is bit ``i``, so new arrays come last.
@@ -95,6 +97,27 @@ class HistoryRows:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCopies:
+    """The nodes of a batch that has a subgraph for each seed: a node of the graph is there once in each that reaches it.
+
+    Parameters
+    ----------
+    rows : int64 tensor, shape (n_nodes,)
+        The position of each node in the batch's ``input_ids``; the seeds' are ``0 … n_seeds - 1``.
+    batch : int64 tensor, shape (n_nodes,)
+        Number of the seed whose subgraph each node is of.
+    """
+
+    rows: torch.Tensor
+    batch: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors."""
+        return self.rows, self.batch
+
+
+@dataclass(frozen=True, slots=True)
 class SampledBatch:
     """One sampled batch.
 
@@ -110,6 +133,9 @@ class SampledBatch:
     history : HistoryRows, optional
         The rows pulled and pushed, if the batch was sampled with historical embeddings. The destinations of the last block but
         one are then the last block's sources without the pulled ones, in their order; ``input_ids`` begins with them.
+    copies : NodeCopies, optional
+        The batch has a subgraph for each seed. Its blocks are then of the nodes of ``copies``, of which ``input_ids`` has the
+        distinct ids, and ``blocks[0].n_src == len(copies.rows)``.
     """
 
     index: int
@@ -118,15 +144,27 @@ class SampledBatch:
     n_seeds: int
     blocks: tuple[Block, ...]
     history: HistoryRows | None = None
+    copies: NodeCopies | None = None
 
     def __repr__(self) -> str:
-        sizes = f"seeds={self.n_seeds}, nodes={len(self.input_ids)}, blocks={list(self.blocks)}"
-        return f"SampledBatch(index={self.index}, epoch={self.epoch}, {sizes}{', history' * (self.history is not None)})"
+        sizes = f"seeds={self.n_seeds}, nodes={self.n_nodes}, blocks={list(self.blocks)}"
+        more = ", history" * (self.history is not None) + ", disjoint" * (self.copies is not None)
+        return f"SampledBatch(index={self.index}, epoch={self.epoch}, {sizes}{more})"
 
     @property
     def seeds(self) -> torch.Tensor:
         """The batch's seeds: the first ``n_seeds`` of ``input_ids``."""
         return self.input_ids[: self.n_seeds]
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes that the blocks have: of the ids, unless there is a subgraph for each seed."""
+        return len(self.input_ids if self.copies is None else self.copies.rows)
+
+    @property
+    def nodes(self) -> torch.Tensor:
+        """The ids of the nodes that the blocks have, int64 ``[n_nodes]``: ``input_ids``, or a copy of them with repeats."""
+        return self.input_ids if self.copies is None else self.input_ids[self.copies.rows]
 
     @property
     def nbytes(self) -> int:
@@ -135,9 +173,10 @@ class SampledBatch:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The batch's ids, and the tensors of its blocks and its history."""
+        """The batch's ids, and the tensors of its blocks, its history and its copies."""
         of_blocks = (tensor for block in self.blocks for tensor in block.tensors)
-        return self.input_ids, *of_blocks, *(() if self.history is None else self.history.tensors)
+        more = (() if each is None else each.tensors for each in (self.history, self.copies))
+        return self.input_ids, *of_blocks, *(tensor for each in more for tensor in each)
 
 
 class Sampler(Protocol):
@@ -151,9 +190,16 @@ class Sampler(Protocol):
 class CheckedSampler(ABC):
     """A sampler whose batches are valid: one of the library's, or a wrapper that checks the batches of a :class:`Sampler`."""
 
+    disjoint: bool = False  # whether batches have a subgraph for each seed
+
     @property
     def fanouts(self) -> Sequence[int] | None:
         """Neighbours that a node draws in each hop, the seeds' own first; None if unknown."""
+        return None
+
+    @property
+    def fanouts_of_types(self) -> Mapping[EdgeKey, tuple[int, ...]] | None:
+        """The fan-outs of each type of edges; None if the graph has one, or the sampler does not draw types."""
         return None
 
     @abstractmethod

@@ -17,8 +17,8 @@ from featstore.sampling.labor import LaborSampler
 from featstore.sampling.listaccess import parse_access
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.typed import Fanouts
-from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
-from featstore.sampling.windowed import Coming, Cut, Seeds, Turns, Windows, disk_of
+from featstore.sampling.window import EpochWindow, Seeds, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
+from featstore.sampling.windowed import Coming, Cut, Turns, Windows, disk_of
 from featstore.storage.rundir import runs_directory
 from featstore.topology.types import EdgeKey
 
@@ -195,14 +195,20 @@ class EpochSampler(CheckedSampler):
         return Coming(seeds_of)
 
     def in_turn(
-        self, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None = None, coming: Coming | None = None
+        self,
+        seeds: Seeds | Callable[[int], Any],
+        epoch: int,
+        start: int,
+        stop: int,
+        memory: Reservation | None = None,
+        coming: Coming | None = None,
     ) -> Turns:
         """Draw the batches ``start … stop - 1`` of an epoch in windows, for a caller that takes them roughly in order.
 
         ``seeds(index)`` returns a batch's seeds: pure, thread-safe. The windows use ``memory``; without it they reserve a part of
         the free memory. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
         """
-        return Turns(self, seeds, epoch, start, stop, memory, coming)
+        return Turns(self, seeds if isinstance(seeds, Seeds) else Seeds(seeds), epoch, start, stop, memory, coming)
 
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
         """Return the least and the most useful memory, in bytes, to draw an epoch of so many batches and seeds a batch."""
@@ -226,13 +232,23 @@ class EpochSampler(CheckedSampler):
     def expected(self, n_seeds: int) -> tuple[int, int]:
         """Estimate the lists of a batch that are drawn from, and the edges drawn: the maximum, by mean degree for whole lists.
 
-        With ``draws="labor"`` the number of neighbours that a node takes is random: this is the maximum of its mean.
+        In a graph of several types: for seeds of one of them, the maximum over all. With ``draws="labor"`` the number of
+        neighbours that a node takes is random: this is the maximum of its mean.
         """
-        n_nodes, n_edges = self.graph.num_nodes, self.graph.topology.num_edges
-        mean = n_edges // max(1, n_nodes) + 1
-        n, targets, edges = n_seeds, 0, 0
-        for fanout in self.hops.drawn_fanouts:
-            each = mean if fanout < 0 else fanout
-            most = n * each if self.hops.replace else min(n * each, n_edges)  # a node's list is taken once
-            targets, n, edges = n, min(n_nodes, n + most), edges + most
-        return self.hops.most_lists * targets, edges
+        types = self.graph.types
+        drawn = [(types.edges[key], fanouts) for key, fanouts in self.hops.drawn_of_types.items()]
+        most_lists = most_edges = 0
+        for of_seeds in types.nodes:
+            n = {name: min(n_seeds, kind.n) if name == of_seeds else 0 for name, kind in types.nodes.items()}
+            lists = edges = 0
+            for hop in range(len(self.fanouts)):
+                lists, found = sum(n[kind.dst.name] for kind, fanouts in drawn if any(fanouts)), dict.fromkeys(n, 0)
+                for kind, fanouts in drawn:
+                    each = kind.n_edges // max(1, kind.n_lists) + 1 if fanouts[hop] < 0 else fanouts[hop]
+                    most = n[kind.dst.name] * each
+                    most = most if self.hops.replace else min(most, kind.n_edges)  # a node's list is taken once
+                    found[kind.src.name] += most
+                edges += sum(found.values())
+                n = {name: min(kind.n, n[name] + found[name]) for name, kind in types.nodes.items()}
+            most_lists, most_edges = max(most_lists, lists), max(most_edges, edges)
+        return most_lists, most_edges

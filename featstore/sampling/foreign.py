@@ -7,7 +7,7 @@ These forms are accepted, by their attributes alone:
 - DGL's ``(input_nodes, output_nodes, blocks)``: message-flow graphs with ``edges()``, ``num_src_nodes()``, ``num_dst_nodes()``;
 - PyG's sampler output or batch: ``node`` (or ``n_id``), ``row`` and ``col`` (or ``edge_index``), ``num_sampled_nodes`` and
   ``num_sampled_edges``, which PyG's neighbour samplers count with pyg-lib. Layer ``i`` gets the nodes and edges that
-  ``trim_to_layer`` leaves for the layer.
+  ``trim_to_layer`` leaves for the layer. With ``batch``, of PyG's ``disjoint=True``, it has a subgraph for each seed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from featstore.errors import PluginError
-from featstore.gather.arrays import as_array
-from featstore.sampling.batch import EDGE_ARRAYS, Block, CheckedSampler, SampledBatch
+from featstore.gather.arrays import as_array, first_seen
+from featstore.sampling.batch import EDGE_ARRAYS, Block, CheckedSampler, NodeCopies, SampledBatch
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
@@ -133,19 +133,25 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
     A :class:`SampledBatch` may have no blocks, for models of features alone. PluginError: the result has none of the forms; ids
     are no nodes, or occur twice; blocks do not fit each other.
     """
+    batch: Any = None  # the number of each node's subgraph
     if isinstance(sample, SampledBatch):
-        nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
-        blocks = _blocks(sample.blocks)
+        nodes, n_seeds = _ids(sample.nodes), _size(sample.n_seeds, "seeds")
+        blocks, batch = _blocks(sample.blocks), None if sample.copies is None else sample.copies.batch
     elif any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node")):  # PyG's
         nodes, blocks = _pyg_blocks(sample)
-        n_seeds = blocks[-1].n_dst if blocks else -1
+        n_seeds, batch = blocks[-1].n_dst if blocks else -1, getattr(sample, "batch", None)
     elif isinstance(sample, (tuple, list)) and len(sample) in (2, 3):
         nodes, blocks = _ids(sample[0]), _blocks(sample[-1])
         n_seeds = blocks[-1].n_dst if blocks else -1
     else:
         raise PluginError(f"a sampler returned {type(sample).__name__}, which is not a form of (input_ids, blocks)")
-    _check(nodes, n_seeds, blocks, num_nodes)
-    return SampledBatch(index, epoch, nodes, n_seeds, blocks)
+    numbers = None if batch is None else _ids(batch)
+    _check(nodes, n_seeds, blocks, num_nodes, numbers)
+    if numbers is None:
+        return SampledBatch(index, epoch, nodes, n_seeds, blocks)
+    first, rows = first_seen(nodes.numpy())
+    copies = NodeCopies(torch.from_numpy(rows), numbers)
+    return SampledBatch(index, epoch, nodes[torch.from_numpy(first)], n_seeds, blocks, copies=copies)
 
 
 def _blocks(blocks: Any) -> tuple[Block, ...]:
@@ -154,15 +160,24 @@ def _blocks(blocks: Any) -> tuple[Block, ...]:
     return tuple(_any_block(block) for block in blocks)
 
 
-def _check(nodes: torch.Tensor, n_seeds: int, blocks: tuple[Block, ...], num_nodes: int) -> None:
+def _check(
+    nodes: torch.Tensor, n_seeds: int, blocks: tuple[Block, ...], num_nodes: int, batch: torch.Tensor | None = None
+) -> None:
     ids = nodes.numpy()
     if not blocks and n_seeds < 0:
         raise PluginError("a sampler returned no blocks")
     if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
         raise PluginError(f"a sampler returned node {ids[(ids < 0) | (ids >= num_nodes)][0]}; there are {num_nodes}")
-    if len(np.unique(ids)) < len(ids):
-        raise PluginError("a sampler returned a node twice in one batch")
     n = len(ids)
+    if batch is None:
+        if len(np.unique(ids)) < n:
+            raise PluginError("a sampler returned a node twice in one batch")
+    elif len(batch) != n or not torch.equal(batch[:n_seeds], torch.arange(max(0, n_seeds), device="cpu")):
+        raise PluginError("a sampler returned subgraphs (batch) that are not a number a node, beginning with the seeds' 0, 1, …")
+    elif n and not 0 <= int(batch.min()) <= int(batch.max()) < n_seeds:
+        raise PluginError(f"a sampler returned a node of subgraph {int(batch.max())}, and {n_seeds} seeds")
+    elif len(np.unique(ids[:n_seeds])) < n_seeds:
+        raise PluginError("a sampler returned a seed twice in one batch")
     for hop, block in enumerate(blocks):
         if block.n_src != n or not 0 <= block.n_dst <= n:
             raise PluginError(f"block {hop} has {block.n_src} sources and {block.n_dst} destinations; {n} nodes were expected")

@@ -20,8 +20,8 @@ from featstore.topology.partlists import NearbyLists
 __all__ = ["DECISIONS", "HistoryTurns", "PushTimes", "SeedsOf", "slots_of", "unpushed"]
 
 Bools = npt.NDArray[np.bool_]
-# ``seeds_of(position)`` lends a batch's seeds, and the neighbour lists in memory for it.
-SeedsOf = Callable[[int], AbstractContextManager[tuple[torch.Tensor, NearbyLists | None]]]
+# ``seeds_of(position)`` lends a batch's number and seeds, and the neighbour lists in memory for it.
+SeedsOf = Callable[[int], AbstractContextManager[tuple[int, torch.Tensor, NearbyLists | None]]]
 
 DECISIONS = "history decisions"  # holder
 NEVER = -1
@@ -95,8 +95,8 @@ class HistoryTurns:
 
     def _decide(self, position: int) -> None:
         """Decide on the pulls of one batch; may be interrupted anywhere, and called again."""
-        with self._seeds_of(position) as (seeds, lists):
-            ids, n_seeds = self._sampler.sources(seeds, self._epoch, position, lists), len(seeds)
+        with self._seeds_of(position) as (number, seeds, lists):
+            ids, n_seeds = self._sampler.sources(seeds, self._epoch, number, lists), len(seeds)
         step = self._first_step + position
         slots = slots_of(self._nodes, ids)
         is_candidate = slots >= 0
@@ -156,6 +156,6 @@ def _pruned(
                 rows.append(kept)
         return pulled
 
-    with seeds_of(position) as (seeds, lists):
-        sampled = sampler.sample(seeds, epoch, position, lists, prune)
+    with seeds_of(position) as (number, seeds, lists):
+        sampled = sampler.sample(seeds, epoch, number, lists, prune)
     return replace(sampled, history=HistoryRows(step, *rows))

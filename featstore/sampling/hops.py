@@ -56,7 +56,7 @@ class HopSampler(CheckedSampler):
     fanouts_of_types: Fanouts | None = None  # in a graph of several types
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
-        types = types_of(g)
+        types = _types_of(g)
         self._g = g
         self._topology: Topology | None = None
         if self.fanouts_of_types is None:
@@ -168,7 +168,7 @@ class HopSampler(CheckedSampler):
         try:
             scratch = self._idle.pop()
         except IndexError:
-            scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds), self.edges)
+            scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds), self.edges, self.disjoint)
             self._all.append(scratch)
         try:
             with self._g.neighbor_lists.using() as scratch.cache:
@@ -188,8 +188,7 @@ class HopSampler(CheckedSampler):
 
         Returns a block a hop, or one of each edge type.
         """
-        scratch.need(len(ids))
-        bad, twice = scratch.hops.begin(ids)
+        bad, twice = scratch.begin(ids)
         if bad >= 0:
             raise IndexError(f"seed {ids[bad]} at position {bad} is out of range for {self._g.num_nodes} nodes")
         if twice >= 0:
@@ -203,13 +202,16 @@ class HopSampler(CheckedSampler):
         k = 1 if self.fanouts_of_types is None else len(self.fanouts_of_types)
         of_types = [hops[first::k] if self.redraw else self._nested(hops[first::k]) for first in range(k)]
         blocks = [block for layer in zip(*map(reversed, of_types), strict=True) for block in layer]  # outermost hop first
-        n = scratch.hops.n_nodes
-        input_ids = self._g.pool.tensor((n,), torch.int64)
-        input_ids.numpy()[:] = scratch.nodes[:n]
+        nodes = scratch.nodes[: scratch.hops.n_nodes]
+        copies = None
+        if self.disjoint:
+            nodes, copies = scratch.distinct(nodes, self._g.pool)
+        input_ids = self._g.pool.tensor((len(nodes),), torch.int64)
+        input_ids.numpy()[:] = nodes
         scratch.batches += 1
-        scratch.n_nodes += n
+        scratch.n_nodes += len(nodes)
         scratch.n_edges += sum(len(block.src) for block in hops)
-        return SampledBatch(index, epoch, input_ids, len(ids), tuple(blocks))
+        return SampledBatch(index, epoch, input_ids, len(ids), tuple(blocks), copies=copies)
 
     def _drawing(self, epoch: int, index: int) -> Draw:
         """Make the function that looks up the lists of a batch's nodes, and draws from them."""
@@ -229,7 +231,7 @@ class HopSampler(CheckedSampler):
             n_dst = scratch.hops.n_nodes
             self._locate(scratch, n_located, n_dst)
             n_located = n_dst
-            lists = ListsOfType(n_dst, scratch.starts[:n_dst])
+            lists = ListsOfType(n_dst, scratch.starts[:n_dst], offsets=scratch.offsets_of(scratch.nodes[:n_dst]))
             block = self._expand(scratch, lists, self._hop_sizes[hop], (epoch, index, hop))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # these nodes have drawn; without neighbours they draw none later
@@ -242,7 +244,7 @@ class HopSampler(CheckedSampler):
         assert self.fanouts_of_types is not None
         types, hops, blocks = self._g.types, scratch.hops, []
         n_dst = hops.n_nodes
-        nodes = nodes_of_types(types, scratch.nodes[:n_dst], first)
+        nodes = nodes_of_types(types, scratch.ids_of(scratch.nodes[:n_dst]), first)
         for key, fanouts in self.fanouts_of_types.items():
             # A type without a fan-out looks nothing up.
             ends = nodes[key[2]] if fanouts[at[2]] else EMPTY
@@ -283,7 +285,7 @@ class HopSampler(CheckedSampler):
         """Look up the lists of nodes ``first … end - 1``, which joined in the last hop."""
         if first == end:
             return
-        nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
+        nodes, place, degree = scratch.ids_of(scratch.nodes[first:end]), scratch.place[first:end], scratch.degree[first:end]
         cache = scratch.cache
         if cache is None:
             self.topology.offsets(nodes, place, degree)
@@ -322,7 +324,7 @@ class FanoutSampler(HopSampler):
     replace = False  # a node may draw a neighbour several times
 
     def __init__(self, g: OutOfCoreGraph, fanouts: Any, seed: int, redraw: bool, edges: bool = False) -> None:
-        types = types_of(g)
+        types = _types_of(g)
         if not types.is_one and self.draws_types:
             self.fanouts_of_types = fanouts_of_types(types, fanouts)
             fanouts = most_drawn(types, self.fanouts_of_types)
@@ -382,7 +384,7 @@ class FanoutSampler(HopSampler):
         return max(n_types.values(), default=1)
 
 
-def types_of(g: OutOfCoreGraph) -> Types:
+def _types_of(g: OutOfCoreGraph) -> Types:
     """Get the types of a graph to draw from; TypeError if it is a path."""
     if isinstance(g, (str, os.PathLike)):
         raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
@@ -392,8 +394,8 @@ def types_of(g: OutOfCoreGraph) -> Types:
 def refuse_types(sampler: type, types: Types) -> None:
     """Raise NotImplementedError if a graph has several types, which a sampler does not draw."""
     if not types.is_one:
-        there = ", ".join(map(repr, types.edges)) or "none"
-        raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, of which the graph has {there}")
+        there = f"of which the graph has {', '.join(map(repr, types.edges)) or 'none'}: take a NeighborSampler"
+        raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, {there}")
 
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.epochs import Draws
 from featstore.storage.layout import PAGE_BYTES
 from featstore.topology.base import Topology
 
-__all__ = ["ACCESSES", "MAX_DRAWN", "costs_less_drawn", "parse_access"]
+__all__ = ["ACCESSES", "MAX_DRAWN", "ListAccess", "Run", "costs_less_drawn", "parse_access"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -50,3 +54,59 @@ def costs_less_drawn(topology: Topology, nodes: Int64s, n_targets: Int64s, fanou
         if cost >= whole:
             return False
     return True
+
+
+@dataclass(frozen=True)
+class Run:
+    """Lists number ``first … stop - 1`` of those that have targets: of one type of edges, with what draws from them."""
+
+    first: int
+    stop: int
+    draws: Draws
+    fanouts: list[int]  # of the hops in which they are drawn from
+
+
+@dataclass(frozen=True)
+class ListAccess:
+    """The choice for each part of the lists that have targets; ``access`` is one of :data:`ACCESSES`.
+
+    Lists are read in ranges of ``2**shift`` of them.
+    """
+
+    topology: Topology
+    access: str
+    shift: int
+
+    def ways(
+        self, runs: list[Run], wanted: Int64s, missing: Int64s | None, n_targets: Int64s
+    ) -> tuple[list[slice], list[tuple[Run, slice]]]:
+        """Divide lists that are not in memory by how they are read.
+
+        Returns parts of them to be read in passes, and parts of which the drawn ids are read alone. A pass also reads unwanted
+        lists between wanted ones. So it is within a range, but it serves all types of edges there.
+        """
+        shift, passed, alone = self.shift, list[slice](), list[tuple[Run, slice]]()
+        for run in runs:
+            ends = (run.first, run.stop) if missing is None else np.searchsorted(missing, (run.first, run.stop)).tolist()
+            whole = slice(*ends)
+            if whole.start == whole.stop:
+                continue
+            if self._reads_drawn(wanted[whole], n_targets[whole], run.fanouts):
+                alone.append((run, whole))
+                continue
+            ranges = wanted[whole] >> shift
+            cuts = [whole.start, *(np.flatnonzero(np.diff(ranges)) + (whole.start + 1)).tolist(), whole.stop]
+            for part in (slice(*each) for each in itertools.pairwise(cuts)):
+                if len(cuts) > 2 and self._reads_drawn(wanted[part], n_targets[part], run.fanouts):
+                    alone.append((run, part))
+                elif passed and passed[-1].stop == part.start and wanted[part.start - 1] >> shift == wanted[part.start] >> shift:
+                    passed[-1] = slice(passed[-1].start, part.stop)
+                else:
+                    passed.append(part)
+        return passed, alone
+
+    def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, fanouts: list[int]) -> bool:
+        """Tell whether ids are drawn first and read alone, instead of reading their lists."""
+        if self.access != "auto":
+            return self.access == "random"
+        return costs_less_drawn(self.topology, wanted, n_targets, fanouts)

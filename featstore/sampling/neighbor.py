@@ -42,11 +42,15 @@ class NeighborSampler(FanoutSampler):
     edges : bool
         Fill ``edge_pos`` of the blocks: the number of each edge in the order in which the edges were given to
         :meth:`~featstore.OutOfCoreGraph.create` or :meth:`~featstore.OutOfCoreGraph.from_edge_index`.
+    disjoint : bool
+        A subgraph for each seed, which shares no node with another one: each draws for itself, and a node that several seeds
+        reach is in the batch several times. The batch says which subgraph each node is of (``batch.batch``). Lists and rows are
+        read once a batch.
 
     Raises
     ------
     ValueError, TypeError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range; ``edges`` is no bool.
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range; ``edges`` or ``disjoint`` is no bool.
 
     Notes
     -----
@@ -79,16 +83,17 @@ class NeighborSampler(FanoutSampler):
         seed: int = 0,
         redraw: bool = True,
         edges: bool = False,
+        disjoint: bool = False,
     ) -> None:
         super().__init__(g, fanouts, seed, redraw, edges)
-        self.replace = check_flag("replace", replace)
+        self.replace, self.disjoint = check_flag("replace", replace), check_flag("disjoint", disjoint)
 
     def __repr__(self) -> str:
-        more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges
+        more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges + ", disjoint=True" * self.disjoint
         return f"{type(self).__name__}(fanouts={self._shown_fanouts}, replace={self.replace}, seed={self.seed}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.given_fanouts, self.replace, self.seed, self.redraw, self.edges)
+        return type(self), (self._g, self.given_fanouts, self.replace, self.seed, self.redraw, self.edges, self.disjoint)
 
     def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
         pool, hops, topology, cache, n_dst = self._g.pool, scratch.hops, self.topology, scratch.cache, lists.n
@@ -103,9 +108,10 @@ class NeighborSampler(FanoutSampler):
         edges = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         records = None if cache is None else cache.records
         edge_ids = None if cache is None or edge_pos is None else cache.edge_ids
-        numbers = (None, None, None) if edge_pos is None else (lists.starts, edge_pos.numpy(), edge_ids)
-        arrays = src.numpy(), dst.numpy(), draw, positions, edges, *numbers
-        hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays)
+        starts, numbers = (None, None) if edge_pos is None else (lists.starts, edge_pos.numpy())
+        arrays = src.numpy(), dst.numpy(), draw, positions, edges
+        more = starts, numbers, edge_ids, lists.offsets
+        hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays, *more)
         if n_missing:
             found = pool.array((n_missing,), topology.id_dtype)
             self._read(scratch, positions, found)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from functools import partial
 from weakref import WeakValueDictionary
@@ -19,6 +20,8 @@ from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpu
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
+from featstore.sampling.shares import ShareOfBatches, ShareOfEpoch
+from featstore.sampling.window import Seeds
 from featstore.sampling.windowed import Turns, Windows
 from featstore.topology.partlists import NearbyLists
 
@@ -135,6 +138,8 @@ class SampledBatches(ABC):
         Consecutive similar batches; see :class:`~featstore.Batches`.
     nbytes : int
         Memory of the seeds, and of two epochs' orders.
+    disjoint : bool
+        Whether batches have a subgraph for each seed.
     lists : MacroLists or None
         The dynamic neighbour cache of the sampler. It is empty until :meth:`MacroLists.use`.
     """
@@ -142,6 +147,7 @@ class SampledBatches(ABC):
     batch_size: int
     fanouts: Sequence[int] | None = None
     most_rows: int | None = None
+    disjoint = False
     run_length = UNKNOWN_RUN
     nbytes = 0
     lists: MacroLists | None = None
@@ -150,6 +156,11 @@ class SampledBatches(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Batches of an epoch."""
+
+    @property
+    def n_numbers(self) -> int:
+        """Batches of an epoch of all ranks together, by which a batch's ``index`` is bounded."""
+        return len(self)
 
     @abstractmethod
     def digest(self) -> str:
@@ -214,6 +225,7 @@ class _Reordered(SampledBatches):
     def __init__(self, batches: SampledBatches, order: Callable[[EpochBatches], Callable[[int], int]], name: str) -> None:
         self._batches, self._order, self._name = batches, order, name
         self.batch_size, self.fanouts, self.most_rows = batches.batch_size, batches.fanouts, batches.most_rows
+        self.disjoint = batches.disjoint
         self.run_length, self.nbytes, self.lists = batches.run_length, batches.nbytes, batches.lists
 
     def __repr__(self) -> str:
@@ -250,6 +262,10 @@ class _Orders:
                 self._held[epoch] = found
         return found
 
+    def forget(self) -> None:
+        """Make epochs anew from now on."""
+        self._held = WeakValueDictionary()
+
 
 class Drawn(SampledBatches):
     """Batches that a sampler draws on request.
@@ -268,18 +284,31 @@ class Drawn(SampledBatches):
         self, sampler: CheckedSampler, batches: Batches, lists: MacroLists | None = None, times: PushTimes | None = None
     ) -> None:
         self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
-        self.batch_size, self.fanouts = batches.batch_size, sampler.fanouts
+        self.batch_size, self.fanouts, self.disjoint = batches.batch_size, sampler.fanouts, sampler.disjoint
         self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
         self._hops = sampler if isinstance(sampler, HopSampler) else None
         self._many = sampler if isinstance(sampler, EpochSampler) else None
         self.order = order = _Orders(batches)
-        self._coming = None if self._many is None else self._many.coming(lambda epoch: order(epoch).seeds)
+        self.number: Callable[[int], int] = batches.number if isinstance(batches, ShareOfBatches) else operator.index
+        self._coming = None if self._many is None else self._many.coming(lambda epoch: Seeds(order(epoch).seeds, self.number))
 
     def __repr__(self) -> str:
         return f"Drawn({self.sampler!r}, {self.batches!r})"
 
     def __len__(self) -> int:
         return len(self.batches)
+
+    @property
+    def n_numbers(self) -> int:
+        """See :class:`SampledBatches`."""
+        return len(self) * (self.batches.world_size if isinstance(self.batches, ShareOfBatches) else 1)
+
+    def resume(self, epoch: int, n_done: int) -> None:
+        """Let ``epoch`` go on after its first ``n_done`` batches, those of all ranks together; ValueError as of the share."""
+        if isinstance(self.batches, ShareOfBatches):
+            self.batches.resume(epoch, n_done)
+            self.order.forget()
+            self.keep_ahead(-1)
 
     def digest(self) -> str:
         """See :class:`SampledBatches`."""
@@ -304,34 +333,41 @@ class Drawn(SampledBatches):
         seeds_of, sampler, hops = self.seeds_of(epoch), self.sampler, self._hops
 
         def sample(position: int) -> SampledBatch:
-            with seeds_of(position) as (seeds, lists):
+            with seeds_of(position) as (number, seeds, lists):
                 if lists is None or hops is None:
-                    return sampler.sample(seeds, epoch=epoch, index=position)
-                return hops.sample(seeds, epoch, position, lists)
+                    return sampler.sample(seeds, epoch=epoch, index=number)
+                return hops.sample(seeds, epoch, number, lists)
 
         return EpochBatches(len(self), sample)
 
     def _many_at_once(self, sampler: EpochSampler, epoch: int) -> EpochBatches:
-        order, n = self.order(epoch), len(self)
+        seeds, n = Seeds(self.order(epoch).seeds, self.number), len(self)
 
         def turns(start: int, memory: Reservation | None, stop: int) -> Turns:
             # Without given memory the windows reserve it for this epoch alone, so none can be drawn for the next one.
             coming = self._coming if memory is not None and stop == n else None
-            return sampler.in_turn(order.seeds, epoch, start, stop, memory, coming)
+            return sampler.in_turn(seeds, epoch, start, stop, memory, coming)
 
-        return EpochBatches(n, lambda position: sampler.sample(order.seeds(position), epoch, position), turns)
+        return EpochBatches(n, lambda position: sampler.sample(seeds(position), epoch, self.number(position)), turns)
 
     def seeds_of(self, epoch: int) -> SeedsOf:
-        """Make the function that lends each batch's seeds in ``epoch``, and the neighbour lists in memory for the batch."""
-        order, lists = self.order(epoch), self.lists
-        if lists is None or not isinstance(order, PartitionEpoch):
-            return lambda position: nullcontext((order.seeds(position), None))
+        """Make the function that lends each batch's number and seeds in ``epoch``, and the neighbour lists in memory for it."""
+        order, lists, number_of = self.order(epoch), self.lists, self.number
+        parts = order.order if isinstance(order, ShareOfEpoch) else order
+
+        def plain(position: int) -> AbstractContextManager[tuple[int, torch.Tensor, None]]:
+            number = number_of(position)
+            return nullcontext((number, order.seeds(number), None))
+
+        if lists is None or not isinstance(parts, PartitionEpoch):
+            return plain
         lists.begin()
 
         @contextmanager
-        def lend(position: int) -> Iterator[tuple[torch.Tensor, NearbyLists | None]]:
-            with lists.of(epoch, order, position) as nearby:
-                yield order.seeds(position), nearby
+        def lend(position: int) -> Iterator[tuple[int, torch.Tensor, NearbyLists | None]]:
+            number = number_of(position)
+            with lists.of(epoch, parts, min(number, len(parts) - 1)) as nearby:  # of the last step's seeds most are there
+                yield number, order.seeds(number), nearby
 
         return lend
 

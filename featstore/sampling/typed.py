@@ -85,6 +85,8 @@ class ListsOfType:
     lists, place, degree : int64 array, shape (n,)
         As for :meth:`Hops.expand_lists`. In a graph of one type these and ``at`` are empty: list ``i`` is that of the batch's
         node ``i``, and the scratch has its place, in arrays that are replaced as it grows.
+    offsets : int64 array, shape (n,), or None
+        As for :meth:`Hops.start`.
     """
 
     n: int
@@ -93,6 +95,7 @@ class ListsOfType:
     lists: Int64s = field(default_factory=lambda: EMPTY)
     place: Int64s = field(default_factory=lambda: EMPTY)
     degree: Int64s = field(default_factory=lambda: EMPTY)
+    offsets: Int64s | None = None
 
 
 def nodes_of_types(types: Types, nodes: Int64s, first: int) -> dict[str, Int64s]:
@@ -103,7 +106,8 @@ def nodes_of_types(types: Types, nodes: Int64s, first: int) -> dict[str, Int64s]
 
 def lists_of_type(scratch: Scratch, topology: Topology, kind: EdgeType, at: Int64s, *, edges: bool) -> ListsOfType:
     """Look up the lists of nodes number ``at`` of a batch, which are of the type at which ``kind`` ends."""
-    cache, lists = scratch.cache, kind.lists_of(scratch.nodes[at])
+    nodes = scratch.nodes[at]
+    cache, lists, offsets = scratch.cache, kind.lists_of(scratch.ids_of(nodes)), scratch.offsets_of(nodes)
     place, degree = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
     if cache is None:
         topology.offsets(lists, place, degree)
@@ -113,7 +117,9 @@ def lists_of_type(scratch: Scratch, topology: Topology, kind: EdgeType, at: Int6
     starts = np.empty(len(at) if edges else 0, np.int64)
     if edges and len(at):
         edge_starts(topology, cache, lists, place, starts, degree)
-    return ListsOfType(len(at), starts, at, lists, place, degree)
+    if offsets is not None:  # a list draws anew in each subgraph
+        lists = lists + offsets // scratch.num_nodes * topology.num_lists
+    return ListsOfType(len(at), starts, at, lists, place, degree, offsets)
 
 
 @dataclass(frozen=True)

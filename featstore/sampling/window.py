@@ -8,6 +8,7 @@ type of edges each node has one list, and its number.
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.hops import FanoutSampler
-from featstore.sampling.listaccess import MAX_DRAWN, costs_less_drawn
+from featstore.sampling.listaccess import MAX_DRAWN, ListAccess, Run
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.replay import Replay, has_places
 from featstore.sampling.scratch import Int64s
@@ -38,7 +39,7 @@ from featstore.topology.liststream import LIST_BYTES, stream_bytes
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
+__all__ = ["EpochWindow", "Seeds", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over a range of 2**bits lists at once
 MOST_RANGES = 4096
@@ -138,20 +139,23 @@ class _Worker:
         self.scratch = np.empty(shape.scratch_words, np.int64)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Lists number ``first … stop - 1`` of those that have targets: of one type of edges, with what draws from them."""
+class Seeds:
+    """The seeds of an epoch's batches by position, and the numbers of the batches, which key their draws.
 
-    first: int
-    stop: int
-    draws: Draws
-    fanouts: list[int]  # of the hops in which they are drawn from
+    ``seeds(number)`` is pure and thread-safe. ``number(position)`` is the position, unless several processes train together.
+    """
+
+    def __init__(self, seeds: Callable[[int], Any], number: Callable[[int], int] = operator.index) -> None:
+        self._seeds, self.number = seeds, number
+
+    def __call__(self, position: int) -> Any:
+        return self._seeds(self.number(position))
 
 
 class EpochWindow:
     """The batches ``first … stop - 1`` of an epoch, to be drawn together.
 
-    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds(position)`` gives a batch's seeds. The caller has reserved
+    ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds`` the seeds and numbers. The caller has reserved
     ``n_bytes``, :func:`least_bytes` at the least. ``n_workers`` threads draw, or fewer if the memory does not suffice.
     ``path()`` names run files for logs that do not fit. ``access`` is that of :class:`~featstore.EpochSampler`.
     """
@@ -160,7 +164,7 @@ class EpochWindow:
         self,
         sampler: FanoutSampler,
         graph: OutOfCoreGraph,
-        seeds: Callable[[int], Any],
+        seeds: Seeds,
         epoch: int,
         first: int,
         stop: int,
@@ -171,7 +175,6 @@ class EpochWindow:
         disk: DiskQuota,
         access: str = "auto",
     ) -> None:
-        self._access = access
         self.first, self.stop = first, stop
         self._sampler, self._graph, self._seeds, self._epoch = sampler, graph, seeds, epoch
         self._topology = graph.topology  # kept, since graph.topology takes the graph's lock
@@ -183,6 +186,7 @@ class EpochWindow:
             raise BudgetError(f"a window of {self._n} batches cannot be drawn in {n_bytes} bytes", least)
         self._n_workers = max(1, min(n_workers, n_bytes // (2 * least)))
         self._shape = shape = _shape(graph, fanouts, self._n, n_bytes // self._n_workers, self._wide)
+        self._reading = ListAccess(self._topology, access, shape.shift)
         logs = partial(SpillingLogs, n_workers=self._n_workers, wide=self._wide, path=path, disk=disk)
         self._targets = logs(shape.n_ranges, n_bytes=self._n_workers * shape.targets_bytes)
         self._drawn = logs(shape.n_logs, n_bytes=self._n_workers * shape.drawn_bytes)
@@ -190,7 +194,7 @@ class EpochWindow:
         kinds = graph.types.edges
         self._kinds = [(kinds[key], np.array(each, np.int64)) for key, each in sampler.drawn_of_types.items()]
         places = itertools.product(range(self._depth), range(first, stop))
-        self._keys = np.array([sampler.hop_key((epoch, index, hop)) for hop, index in places], np.uint64)
+        self._keys = np.array([sampler.hop_key((epoch, seeds.number(position), hop)) for hop, position in places], np.uint64)
         self._waited_s = [0.0] * self._n_workers  # seconds of waiting for lists
         self._read_bytes = [0] * self._n_workers
         self._drawn_reads = [0] * self._n_workers  # ids that were read alone
@@ -257,7 +261,7 @@ class EpochWindow:
         ids, index = self._ids(position), position - self.first
         with self._sampler.scratch(len(ids)) as scratch:
             hops = self._sampler.expand(scratch, ids, self._replay(index, edges=self._sampler.edges))
-            return self._sampler.assemble(scratch, ids, hops, self._epoch, position)
+            return self._sampler.assemble(scratch, ids, hops, self._epoch, self._seeds.number(position))
 
     def _ids(self, position: int) -> Int64s:
         seeds = self._seeds(position)
@@ -337,7 +341,8 @@ class EpochWindow:
         def read(hop: int) -> npt.NDArray[Any]:
             return self._drawn.read(hop * self._n + index, self._graph.pool.array)
 
-        return Replay(self._sampler, read, self._wide, self._epoch, self.first + index, edges=edges)
+        number = self._seeds.number(self.first + index)
+        return Replay(self._sampler, read, self._wide, self._epoch, number, edges=edges)
 
     # By list.
 
@@ -428,7 +433,7 @@ class EpochWindow:
             return
         n_targets = np.diff(starts)
         n_targets = n_targets if missing is None else n_targets[missing]
-        passed, alone = self._ways(runs, wanted, missing, n_targets)
+        passed, alone = self._reading.ways(runs, wanted, missing, n_targets)
         for run, part in alone:
             self._draw_elsewhere(run, memory, worker, wanted[part], _positions(missing, part))
         for part in passed:
@@ -443,9 +448,9 @@ class EpochWindow:
                 first, at, degree = block.spread(positions)
                 take(first, at, degree, block.ids)
 
-    def _runs(self, memory: _Worker, hop: int, worker: int, lists: Int64s, starts: Int64s) -> list[_Run]:
+    def _runs(self, memory: _Worker, hop: int, worker: int, lists: Int64s, starts: Int64s) -> list[Run]:
         """Make what draws from lists that have targets, for each type of edges that has some of them."""
-        runs, first = list[_Run](), 0
+        runs, first = list[Run](), 0
         hops = hop, self._depth if self._sampler.redraw else hop + 1
         ends = np.searchsorted(lists, [kind.first_list + kind.n_lists for kind, _ in self._kinds])
         for (_, fanouts), stop in zip(self._kinds, ends.tolist(), strict=True):
@@ -463,45 +468,11 @@ class EpochWindow:
                     memory.place,
                     numbered=self._has_places,
                 )
-                runs.append(_Run(first, stop, draws, fanouts[slice(*hops)].tolist()))
+                runs.append(Run(first, stop, draws, fanouts[slice(*hops)].tolist()))
             first = stop
         return runs
 
-    def _ways(
-        self, runs: list[_Run], wanted: Int64s, missing: Int64s | None, n_targets: Int64s
-    ) -> tuple[list[slice], list[tuple[_Run, slice]]]:
-        """Divide lists that are not in memory by how they are read.
-
-        Returns parts of them to be read in passes, and parts of which the drawn ids are read alone. A pass also reads unwanted
-        lists between wanted ones. So it is within a range, but it serves all types of edges there.
-        """
-        shift, passed, alone = self._shape.shift, list[slice](), list[tuple[_Run, slice]]()
-        for run in runs:
-            ends = (run.first, run.stop) if missing is None else np.searchsorted(missing, (run.first, run.stop)).tolist()
-            whole = slice(*ends)
-            if whole.start == whole.stop:
-                continue
-            if self._reads_drawn(wanted[whole], n_targets[whole], run.fanouts):
-                alone.append((run, whole))
-                continue
-            ranges = wanted[whole] >> shift
-            cuts = [whole.start, *(np.flatnonzero(np.diff(ranges)) + (whole.start + 1)).tolist(), whole.stop]
-            for part in (slice(*each) for each in itertools.pairwise(cuts)):
-                if len(cuts) > 2 and self._reads_drawn(wanted[part], n_targets[part], run.fanouts):
-                    alone.append((run, part))
-                elif passed and passed[-1].stop == part.start and wanted[part.start - 1] >> shift == wanted[part.start] >> shift:
-                    passed[-1] = slice(passed[-1].start, part.stop)
-                else:
-                    passed.append(part)
-        return passed, alone
-
-    def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, fanouts: list[int]) -> bool:
-        """Tell whether ids are drawn first and read alone, instead of reading their lists."""
-        if self._access != "auto":
-            return self._access == "random"
-        return costs_less_drawn(self._topology, wanted, n_targets, fanouts)
-
-    def _draw_elsewhere(self, run: _Run, memory: _Worker, worker: int, wanted: Int64s, positions_of: Int64s | None) -> None:
+    def _draw_elsewhere(self, run: Run, memory: _Worker, worker: int, wanted: Int64s, positions_of: Int64s | None) -> None:
         """Draw from the lists ``wanted`` of a run, then read the drawn ids; ``positions_of`` as of :func:`_positions`."""
         topology, draws = self._topology, run.draws
         lists = NodeLists(np.arange(len(wanted)), *topology.offsets(wanted), np.empty(0, topology.id_dtype))

@@ -22,20 +22,18 @@ from featstore.budget import Reservation
 from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import FanoutSampler
-from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes
+from featstore.sampling.window import EpochWindow, Seeds, drawn_bytes, has_places, is_wide, least_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Coming", "Cut", "Seeds", "Turns", "Windows", "disk_of"]
+__all__ = ["Coming", "Cut", "Turns", "Windows", "disk_of"]
 
 HOLDER = "epoch samples"
 LOG_WORDS = 2048  # words that a batch's log of a hop should have in memory before it is spilled
 DISK_DIVISOR = 4  # run files get this fraction of the free disk
 MEMORY_DIVISOR = 4  # without a given reservation, windows get this fraction of the free memory
-
-Seeds = Callable[[int], torch.Tensor]  # of a batch, by its index; pure, thread-safe
 
 
 class Drawer(Protocol):
@@ -239,7 +237,7 @@ class Turns:
         """
         found = self._enter(position)
         if found is None:
-            return self._sampler.sample(self._seeds(position), self._epoch, position)
+            return self._sampler.sample(self._seeds(position), self._epoch, self._seeds.number(position))
         try:
             sampled = found.window.sample(position)
             found.left.discard(position)
@@ -347,7 +345,7 @@ class Turns:
         else:
             batch = None
             if -1 in sampler.hops.drawn_fanouts:
-                alone = sampler.sample(seeds, self._epoch, self._next)
+                alone = sampler.sample(seeds, self._epoch, self._seeds.number(self._next))
                 batch = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
             size = Cut(sampler, n, len(seeds), batch).size(held, disk_of(sampler))
         follows = size < n or self._coming is not None

@@ -92,10 +92,10 @@ def ask(
         return context, Memory(context, needs, caches, plans=plans)
     try:
         nodes = context.nodes
-        own = {name: nodes.rows_of(name) for name in nodes.stores if nodes.rows_of(name).kinds}
-        context = replace(context, batch=measure(context.graph, context.batches, own))
+        rows = {name: nodes.rows_of(name) for name in nodes.stores}
+        context = replace(context, batch=measure(context.graph, context.batches, rows))
     except BudgetError as error:
-        most = replace(context, batch=most_of(context.graph, context.batches))
+        most = replace(context, batch=most_of(context.graph, context.batches, context.nodes.stores))
         raise Memory(most, needs, caches, plans=plans).too_small(error) from None
     return context, Memory(context, needs, caches, plans=plans)
 
@@ -156,17 +156,22 @@ class Memory:
     def batch_bytes(self, n_rows: int) -> int:
         """Count the bytes that a batch of ``n_rows`` holds while the loop has it."""
         batch = self.batch.of(n_rows)
-        sizes = (batch.rows_of.get(name, n_rows) * width for name, width in self._row_bytes.items())
-        rows = sum(max(n_bytes, pooled_bytes(n_bytes)) for n_bytes in sizes)
+        rows = self._rows_bytes({**dict.fromkeys(self._row_bytes, n_rows), **batch.rows_of, **batch.delivered_of})
         n_edges = batch.n_edges
         rows += sum(max(n_edges * width, pooled_bytes(n_edges * width)) for width in self._edge_row_bytes.values())
         return batch.sample_bytes * REUSE // (REUSE - 1) + rows
+
+    def _rows_bytes(self, n_rows_of: Mapping[str, int]) -> int:
+        sizes = (n_rows_of[name] * width for name, width in self._row_bytes.items())
+        return sum(max(n_bytes, pooled_bytes(n_bytes)) for n_bytes in sizes)
 
     def _beside(self, n_rows: int) -> int:
         """Count the bytes of a batch that only exist until it is delivered: its plans, and its rows on the device."""
         batch, n_bytes = self.batch.of(n_rows), 0
         if self._plans:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * n_rows) + batch.sample_bytes  # a sample that waits to be written
+        if batch.delivered_of:  # the rows as they were gathered, and the nodes' ids
+            n_bytes += self._rows_bytes({**dict.fromkeys(self._row_bytes, n_rows), **batch.rows_of}) + batch.sample_bytes
         if self._has_types:  # the sample, beside the batch whose ids are within types
             n_bytes += batch.sample_bytes
         if EDGE_PLANNER in self.needs:
@@ -315,7 +320,7 @@ class Memory:
         ``before`` precedes the text of ``error``.
         """
         if not max(n_rows, self.batch.n_rows):
-            self.batch = most_of(self._graph, self._sampling)
+            self.batch = most_of(self._graph, self._sampling, self._row_bytes)
         n_rows = int(LARGEST * max(n_rows, self.batch.n_rows))
         needed = self._needed(n_rows) + self._one_more
         # The number of ``error`` is for one allocation; an eighth is added for later and optional ones.

@@ -181,8 +181,8 @@ def profile(
 
 def _sampled(sampler: HopSampler, graph: OutOfCoreGraph, seeds_of: SeedsOf, position: int) -> tuple[SampledBatch, Outside]:
     """Sample a batch of epoch 0; return it, and a function that marks its nodes whose lists were not in memory."""
-    with seeds_of(position) as (seeds, lists):
-        sampled = sampler.sample(seeds, 0, position, lists)
+    with seeds_of(position) as (number, seeds, lists):
+        sampled = sampler.sample(seeds, 0, number, lists)
         outside = _outside(graph, sampled.input_ids.numpy(), lists)  # at once: the next macro-batch replaces the lists
     return sampled, lambda ids: outside
 

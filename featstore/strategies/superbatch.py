@@ -165,24 +165,19 @@ class Superbatch(Strategy):
 
     def planning(self, context: Context) -> Planning:
         """Collect the limits of planning: disk, length, policies."""
-        policy = get_policy(self.policy)
-        planned = _planned(policy)
+        if context.nodes.is_mixed and isinstance(self.policy, Policy):
+            raise OptionError("policy", "an instance plans caches of the same rows: give its name or class for several types")
+        policies = tuple(_planned(get_policy(self.policy)) for _ in context.nodes.each)
+        planned = policies[0]
         planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
-        if n_others := len(context.nodes.each) - 1:
-            if isinstance(self.policy, Policy):
-                raise OptionError("policy", "an instance plans caches of the same rows: give its name or class for several types")
-            planning = replace(planning, others=tuple(_planned(get_policy(self.policy)) for _ in range(n_others)))
+        planning = replace(planning, policies=policies)
         if self.cache != "auto":
             planning = replace(planning, capacity=context.nodes.capacity(context.nodes.sizes(self.cache, planned), planned))
         sizes = context.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning
-        of_edges = []
-        for _ in context.edges.each:
-            policy = get_policy(self.policy)
-            assert isinstance(policy, PlannedPolicy)
-            of_edges.append(policy)
-        return replace(planning, edge_policies=tuple(of_edges), edge_rows=context.edges.capacities(sizes))
+        of_edges = tuple(get_policy(self.policy) for _ in context.edges.each)
+        return replace(planning, edge_policies=of_edges, edge_rows=context.edges.capacities(sizes))
 
 
 def _planned(policy: Policy) -> Policy:
@@ -204,7 +199,8 @@ def plan_ahead(
     left = None if n_bytes is None else n_bytes - context.chosen.profile_bytes
     planned = get_policy(policy)
     misses = context.chosen.misses.of(not isinstance(planned, FixedRows))
-    return Planning(planned, length, left, runs_directory(graph.path, run_dir), overlap, misses)
+    directory = runs_directory(graph.path, run_dir)
+    return Planning((planned,), length, left, directory, context.nodes.n, graph.budget.total, overlap, misses)
 
 
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:

@@ -99,7 +99,8 @@ class SuperbatchEpoch(EpochRun):
             disk = DiskQuota(planning.disk)
             if switch is not None:
                 switch.begin(self._runs, disk, planner)
-            plans = partial(CachePlanner, runs=self._runs, disk=disk, room=room, pool=graph.pool)
+            time = context.watch.time
+            plans = partial(CachePlanner, runs=self._runs, disk=disk, room=room, pool=graph.pool, time=time)
             planners, packed = [], False
             for at, part in enumerate(parts):
                 pack = packer(at, self._runs, disk, filling)
@@ -123,7 +124,7 @@ class SuperbatchEpoch(EpochRun):
                 pool=graph.pool,
                 num_nodes=graph.num_nodes,
                 threads=threads,
-                time=context.watch.time,
+                time=time,
                 # Without features there is no cache to switch, but the schedule is still serial.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
                 tiers=lambda: context.tiers,

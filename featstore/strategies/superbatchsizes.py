@@ -71,7 +71,7 @@ class SuperbatchSizes:
     def length(self, batch: BatchSize) -> int:
         """Compute the number of batches of a superbatch that disk and memory allow."""
         n, passes = self._accesses(batch), self.passes(batch)
-        return choose_size(self.planning, self._graph, self._n_batches, n, self._stored(batch), passes)
+        return choose_size(self.planning, self._n_batches, n, self._stored(batch), passes)
 
     def granted_length(self, memory: Memory) -> tuple[int, int]:
         """Compute the number of batches of a superbatch that the granted memory can plan, and the least bytes to plan them.
@@ -92,7 +92,7 @@ class SuperbatchSizes:
     def judged(self, batch: BatchSize, size: int) -> Length:
         """Judge superbatches of ``size`` batches: their passes over the features, and advice if they are too short."""
         n, passes = self._accesses(batch), self.passes(batch)
-        return judge_length(self.planning, self._graph, self._n_batches, n, self._stored(batch), passes, size)
+        return judge_length(self.planning, self._n_batches, n, self._stored(batch), passes, size)
 
     def foreseen(self, memory: Memory) -> Length:
         """Judge the superbatches of a run in its granted memory; adds the rows of each cache."""

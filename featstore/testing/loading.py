@@ -67,6 +67,7 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "in windows": lambda g: featstore.EpochSampler(g, [3, -1, 2], seed=1, window=2),
     "callable": _callable,
     "numbered": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1, edges=True),
+    "disjoint": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1, edges=True, disjoint=True),
 }
 
 
@@ -95,8 +96,10 @@ def _check(
     batch = batch.to("cpu")
     assert 0 <= batch.index < len(expected), f"a batch says that it is number {batch.index} of {len(expected)}"
     sampled, where = expected[batch.index], f"batch {batch.index} of epoch {epoch}"
-    assert torch.equal(batch.input_ids, sampled.input_ids), f"{where} has other ids: other samples, or another batch's index"
+    assert torch.equal(batch.input_ids, sampled.nodes), f"{where} has other ids: other samples, or another batch's index"
     assert torch.equal(batch.seeds, sampled.seeds), f"{where} has other seeds"
+    numbers = None if sampled.copies is None else sampled.copies.batch.tolist()
+    assert numbers == (None if batch.batch is None else batch.batch.tolist()), f"{where} has nodes of other subgraphs"
     assert len(batch.blocks) == len(sampled.blocks), f"{where} has {len(batch.blocks)} blocks"
     for block, other in zip(batch.blocks, sampled.blocks, strict=True):
         assert (block.n_src, block.n_dst) == (other.n_src, other.n_dst), f"{where} has a block of another size"
@@ -106,7 +109,7 @@ def _check(
             assert torch.equal(block.edge_arrays[name], values), f"{where} has another {name}"
     assert list(batch.features) == list(features), f"{where} has the features {list(batch.features)}"
     for name in features:
-        rows = torch.from_numpy(graph.features[name])[sampled.input_ids]
+        rows = torch.from_numpy(graph.features[name])[sampled.nodes]
         assert batch.features[name].dtype == rows.dtype, f"{where}: {name!r} is of {batch.features[name].dtype}"
         assert torch.equal(batch.features[name], rows), f"{where} has wrong rows of {name!r}"
     assert list(batch.edge_features) == list(edge_features), f"{where} has the edge features {list(batch.edge_features)}"

@@ -78,7 +78,7 @@ class SamplerContract(ABC):
             assert torch.equal(batch.seeds, seeds), (
                 "the first nodes of a batch are its seeds, in the order in which they are given"
             )
-            ids = batch.input_ids.numpy()
+            ids = batch.nodes.numpy()
             for hop, block in enumerate(batch.blocks):
                 keys = ids[block.src.numpy()] * contract_g.num_nodes + ids[block.dst.numpy()]
                 assert not self.of_the_graph or np.isin(keys, there).all(), f"block {hop} has edges that the graph has not"
@@ -139,5 +139,5 @@ class SamplerContract(ABC):
                 blocks = (batch.seeds, batch.input_ids, *(each for block in batch.blocks for each in block.tensors))
                 wanted = (sampled.seeds, *sampled.tensors)
                 assert all(map(torch.equal, blocks, wanted)), f"{strategy}: batch {batch.index} is not the sampler's"
-                assert torch.equal(batch.x, x[sampled.input_ids]), f"{strategy}: batch {batch.index} has wrong rows"
+                assert torch.equal(batch.x, x[sampled.nodes]), f"{strategy}: batch {batch.index} has wrong rows"
             assert n == len(expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -59,6 +59,10 @@ class NodeRows:
         """Select from one value a node, of all nodes, one a row."""
         return values
 
+    def only(self, kinds: Collection[NodeType]) -> NodeRows:
+        """Leave out the rows of other types of nodes."""
+        return self
+
 
 @dataclass(frozen=True)
 class RowsOfTypes(NodeRows):
@@ -104,6 +108,9 @@ class RowsOfTypes(NodeRows):
         for kind, first in self.parts:
             found[first : first + kind.n] = values[kind.first : kind.stop]
         return found
+
+    def only(self, kinds: Collection[NodeType]) -> NodeRows:
+        return RowsOfTypes(self.n, tuple(part for part in self.parts if part[0] in kinds))
 
 
 def joined_rows(each: Sequence[NodeRows]) -> NodeRows:

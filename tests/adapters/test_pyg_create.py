@@ -14,8 +14,10 @@ import torch
 import featstore
 from tests.support.pyg import Data, HeteroData, LinkNeighborLoader
 from tests.support.refusing import refuses
+from tests.support.typed import CITES, WRITES
 
 from featstore.adapters.pyg import NeighborLoader, Sampler, create, stores  # isort: skip  # after PyG, without its warnings
+
 from torch_geometric import EdgeIndex  # isort: skip
 from torch_geometric.data import Batch, InMemoryDataset, OnDiskDataset, TemporalData  # isort: skip
 from torch_geometric.transforms import RandomLinkSplit  # isort: skip
@@ -245,9 +247,6 @@ def without(*names: str, **values: Any) -> Any:
     for name in names:
         del data[name]
     return data
-
-
-WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 
 
 def hetero() -> Any:

@@ -282,7 +282,7 @@ def test_keywords_that_change_nothing_are_taken(small, g) -> None:
         ({"input_nodes": ("paper", torch.arange(3))}, "input_nodes: the graph has one type of nodes"),
         ({"input_nodes": torch.ones(7, dtype=torch.bool)}, "a mask of seeds must have one entry a node"),
         ({"input_nodes": torch.tensor([1, 1])}, "seeds of 0 and 1 alone look like a mask"),
-        ({"disjoint": True}, "disjoint: a node that several seeds reach"),
+        ({"disjoint": True, "num_neighbors": None}, "disjoint: it goes with num_neighbors"),
         ({"subgraph_type": "induced"}, "subgraph_type: a batch has the edges that were sampled"),
         ({"time_attr": "time"}, "time_attr: sampling by time"),
         ({"weight_attr": "w"}, "weight_attr: sampling by weights"),

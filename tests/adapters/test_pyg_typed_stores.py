@@ -21,7 +21,7 @@ from tests.support.pyg import (
     use_stand_in,
 )
 from tests.support.refusing import refuses
-from tests.support.typed import TypedArrays, academic, reached
+from tests.support.typed import CITES, EMPLOYS, WRITES, TypedArrays, academic, reached
 
 from featstore.adapters.pyg import NeighborLoader as OwnLoader  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
 from featstore.adapters.pyg import Sampler, stores  # isort: skip
@@ -29,8 +29,6 @@ from featstore.adapters.pyg.sampler import fanouts_of  # isort: skip
 from torch_geometric.sampler import EdgeSamplerInput, NumNeighbors  # isort: skip
 
 pytestmark = [pytest.mark.usefixtures("small_pieces"), pytest.mark.shares_resources]
-
-WRITES, CITES, EMPLOYS = ("author", "writes", "paper"), ("paper", "cites", "paper"), ("institution", "employs", "author")
 
 
 @pytest.fixture(scope="module")

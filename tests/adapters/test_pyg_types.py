@@ -14,7 +14,7 @@ from featstore import NeighborSampler
 from featstore.strategies.registry import available_strategies, find_strategy
 from tests.adapters.test_pyg_hetero import whole_of
 from tests.support.flights import flights
-from tests.support.pyg import NeighborLoader, use_stand_in
+from tests.support.pyg import LinkNeighborLoader, NeighborLoader, use_stand_in
 from tests.support.sampled import covering
 from tests.support.typed import TypedArrays, academic, random_types
 
@@ -159,6 +159,42 @@ def test_all_strategies_and_both_forms_give_the_same_batches(case: Any, strategy
             for field, value in store.items():
                 same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
                 assert same(mine[name][field], value), (name, field)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_subgraph_for_each_seed(case: Any, repeats: bool, monkeypatch: Any) -> None:
+    """Each has the nodes and edges of the batch that PyG's own loader makes of its seed alone; links have none, by name."""
+    use_stand_in(monkeypatch)
+    arrays, kind, g = case.arrays, case.kind, case.forms["csc"]
+    seeds = torch.from_numpy(case.seeds[:9] if repeats else np.unique(case.seeds)[:9])
+    seeds = torch.cat([seeds, seeds[:2]]) if repeats else seeds
+    options = {"num_neighbors": fanouts_of(arrays), "input_nodes": (kind, seeds)}
+    alone = list(NeighborLoader(memory(arrays), **options, batch_size=1))
+    sampler = Sampler(NeighborSampler(g, fanouts_of(arrays), redraw=False, edges=True, disjoint=True))
+    (through,) = NeighborLoader(stores(g), **options, batch_size=len(seeds), neighbor_sampler=sampler)
+    with OwnLoader(g, **options, batch_size=len(seeds), edges=True, disjoint=True, strategy="ondemand", edge_features=[]) as own:
+        (mine,) = own
+    distinct = torch.from_numpy(seeds.numpy()[np.sort(np.unique(seeds, return_index=True)[1])])
+    for found in (mine, through):
+        assert found.validate()
+        assert distinct[found[kind].batch[: len(seeds)]].equal(seeds)
+        for number, seed in enumerate(distinct):
+            its = alone[int((seeds == seed).nonzero()[0])]
+            for name in arrays.n:
+                ids = found[name].n_id[found[name].batch == number]
+                assert sorted(set(ids.tolist())) == sorted(its[name].n_id.tolist())
+                assert repeats or len(ids) == len(its[name].n_id)
+            for key in arrays.edges:
+                of = found[key[0]].batch[found[key].edge_index[0]]
+                assert of.equal(found[key[2]].batch[found[key].edge_index[1]])
+                edges = found[key].e_id[of == number]
+                assert sorted(set(edges.tolist())) == sorted(set(its[key].e_id.tolist()))
+                assert repeats or len(edges) == len(its[key].e_id)
+    links = LinkNeighborLoader(
+        stores(g), [], edge_label_index=(next(iter(arrays.edges)), torch.zeros(2, 1, dtype=torch.int64)), neighbor_sampler=sampler
+    )
+    with pytest.raises(NotImplementedError, match="disjoint samples of links"):
+        next(iter(links))
 
 
 def test_flights_have_what_their_tables_say() -> None:

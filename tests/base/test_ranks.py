@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,9 +11,9 @@ import pytest
 import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import featstore
 from featstore import config
 from featstore.config import Options
+from featstore.load.arguments import process_group
 from tests.support.fake_graph import graph, loader
 
 
@@ -27,29 +26,31 @@ def group(rank: int, world_size: int) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def test_each_loader_of_several_ranks_warns() -> None:
-    with group(1, 2):
-        for _ in range(2):
-            with pytest.warns(
-                featstore.RanksWarning, match=r"rank 1 of 2 processes .* seeds\[1::2\]\[: len\(seeds\) // 2\]"
-            ) as said:
-                loader(graph())
-            assert len(said) == 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", featstore.RanksWarning)
-            assert len(list(loader(graph()))) == 13
-    assert issubclass(featstore.RanksWarning, featstore.FeatstoreWarning)
+def test_a_loader_is_that_of_its_rank() -> None:
+    """The numbers are those of the process group, unless others are given."""
+    with loader(graph()) as whole:
+        of_one = {batch.index: batch.seeds.tolist() for batch in whole}
+    found: dict[int, list[int]] = {}
+    for rank in range(2):
+        with group(rank, 2), loader(graph()) as own, loader(graph(), rank=0, world_size=1) as alone:
+            assert len(own) == 7
+            assert len(alone) == 13
+            found |= {batch.index: batch.seeds.tolist() for batch in own}
+    assert sorted(found) == list(range(14))
+    assert all(found[index] == of_one[index] for index in range(12))
+    assert found[12] + found[13] == of_one[12]
 
 
-def test_one_process_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings are errors here: without a group, in a group of one, and where torch has none or it was never imported."""
-    loader(graph())
+def test_one_process_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a group, in a group of one, and where torch has none or it was never imported."""
+    assert process_group() is None
     with group(0, 1):
-        loader(graph())
+        assert process_group() == (0, 1)
+        assert len(loader(graph())) == 13
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_available=lambda: False))  # type: ignore[misc]
-    loader(graph())
+    assert len(loader(graph())) == 13
     monkeypatch.delitem(sys.modules, "torch.distributed")
-    loader(graph())
+    assert len(loader(graph())) == 13
     assert "torch.distributed" not in sys.modules
 
 

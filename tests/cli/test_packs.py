@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.pack.layout import find_layouts
 from featstore.pack.makelayout import make_layout
+from tests.support.commands import run
 from tests.support.graphs import skewed_dataset
 from tests.support.loaders import make_loader
 from tests.support.refusing import refuses
@@ -32,11 +32,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(made: Path, tmp_path: Path) -> Path:
     """A copy of the dataset, which a test may move."""
     return Path(shutil.copytree(made, tmp_path / "g"))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
-    assert main([*map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import featstore
 from featstore.cli.arguments import add_sampling, make_sampler
 from featstore.cli.main import main
 from featstore.estimate.savedio import edges_drawn
+from tests.support.commands import run
 from tests.support.planted import communities
 
 N, COMMUNITIES, CLASSES, DEGREE = 1_500, 15, 3, 6
@@ -41,11 +40,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 COMMON = ["--batch-size", "40", "--fanouts", "4,3", "--seed", "5"]
 TRAINING = [*COMMON, "--epochs", "2", "--hidden", "8", "--lr", "0.02", "--memory", "64MiB"]
-
-
-def run(capsys: pytest.CaptureFixture[str], command: str, path: object, *options: object) -> dict[str, Any]:
-    assert main([command, str(path), *map(str, options), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_losses_looking_ahead_and_of_packs_are_the_same(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.cli.model import load_model
 from featstore.pack.layout import find_layouts
+from tests.support.commands import run
 from tests.support.typed import TypedArrays, academic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,11 +25,8 @@ TRAINING = ["--hidden", "8", "--epochs", "3", "--memory", "64MiB"]
 
 def planted() -> TypedArrays:
     """Draw a graph whose types share ``x`` in one file; authors' ``z`` has another width than papers'."""
-    graph, rng = academic(0, papers=PAPERS), np.random.default_rng(3)
-    for kind in KINDS:
-        graph.features[kind] = {"x": rng.standard_normal((graph.n[kind], 16)).astype(np.float32)}
-    for kind, width in (("paper", 8), ("author", 4)):
-        graph.features[kind]["z"] = rng.standard_normal((graph.n[kind], width)).astype(np.float32)
+    graph = academic(0, papers=PAPERS).draw("x", 3, **dict.fromkeys(KINDS, 16)).draw("z", 4, paper=8, author=4)
+    rng = np.random.default_rng(5)
     order = rng.permutation(PAPERS)
     y = rng.integers(0, 4, PAPERS)
     y[order[:5]] = -1
@@ -51,13 +48,6 @@ def packed(made: Path) -> Path:
     path = made.parent / "papers.pack"
     assert main([*map(str, ("pack", made, path, "--target", "paper", *SAMPLING, "--epochs", 2, "--cache", 0.2)), "--json"]) == 0
     return path
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from featstore.cli.heterosage import HeteroSAGE
 from featstore.cli.main import main
 from featstore.cli.model import load_model
 from featstore.cli.training import scores_of
-from tests.support.typed import TypedArrays
+from tests.support.commands import run
+from tests.support.typed import CITES, EMPLOYS, REV, WRITES, TypedArrays
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAPERS, AUTHORS, CLASSES = 600, 200, 4
-WRITES, REV, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
-EMPLOYS = ("institution", "employs", "author")
 TRAIN = ["--target", "paper", "--fanouts", "8,8", "--batch-size", "60", "--hidden", "16", "--lr", "0.02", "--memory", "64MiB"]
 
 
@@ -76,13 +74,6 @@ def made(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path
     path = tmp_path_factory.mktemp("typed") / "g"
     assert main(["create", str(path), *arguments, "--json"]) == 0
     return path
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -23,12 +23,12 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import read_catalog
 from tests.support.refusing import refuses
 from tests.support.rowfiles import check_sums, edge, field
+from tests.support.typed import CITES, WRITES
 
 Key = tuple[str, str, str]
 Pairs = dict[Key, np.ndarray]
 
 FORMS: dict[str, dict[str, Any]] = {"csc": {}, "chunked": {"topology": "chunked", "chunk_bytes": 4096}}
-WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 
 
 @pytest.fixture(autouse=True)

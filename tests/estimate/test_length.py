@@ -22,12 +22,10 @@ from tests.support.graphs import make_graph
 BATCH, MANY = 1000, 200
 
 
-def planning(disk: int | None = 1 << 60, overlap: bool = True, policy: Policy | None = None) -> Planning:
-    return Planning(policy or get_policy("belady"), "auto", disk, "runs", overlap)
-
-
-def graph(n: int, total: int) -> Any:
-    return SimpleNamespace(num_nodes=n, budget=SimpleNamespace(total=total))
+def planning(
+    n: int = 10_000, total: int = 1 << 32, disk: int | None = 1 << 60, overlap: bool = True, policy: Policy | None = None
+) -> Planning:
+    return Planning((policy or get_policy("belady"),), "auto", disk, "runs", n, total, overlap)
 
 
 def needed(n: int, n_batches: int, size: int, *, spilled: bool, overlap: bool = True) -> int:
@@ -44,7 +42,7 @@ def needed(n: int, n_batches: int, size: int, *, spilled: bool, overlap: bool = 
 def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, overlap, pass_bytes) -> None:
     """By brute force over every length."""
     passes = None if pass_bytes is None else PackingPasses(pass_bytes, 10**9)
-    found = choose_size(planning(overlap=overlap), graph(n, total), n_batches, BATCH, 1, passes)
+    found = choose_size(planning(n, total, overlap=overlap), n_batches, BATCH, 1, passes)
     most = min(n_batches, MANY) if overlap else n_batches
     for share in (PLANNER_DIVISOR, PLANNER_DIVISOR // 2, PLANNER_DIVISOR // 4):
         held, spilled = (
@@ -71,38 +69,37 @@ def test_the_field_costs_a_quarter_byte_a_row(n: int) -> None:
     small = needed(n=10**9, n_batches=100, size=10, spilled=True)
     assert 0 <= needed(n, 100, 10, spilled=True) <= n // 4 + needed(20 * BATCH, 100, 10, spilled=True) + 64 * BATCH
     assert small <= 10**9 // 4 + needed(20 * BATCH, 100, 10, spilled=True) + 64 * BATCH
-    assert choose_size(planning(), graph(n, 1 << 30), 200, BATCH, 1) == 200
+    assert choose_size(planning(n, 1 << 30), 200, BATCH, 1) == 200
 
 
 @pytest.mark.parametrize("n_batches", [1, 2, 1179])
 def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
     """Nothing is looked ahead to, so more passes save nothing; with one superbatch nothing is packed beside the loop."""
-    fixed = planning(policy=FixedRows(Degree()))
     passes, n = PackingPasses(10**12, 10**9), 111_059_956
-    assert choose_size(fixed, graph(n, 1 << 30), n_batches, BATCH, 1, passes) == -(-n_batches // 2)
+    fixed = planning(n, 1 << 30, policy=FixedRows(Degree()))
+    assert choose_size(fixed, n_batches, BATCH, 1, passes) == -(-n_batches // 2)
     assert planner_bytes(fixed, n, n_batches, BATCH, n_batches, spilled=False, capacity=n) < n // 4 + 200 * BATCH
     some = max(1, n_batches // 3)
-    said = what_would_help(fixed, graph(n, 1 << 30), n_batches, BATCH, 1, passes, some)
+    said = what_would_help(fixed, n_batches, BATCH, 1, passes, some)
     assert said is None or "would make it 2" in said
-    assert n_batches == 1 or choose_size(planning(), graph(n, 1 << 30), n_batches, BATCH, 1, passes) == min(n_batches, MANY)
+    assert n_batches == 1 or choose_size(planning(n, 1 << 30), n_batches, BATCH, 1, passes) == min(n_batches, MANY)
 
 
 @pytest.mark.parametrize(("disk", "size"), [(1 << 40, 500), (1_600_000, 500), (1_499_999, 374), (400_003, 99)])
 def test_a_disk_that_holds_an_epoch_holds_any_length(disk: int, size: int) -> None:
     """A thousand batches of 1,000 bytes, and half of a megabyte of extents beside; else four superbatches lie there at once."""
-    fixed = planning(disk, policy=FixedRows(Degree()))
-    assert choose_size(fixed, graph(10_000, 1 << 32), 1000, BATCH, 1000, PackingPasses(10**12, 2_000_000)) == size
+    fixed = planning(disk=disk, policy=FixedRows(Degree()))
+    assert choose_size(fixed, 1000, BATCH, 1000, PackingPasses(10**12, 2_000_000)) == size
 
 
 def test_half_of_the_free_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * 4 * 1001 * 30))
-    assert choose_size(planning(None), graph(10_000, 1 << 32), 1000, BATCH, 1000) == 30
+    assert choose_size(planning(disk=None), 1000, BATCH, 1000) == 30
 
 
 def test_a_disk_limits_the_length() -> None:
-    roomy = graph(10_000, 1 << 32)
-    assert choose_size(planning(disk=4 * 1000 * 30 + 4 * 30), roomy, 1000, BATCH, 1000) == 30
-    assert choose_size(planning(disk=10), roomy, 1000, BATCH, 1000) == 1
+    assert choose_size(planning(disk=4 * 1000 * 30 + 4 * 30), 1000, BATCH, 1000) == 30
+    assert choose_size(planning(disk=10), 1000, BATCH, 1000) == 1
 
 
 @pytest.mark.parametrize(
@@ -110,32 +107,32 @@ def test_a_disk_limits_the_length() -> None:
 )
 def test_cheap_passes_make_several_superbatches(others: int, gathered: int, n_passes: int) -> None:
     """So many that passes read a quarter of what is moved besides, and eight at most; that is no reason to warn."""
-    g, passes = graph(10_000, 1 << 34), PackingPasses(10**9, others * 10**9, gathered * 10**9)
-    size = choose_size(planning(), g, 200, BATCH, 1, passes)
+    roomy, passes = planning(total=1 << 34), PackingPasses(10**9, others * 10**9, gathered * 10**9)
+    size = choose_size(roomy, 200, BATCH, 1, passes)
     assert -(-200 // size) == n_passes
-    assert what_would_help(planning(), g, 200, BATCH, 1, passes, size) is None
-    few = choose_size(planning(disk=4 * 1000 * 5 + 20), g, 200, BATCH, 1000, passes)
+    assert what_would_help(roomy, 200, BATCH, 1, passes, size) is None
+    few = choose_size(planning(total=1 << 34, disk=4 * 1000 * 5 + 20), 200, BATCH, 1000, passes)
     assert few == 5, "no more than the disk holds"
 
 
 def test_what_would_help() -> None:
     """Nothing where an epoch moves no more than twice the least; else memory or disk, whichever is short, and it does help."""
-    g, passes = graph(10_000, 1 << 22), PackingPasses(10**10, 10**9)
-    size = choose_size(planning(), g, 100, 20_000, 1, passes)
+    small, passes = planning(total=1 << 22), PackingPasses(10**10, 10**9)
+    size = choose_size(small, 100, 20_000, 1, passes)
     assert 1 <= size < 50
-    said = what_would_help(planning(), g, 100, 20_000, 1, passes, size)
+    said = what_would_help(small, 100, 20_000, 1, passes, size)
     assert said is not None
     assert f"superbatches have {size} of 100 batches, so an epoch reads the features {-(-100 // size)} times" in said
     assert "would make it 1" in said
     memory = said.split("memory='")[1].split("'")[0]
-    larger = graph(10_000, featstore.config.parse_size(memory))
-    assert choose_size(planning(), larger, 100, 20_000, 1, passes) == 100
-    assert what_would_help(planning(), larger, 100, 20_000, 1, passes, 100) is None
-    assert what_would_help(planning(), g, 100, 20_000, 1, PackingPasses(10**10, 10**13), size) is None
-    roomy, short = graph(10_000, 1 << 34), planning(disk=4 * 1000 * 10 + 40)
-    size = choose_size(short, roomy, 100, BATCH, 1000, passes)
+    larger = planning(total=featstore.config.parse_size(memory))
+    assert choose_size(larger, 100, 20_000, 1, passes) == 100
+    assert what_would_help(larger, 100, 20_000, 1, passes, 100) is None
+    assert what_would_help(small, 100, 20_000, 1, PackingPasses(10**10, 10**13), size) is None
+    short = planning(total=1 << 34, disk=4 * 1000 * 10 + 40)
+    size = choose_size(short, 100, BATCH, 1000, passes)
     assert size == 10
-    said = what_would_help(short, roomy, 100, BATCH, 1000, passes, size)
+    said = what_would_help(short, 100, BATCH, 1000, passes, size)
     assert said is not None
     assert "disk='391KiB' would make it 1" in said
 

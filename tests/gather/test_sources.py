@@ -1,4 +1,4 @@
-"""Row sources: all kinds keep one contract, and one of a user's works where the library's do; features begin anywhere."""
+"""Row sources: all kinds keep one contract, and one of a user's works where the library's do."""
 
 from __future__ import annotations
 
@@ -149,16 +149,16 @@ class TestShards(RowSourceContract):
         return shards(rows, folder)
 
 
-N, FIRST = 900, 12_345
+N = 900
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[FeatureStore]:
-    """A feature in shards, whose row 0 is that of node 12,345."""
+    """A feature in shards."""
     using = reader()
     x = np.random.default_rng(0).standard_normal((N, 6), dtype=np.float32)
     source = shards(x.view(np.uint8), tmp_path, using)
-    made = FeatureStore("x", source, x.shape, torch.float32, using, BufferPool(using.budget), 2, first_row=FIRST)
+    made = FeatureStore("x", source, x.shape, torch.float32, using, BufferPool(using.budget), 2)
     made.x = torch.from_numpy(x)  # type: ignore[attr-defined]
     yield made
     made.close()
@@ -172,21 +172,21 @@ def use_cache(store: FeatureStore, policy: str | None, capacity: int) -> Feature
 
 
 @pytest.mark.parametrize("policy", ["none", "lru", "random"])
-def test_ids_begin_with_the_first_row(store: Any, policy: str) -> None:
+def test_a_feature_in_shards(store: Any, policy: str) -> None:
     if policy != "none":
         use_cache(store, policy, 200).fill(store.source.gather)
     x = store.x
     rng = np.random.default_rng(1)
     for _ in range(5):
         rows = rng.integers(0, N, 700)
-        assert torch.equal(store[rows + FIRST], x[rows])
-        assert torch.equal(store[torch.from_numpy(rows).to(torch.int32) + FIRST], x[rows])
+        assert torch.equal(store[rows], x[rows])
+        assert torch.equal(store[torch.from_numpy(rows).to(torch.int32)], x[rows])
         assert torch.equal(store[rows - N], x[rows])  # from the end
-        assert torch.equal(store.take((rows + FIRST).reshape(70, 10), coalesce_gap=0), x[rows].reshape(70, 10, 6))
-        assert torch.equal(torch.index_select(store, 0, torch.from_numpy(rows + FIRST)), x[rows])
-        assert torch.equal(store.take_async(rows + FIRST).result(), x[rows])
-    assert torch.equal(store[FIRST], x[0])
-    assert torch.equal(store[FIRST + N - 1], x[-1])
+        assert torch.equal(store.take(rows.reshape(70, 10), coalesce_gap=0), x[rows].reshape(70, 10, 6))
+        assert torch.equal(torch.index_select(store, 0, torch.from_numpy(rows)), x[rows])
+        assert torch.equal(store.take_async(rows).result(), x[rows])
+    assert torch.equal(store[0], x[0])
+    assert torch.equal(store[N - 1], x[-1])
     assert torch.equal(store[-1], x[-1])
     assert torch.equal(store[...], x)
     assert torch.equal(torch.stack(list(store)), x)
@@ -196,32 +196,18 @@ def test_ids_begin_with_the_first_row(store: Any, policy: str) -> None:
     assert (store.cache is None) == (policy == "none")
 
 
-@pytest.mark.parametrize("first", [0, 1, FIRST])
-def test_slices_are_of_ids(store: Any, first: int) -> None:
-    store.first_row = first
-    ids = np.arange(first + N)
-    for begin in (None, 0, first - 1, first, first + 7, first + N - 1, first + N, 2 * first + 2 * N, -1, -N, -5):
-        for end in (None, 0, first, first + 1, first + N - 3, first + N + 3, -1, -N - 1):
+def test_slices(store: Any) -> None:
+    for begin in (None, 0, 7, N - 1, N, 2 * N, -1, -N, -5):
+        for end in (None, 0, 1, N - 3, N + 3, -1, -N - 1):
             for step in (None, 1, 2, 7, -1, -3):
-                wanted = ids[begin:end:step]
-                wanted = wanted[wanted >= first] - first
+                wanted = np.arange(N)[begin:end:step].copy()  # torch takes no negative strides
                 assert torch.equal(store[begin:end:step], store.x[wanted]), (begin, end, step)
 
 
-@pytest.mark.parametrize(
-    "wrong", [FIRST - 1, 0, FIRST + N, -N - 1, [FIRST, FIRST - 1], [FIRST + N], np.array([2**64 - 1], np.uint64)]
-)
-def test_ids_outside_are_named(store: FeatureStore, wrong: Any) -> None:
-    worst = np.asarray(wrong).reshape(-1)[-1]
-    refuses(IndexError, rf"^row {worst} at position \d is out of range for 900 rows from 12345", lambda: store[wrong])
-    assert store.stats()["rows_loaded"] == 0
-
-
-def test_a_planned_cache_holds_rows_not_ids(store: Any) -> None:
-    """Batches' ids are the graph's, plans and caches have the feature's rows; what a cache gave back is read."""
+def test_what_a_planned_cache_gave_back_is_read(store: Any) -> None:
     cache, tally = use_cache(store, None, 4), Tally()
     rows, here, none = np.array([7, 899, 0]), np.arange(3), np.empty(0, np.int64)
-    ids = torch.from_numpy(rows + FIRST)
+    ids = torch.from_numpy(rows)
     plan = BatchPlan(3, (Part(Tier.BASE, rows),), Changeset(rows, here, here.astype(np.int32), none))
     assert torch.equal(store.gather(ids, plan, None, tally), store.x[rows])
     assert cache.n_cached == 3
@@ -231,7 +217,6 @@ def test_a_planned_cache_holds_rows_not_ids(store: Any) -> None:
     cache._cut(1)
     assert torch.equal(store.gather(ids, hits, None, tally), store.x[rows])
     assert (tally.rows, tally.read.rows) == ({Tier.BASE: 5, Tier.HOST: 4}, 5)
-    refuses(IndexError, "row 7 at position 0", lambda: store.gather(torch.from_numpy(rows)))
 
 
 def test_short_memory_leaves_an_extent_where_it_is(store: Any) -> None:
@@ -260,7 +245,7 @@ def test_short_memory_leaves_an_extent_where_it_is(store: Any) -> None:
     store.source.close()
     store._gather.source = Short(rows, 1)
     store.use_cache(None)
-    ids, tiers = torch.arange(5) + FIRST, {Tier.PACKED: Once(rows[:2], 1)}
+    ids, tiers = torch.arange(5), {Tier.PACKED: Once(rows[:2], 1)}
     refuses(BudgetError, "", lambda: store.gather(ids, plan, tiers))
     assert torch.equal(store.gather(ids, plan, tiers), store.x[[1, 8, 1, 2, 0]])
     assert calls == ["base", "base", "once"]
@@ -270,7 +255,7 @@ def test_a_closed_source_is_the_stores_error(store: FeatureStore) -> None:
     assert repr(store) == f"FeatureStore('x', shape=(900, 6), dtype=torch.float32, backend={store.stats()['backend']!r})"
     assert store.stats()["mode"] == "sharded"
     store.close()
-    for ids in ([], [FIRST], [FIRST, FIRST + 1]):
+    for ids in ([], [0], [0, 1]):
         refuses(ClosedError, "", lambda: store[ids])
 
 
@@ -288,18 +273,10 @@ PLANNERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
 @pytest.mark.parametrize("planner", PLANNERS)
-def test_planners_have_rows_not_ids(tmp_path: Path, planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their plans fit a feature that begins at another id, also after a part of the cache was given back."""
+def test_plans_after_a_part_of_the_cache_was_given_back(tmp_path: Path, planner: str) -> None:
     n, options = 1000, {"feature_cache": 0.03, "labels": None, "prefetch": 0, **PLANNERS[planner]}
     x = np.random.default_rng(0).standard_normal((n, 5)).astype(np.float32)
     featstore.OutOfCoreGraph.create(tmp_path / "g", *make_graph(n, 6.0), {"x": x}, progress=False).close()
-    gather, asked = FeatureStore.gather, list[bool]()
-
-    def elsewhere(store: FeatureStore, ids: torch.Tensor, plan: BatchPlan | None = None, *more: Any) -> torch.Tensor:
-        asked.append(plan is not None)
-        return gather(store, ids + store.first_row, plan, *more)
-
-    monkeypatch.setattr(FeatureStore, "gather", elsewhere)
     with featstore.open(tmp_path / "g", memory="32MB") as g:
         store, sampler = g.features["x"], featstore.NeighborSampler(g, [3, 3], seed=1)
         given: tuple[Any, ...] = (sampler, np.arange(0, n, 3), 25)
@@ -307,7 +284,6 @@ def test_planners_have_rows_not_ids(tmp_path: Path, planner: str, monkeypatch: p
             featstore.sample_offline(g, *given, path=tmp_path / "p", progress=False).close()
             given, options["pack"] = (), tmp_path / "p"
         with make_loader(g, *given, **options) as loader:
-            store.first_row = FIRST  # a loader takes none that begins so
             for _ in range(2):
                 for number, batch in enumerate(loader):
                     assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])
@@ -315,8 +291,6 @@ def test_planners_have_rows_not_ids(tmp_path: Path, planner: str, monkeypatch: p
                         store.cache.lend()
                         assert store.cache.give_back(store.cache.array.nbytes) > 0
             assert loader.stats()["hits"]["host"] > 0
-    assert len(asked) >= 2 * len(loader)
-    assert asked[-1] == (planner not in ("online", "static"))
 
 
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
@@ -341,7 +315,4 @@ def test_loaders_run_over_a_users_source(tmp_path: Path, strategy: str) -> None:
             assert loader.stats()["rows_loaded"] <= source.stats.rows
         with pytest.raises(ValueError, match="the rows of 'x' cannot be packed: shards is not read in pages"):
             make_loader(g, sampler, g.node_data["ids"], **{**options, "strategy": "streamed"})
-        g.features["x"].first_row = 7
-        with pytest.raises(NotImplementedError, match="features: row 0 of 'x' is that of node 7, not of node 0"):
-            make_loader(g, sampler, g.node_data["ids"], **options)
         old.close()

@@ -20,11 +20,8 @@ from featstore.graph.passes import OPS, Passes
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.types import EdgeType
 from tests.support.refusing import refuses
-from tests.support.typed import TypedArrays, academic, random_types
+from tests.support.typed import CITES, EMPLOYS, REV, WRITES, TypedArrays, academic, random_types
 from tests.support.whole_graph import aggregated
-
-WRITES, REV, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
-EMPLOYS = ("institution", "employs", "author")
 
 
 def expected_of(graph: TypedArrays, key: Any, x: np.ndarray, op: str) -> np.ndarray:
@@ -41,9 +38,7 @@ def expected_of(graph: TypedArrays, key: Any, x: np.ndarray, op: str) -> np.ndar
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TypedArrays]:
     path, graph = tmp_path_factory.mktemp("typed") / "g", academic(papers=400)
-    rng = np.random.default_rng(5)
-    for kind, n in graph.n.items():  # one column of all three types
-        graph.features.setdefault(kind, {})["shared"] = rng.standard_normal((n, 5)).astype(np.float32)
+    graph.draw("shared", 5, paper=5, author=5, institution=5)  # one column of all three types
     graph.create(path).close()
     return path, graph
 

@@ -20,8 +20,7 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.partitioning.assign import judge
 from featstore.storage.catalog import read_catalog, write_catalog
 from tests.support.refusing import refuses
-
-WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+from tests.support.typed import CITES, WRITES
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,10 @@ from featstore.sampling.batch import Block
 from featstore.testing.faults import forked, run_in_child, sweep
 from tests.support.pyg import GATConv, HeteroConv, SAGEConv
 from tests.support.refusing import refuses
-from tests.support.typed import TypedArrays, academic, random_types
+from tests.support.typed import CITES, EMPLOYS, REV, WRITES, TypedArrays, academic, random_types
 
 Rows = dict[str, torch.Tensor]
 Blocks = dict[Any, Block]
-WRITES, REV, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
-EMPLOYS = ("institution", "employs", "author")
 
 
 class Relations(torch.nn.Module):

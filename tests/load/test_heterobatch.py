@@ -248,8 +248,8 @@ def test_a_mask_is_of_the_type(g: Any) -> None:
 @pytest.fixture(scope="module")
 def widths() -> TypedArrays:
     """Rows of papers and authors of different widths, and authors with a second feature."""
-    graph, rng = academic(), np.random.default_rng(3)
-    graph.features["author"] = {"x": rng.standard_normal((1500, 5)).astype(np.float32), "age": rng.integers(0, 9, (1500, 1))}
+    graph = academic().draw("x", 3, author=5)
+    graph.features["author"]["age"] = np.random.default_rng(3).integers(0, 9, (1500, 1))
     return graph
 
 
@@ -301,9 +301,7 @@ def test_each_width_has_a_cache_and_plans(of_widths: Any, make: Any, policy: str
 @pytest.mark.parametrize("strategy", [OnDemand(), Superbatch(length=8), Ginex(length=8), Streamed(length=8)])
 def test_memory_goes_where_it_is_asked_for(tmp_path: Path, strategy: Any) -> None:
     """Of institutions, which are few and in every batch, a larger share is in memory than of papers."""
-    graph, rng = academic(papers=20_000), np.random.default_rng(4)
-    graph.features = {"paper": {"x": rng.standard_normal((20_000, 128)).astype(np.float32)}}
-    graph.features["institution"] = {"x": rng.standard_normal((1000, 64)).astype(np.float32)}
+    graph = academic(papers=20_000).draw("x", 4, paper=128, institution=64)
     with graph.create(tmp_path / "g", memory="8MiB") as g:
         sampler, shares = NeighborSampler(g, [4, 4, 2]), dict[str, float]()
         with Loader(g, sampler, ("paper", np.arange(400)), 10, strategy=strategy) as loader:
@@ -315,8 +313,7 @@ def test_memory_goes_where_it_is_asked_for(tmp_path: Path, strategy: Any) -> Non
 
 
 def test_misses_of_each_width_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = academic(papers=12_000)
-    graph.features["author"] = {"x": np.random.default_rng(3).standard_normal((6_000, 24)).astype(np.float32)}
+    graph = academic(papers=12_000).draw("x", 3, author=24)
     taken: dict[str, int] = {}
     take = ReadAhead.take
 
@@ -382,10 +379,7 @@ def test_what_serves_one_width_says_so(of_widths: Any) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_feature_that_types_share_is_one_column(tmp_path: Path, name: str) -> None:
     """Types whose ``x`` has one form lie in one file: one plan and one cache serve all of them, or some."""
-    graph = academic()
-    rng = np.random.default_rng(3)
-    for kind in ("institution", "author"):
-        graph.features[kind] = {"x": rng.standard_normal((graph.n[kind], 16)).astype(np.float16)}
+    graph = academic().draw("x", 3, np.float16, institution=16, author=16)
     with graph.create(tmp_path / "g", memory="64MiB") as g:
         assert list(g.columns) == ["paper,author,institution/x"]
         assert list(g.features) == ["paper/x", "author/x", "institution/x"]

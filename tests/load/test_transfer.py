@@ -23,7 +23,7 @@ from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.plan import DeviceRows
 from featstore.graph.feature import FeatureStore
 from featstore.load.minibatch import MiniBatch
-from featstore.load.transfer import Transfer
+from featstore.load.transfer import Assembled, Transfer
 from featstore.sampling.batch import Block
 from tests.strategies.test_packed import copied, pack, run
 from tests.strategies.test_superbatch import dataset, ondemand, same
@@ -151,7 +151,7 @@ def inside(log: list[str], stream: object) -> Iterator[None]:
         log.append("end")
 
 
-def assembled(pool: BufferPool, n: int = 40_000) -> tuple[MiniBatch, dict[str, Apart]]:
+def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
     """A batch of pooled memory, one feature of which is apart."""
 
     def made(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -164,13 +164,13 @@ def assembled(pool: BufferPool, n: int = 40_000) -> tuple[MiniBatch, dict[str, A
     others = made(n - 8, 3, dtype=torch.float32)
     features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}
     batch = MiniBatch(ids[: n // 2], ids, (block,), features, {"y": made(n // 2)}, 0, made(n // 2))
-    return batch, {"z": Apart(tier, part, others, tier.memory_for(part))}
+    return Assembled(batch, {"z": Apart(tier, part, others, tier.memory_for(part))}, {})
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, log = BufferPool(Budget(10**8)), []
-    transfer = Transfer(torch.device("meta"), Stopwatch())
+    transfer = Transfer(torch.device("meta"), Stopwatch(), pool)
     transfer._stream = Stream(log, pool)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: inside(log, stream))
     batch = assembled(pool)
@@ -194,8 +194,8 @@ def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatc
 def test_the_loops_stream_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of a batch is another stream's: each tensor is recorded with the one that is current where the loop takes it."""
     pool, recorded = BufferPool(Budget(10**8)), []
-    transfer = Transfer(torch.device("cpu"), Stopwatch())
-    batch, _ = assembled(pool)
+    transfer = Transfer(torch.device("cpu"), Stopwatch(), pool)
+    batch = assembled(pool).batch
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor.data_ptr(), stream)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the loop's on {device}")
     transfer.receive(batch)

@@ -13,7 +13,7 @@ import pytest
 
 import featstore
 from featstore import BudgetError, Loader, NeighborSampler, OnDemand, Streamed, Superbatch
-from tests.support.typed import TypedArrays, academic
+from tests.support.typed import academic
 
 pytestmark = [pytest.mark.shares_resources, pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")]
 
@@ -34,10 +34,7 @@ def datasets(tmp_path_factory: Any) -> Callable[[str], tuple[Any, str]]:
 
 
 def made(folder: Path, form: str) -> tuple[Any, str]:
-    graph: TypedArrays = academic(papers=12_000)
-    rng = np.random.default_rng(0)
-    graph.features["paper"] = {"x": rng.standard_normal((12_000, 64)).astype(np.float32)}
-    graph.features["author"] = {"x": rng.standard_normal((6_000, 64 if form == "shared" else 24)).astype(np.float32)}
+    graph = academic(papers=12_000).draw("x", 0, paper=64, author=64 if form == "shared" else 24)
     path = folder / form
     graph.create(path).close()
     return path, epoch_of(path, "64MiB", OnDemand(cache=None))

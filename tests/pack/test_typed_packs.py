@@ -34,10 +34,8 @@ N_COLUMN = 1500 + 750 + 75
 
 def shared(seed: int = 0) -> TypedArrays:
     """Draw a graph whose types share ``x``, of which papers have also a feature of their own width."""
-    graph = academic(seed, papers=1500)
-    rng = np.random.default_rng(3)
-    for kind in ("institution", "author"):
-        graph.features[kind] = {"x": rng.standard_normal((graph.n[kind], 16)).astype(np.float16)}
+    graph = academic(seed, papers=1500).draw("x", 3, np.float16, institution=16, author=16)
+    rng = np.random.default_rng(4)
     graph.features["paper"]["year"] = rng.integers(0, 99, (1500, 8))
     graph.edge_features = {("paper", "cites", "paper"): {"w": rng.standard_normal((12000, 2)).astype(np.float32)}}
     return graph
@@ -304,7 +302,7 @@ def test_seeds_of_another_type(g: Any, graph: TypedArrays, tmp_path: Path) -> No
         ({"seeds": ("venue", [1])}, ValueError, "no node type 'venue'"),
         ({"seeds": ("author", [750])}, IndexError, "seed 750"),
         ({"seeds": ("author", [7, 7])}, ValueError, "must be distinct"),
-        ({"seeds": ("author", featstore.RandomBatches(torch.arange(9), 3))}, NotImplementedError, "batches of one's own"),
+        ({"seeds": ("author", featstore.RandomBatches(torch.arange(9), 3))}, ValueError, "batch_size goes with ids"),
         ({"sampler": lambda seeds: None}, NotImplementedError, "several types of edges"),
         ({"sampler": [1, 2]}, NotImplementedError, "several types of edges"),
         ({"batch_size": None}, ValueError, "batch_size"),
@@ -365,10 +363,7 @@ ASKED: list[tuple[Any, dict[str, Any]]] = [
 
 
 def academic_with_z() -> TypedArrays:
-    graph, rng = academic(papers=300), np.random.default_rng(5)
-    graph.features["institution"] = {"x": rng.standard_normal((15, 16)).astype(np.float16)}
-    graph.features["author"] = {"z": rng.standard_normal((150, 9)).astype(np.float32)}
-    return graph
+    return academic(papers=300).draw("x", 5, np.float16, institution=16).draw("z", 6, author=9)
 
 
 def delivered(pack: Path) -> list[bytes]:

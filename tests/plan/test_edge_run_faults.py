@@ -16,7 +16,7 @@ import torch
 
 import featstore
 from featstore.errors import CorruptionError
-from featstore.plan import cacheplans, edgeplans
+from featstore.plan import cacheplans
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.testing.faults import run_in_child, sweep
 from tests.support.graphs import make_graph
@@ -196,19 +196,19 @@ def test_damaged_files_reach_the_loop(
 def test_ctrl_c_while_edges_are_planned(
     graph: featstore.OutOfCoreGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool, call: int
 ) -> None:
-    runs, write_plan, n = tmp_path / "runs", edgeplans.write_plan, 0
+    runs, write_plan, n = tmp_path / "runs", cacheplans.write_plan, 0
     with make_loader(graph, runs, overlap) as loader:
         expected = [rows(batch) for batch in loader]
     before = held(graph)
 
-    def interrupted(*args: Any) -> None:
+    def interrupted(append: Any, *args: Any) -> Any:
         nonlocal n
-        n += 1
+        n += "plan-edges-" in append.__self__.path
         if n == call:
             os.kill(os.getpid(), signal.SIGINT)
-        write_plan(*args)
+        return write_plan(append, *args)
 
-    monkeypatch.setattr(edgeplans, "write_plan", interrupted)
+    monkeypatch.setattr(cacheplans, "write_plan", interrupted)
     with make_loader(graph, runs, overlap) as loader:
         with pytest.raises(KeyboardInterrupt):
             for _ in loader:

@@ -31,12 +31,11 @@ from tests.load.test_heterobatch import STRATEGIES
 from tests.load.test_heterobatch import same as same_epochs
 from tests.sampling.test_epochwide import PLENTY, batches_of, window_of
 from tests.support.sampled import covering
-from tests.support.typed import TypedArrays, academic, check_batch, random_types
+from tests.support.typed import CITES, WRITES, TypedArrays, academic, check_batch, random_types
 
 pytestmark = pytest.mark.shares_resources
 
 Int64s = npt.NDArray[np.int64]
-WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 
 
 def same(a: SampledBatch, b: SampledBatch) -> bool:
@@ -288,12 +287,18 @@ def test_words_are_wide_if_lists_are_many() -> None:
 
 
 def test_the_memory_that_is_asked_for_counts_lists(g: Any) -> None:
-    """A paper has lists of two types, an author of two; those of one type are drawn from, or of both."""
+    """A paper has lists of two types, an author of two; those of one type are drawn from, or of both. Authors have none here."""
     one, both = (EpochSampler(g, fanouts, window=3) for fanouts in ({CITES: [4, 4]}, {CITES: [2, 2], WRITES: [2, 2]}))
     assert (one.hops.most_lists, both.hops.most_lists) == (1, 2)
     assert one.fanouts == both.fanouts == (4, 4)
-    assert both.expected(100) == (2 * one.expected(100)[0], one.expected(100)[1])
-    assert both.memory_bytes(10, 100)[1] > one.memory_bytes(10, 100)[1]
+    assert one.expected(100) == (100 + 400, 400 + 2000)
+    assert both.expected(100) == (2 * (100 + 200), 2 * (200 + 600))
+    assert EpochSampler(g, {WRITES: [9, 9]}).expected(100) == (100, 2 * 900), "authors draw nothing"
+    assert EpochSampler(g, {CITES: [-1]}).expected(100) == (100, 900), "9 to the mean list"
+    assert EpochSampler(g, {CITES: [2000]}).expected(100) == (100, 24_000), "as many as there are"
+    for sampler in (one, both):
+        drawn = sampler.sample(torch.arange(100)).blocks
+        assert 0 < sum(len(block.src) for block in drawn) <= sampler.expected(100)[1]
 
 
 @pytest.mark.parametrize("make", [lambda hops: Layer(hops, 2, 1, 0, 0, 0, 0, None, 4), lambda hops: Lists(hops, 2, None, 4)])

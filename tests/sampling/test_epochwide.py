@@ -23,7 +23,7 @@ from featstore.errors import BudgetError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.listaccess import ACCESSES
-from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
+from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, Seeds, is_wide, least_bytes
 from featstore.storage.rundir import DiskQuota
 from tests.sampling.test_neighbor import FANOUTS, WORDS, same
 from tests.support.array_graphs import ArrayGraph, graphs, random_graph
@@ -78,7 +78,7 @@ def window_of(
     window = EpochWindow(
         sampler,
         g,
-        lambda k: torch.from_numpy(batches[k]),
+        Seeds(lambda k: torch.from_numpy(batches[k])),
         epoch,
         0,
         len(batches),

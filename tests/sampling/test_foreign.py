@@ -17,6 +17,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.foreign import as_sampled
 from tests.support import pyg
 from tests.support.loaders import make_loader
+from tests.support.refusing import refuses
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {},
@@ -257,3 +258,48 @@ def test_arrays_of_any_layout(small: SimpleNamespace, kind: str) -> None:
             assert torch.equal(batch.x, torch.from_numpy(small.x)[batch.input_ids])
             found.append(batch.input_ids)
         assert torch.equal(torch.cat(found).sort().values, torch.as_tensor(small.train_idx).sort().values)
+
+
+def test_subgraphs_of_other_samplers(small: SimpleNamespace) -> None:
+    """Repeats of a node are distinct rows where a sampler says which subgraph each is of, as PyG's disjoint samples do."""
+    with featstore.open(small.path) as g:
+        own = featstore.NeighborSampler(g, [3, 2], redraw=False, disjoint=True)
+        seeds = torch.arange(0, 60, 3)
+
+        def as_pyg(seeds: torch.Tensor) -> Any:
+            batch = own.sample(seeds)
+            assert batch.copies is not None
+            outer = batch.blocks[0]
+            counts = [batch.n_seeds, *(block.n_src - block.n_dst for block in reversed(batch.blocks))]
+            edges = [len(block.src) for block in reversed(batch.blocks)]
+            n_edges = [edges[0], edges[1] - edges[0]]
+            return SimpleNamespace(
+                node=batch.nodes,
+                row=outer.src,
+                col=outer.dst,
+                batch=batch.copies.batch,
+                num_sampled_nodes=counts,
+                num_sampled_edges=n_edges,
+            )
+
+        expected = own.sample(seeds)
+        for form in (as_pyg, lambda seeds: own.sample(seeds)):
+            found = as_sampled(form(seeds), g.num_nodes, 0, 0)
+            assert found.copies is not None
+            assert len(found.tensors) == len(expected.tensors)
+            assert all(map(torch.equal, found.tensors, expected.tensors))
+        sample = as_pyg(seeds)
+        numbers, node = sample.batch, sample.node
+        for change, text in [
+            ({"batch": numbers + 1}, "beginning with the seeds'"),
+            ({"batch": numbers[:-1]}, "a number a node"),
+            ({"batch": torch.cat([numbers[:20], numbers[20:] + 20])}, "a node of subgraph .* and 20 seeds"),
+            ({"batch": torch.cat([numbers[:20], -numbers[20:] - 1])}, "subgraph"),
+            ({"node": torch.cat([node[:1], node[:1], node[2:]])}, "a seed twice"),
+            ({"batch": None}, "a node twice"),
+        ]:
+            refuses(
+                featstore.PluginError,
+                text,
+                lambda change=change: as_sampled(SimpleNamespace(**{**vars(sample), **change}), g.num_nodes, 0, 0),
+            )

@@ -8,8 +8,8 @@ import pytest
 
 from featstore.sampling.typed import fanouts_of_types, most_drawn
 from featstore.topology.types import Types
+from tests.support.typed import CITES, EMPLOYS, WRITES
 
-WRITES, CITES, EMPLOYS = ("author", "writes", "paper"), ("paper", "cites", "paper"), ("institution", "employs", "author")
 TYPES = Types.of({"paper": 5, "author": 3, "institution": 0}, {WRITES: 4, CITES: 9, EMPLOYS: 0})
 
 

@@ -15,6 +15,7 @@ from featstore.gather.plan import Tier
 from featstore.load.loader import Loader
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.rowfile import ReadStats
+from featstore.topology.types import Types
 from tests.support.loaders import make_loader
 
 N = 500
@@ -86,6 +87,7 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
         path="fake",
         num_nodes=N,
         num_edges=10 * N,
+        types=Types.one(N, 10 * N),
         topology_bytes=lambda: 0,
         features={"x": Store(x, pool), "h": Store(h, pool)},
         node_data={"y": torch.arange(N) % 7, "few": torch.arange(3)},

@@ -10,9 +10,12 @@ import numpy as np
 
 import featstore
 
-__all__ = ["TypedArrays", "academic", "check_batch", "random_types", "reached"]
+__all__ = ["CITES", "EMPLOYS", "REV", "WRITES", "TypedArrays", "academic", "check_batch", "random_types", "reached"]
 
 Key = tuple[str, str, str]
+
+WRITES, REV, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
+EMPLOYS = ("institution", "employs", "author")
 
 
 @dataclass
@@ -24,6 +27,13 @@ class TypedArrays:
     features: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     data: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     edge_features: dict[Key, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def draw(self, name: str, seed: int, dtype: Any = np.float32, **widths: int) -> TypedArrays:
+        """Give types of nodes a feature of random rows of these widths; return the graph."""
+        rng = np.random.default_rng(seed)
+        for kind, width in widths.items():
+            self.features.setdefault(kind, {})[name] = rng.standard_normal((self.n[kind], width)).astype(dtype)
+        return self
 
     def create(self, path: Path, **options: Any) -> featstore.OutOfCoreGraph:
         """Write the graph as a dataset."""
@@ -62,10 +72,10 @@ def academic(seed: int = 0, papers: int = 3000) -> TypedArrays:
 
     writes = pairs("author", "paper", 3 * papers)
     edges = {
-        ("author", "writes", "paper"): writes,
-        ("paper", "rev_writes", "author"): writes[::-1].copy(),
-        ("paper", "cites", "paper"): pairs("paper", "paper", 8 * papers),
-        ("institution", "employs", "author"): pairs("institution", "author", papers),
+        WRITES: writes,
+        REV: writes[::-1].copy(),
+        CITES: pairs("paper", "paper", 8 * papers),
+        EMPLOYS: pairs("institution", "author", papers),
     }
     features = {"paper": {"x": rng.standard_normal((papers, 16)).astype(np.float16)}}
     data = {"paper": {"y": rng.integers(0, 7, papers)}, "author": {"y": rng.integers(0, 3, n["author"])}}

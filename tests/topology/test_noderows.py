@@ -50,7 +50,8 @@ def test_rows_are_equal_where_they_are_the_same() -> None:
     kinds = list(Types.of({"a": 3, "b": 2}, {}).nodes.values())
     whole = RowsOfTypes(5, ((kinds[0], 0), (kinds[1], 3)))
     assert whole == RowsOfTypes(5, ((kinds[0], 0), (kinds[1], 3)))
-    assert whole != RowsOfTypes(5, ((kinds[0], 0),))
+    assert whole != RowsOfTypes(5, ((kinds[0], 0),)) == whole.only(kinds[:1])
+    assert NodeRows(5).only(kinds) == NodeRows(5)
     assert whole != NodeRows(5)
     with pytest.raises(AttributeError):
         whole.n = 3  # type: ignore[misc]

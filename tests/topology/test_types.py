@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from featstore.errors import FormatError
 from featstore.topology.types import EdgeType, NodeType, Types, edge_name, qualified
 from tests.support.refusing import refuses
-
-WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+from tests.support.typed import CITES, WRITES
 
 
 def of(types: Types) -> dict[str, Any]:

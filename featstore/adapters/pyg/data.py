@@ -59,7 +59,8 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
         The features by their names, edge features in the order of ``edge_index``; ``y``, the first of the labels, and other
         labels by their names, for the seeds alone; ``edge_index``, with sources in row 0; ``n_id``; ``batch_size``, the number
         of seeds, which are the first nodes; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
-        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` if the blocks have edge positions and weights.
+        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` if the blocks have edge positions and weights; ``batch``,
+        the number of each node's subgraph, if there is one for each seed (of seeds that repeat, for each distinct one).
 
     Raises
     ------
@@ -77,11 +78,13 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     if batch.history is not None:
         raise OptionError("history", "PyG's batches have one list of nodes, and pruned layers have not: use the blocks")
     has_weights = any(block.weight is not None for block in batch.blocks)
-    check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights=has_weights)
+    check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights, batch.batch is not None)
     edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
     arrays = {_EDGE_NAMES[name]: values for name, values in arrays.items()}
     arrays |= {name: _rows_by_hop(batch.blocks, rows) for name, rows in batch.edge_features.items()}
     of_nodes, n_nodes = {**batch.features, "n_id": batch.input_ids}, sampled_nodes(len(batch.input_ids), batch.blocks)
+    if batch.batch is not None:
+        of_nodes["batch"] = batch.batch
     number = batch.seed_index
     if len(batch.seeds) < len(number):
         given = GivenSeeds(number)
@@ -118,7 +121,7 @@ def to_hetero_data(batch: HeteroMiniBatch, input_id: torch.Tensor | None = None)
         Of each type of nodes the features by their names, ``n_id``, ``num_nodes``, and ``num_sampled_nodes``, of the seeds and of
         each hop; of the seeds' type also ``y``, other labels by their names, ``batch_size`` and ``input_id``. Of each type of
         edges ``edge_index``, edge features in its order, ``num_sampled_edges`` of each hop, and ``e_id`` and ``edge_weight`` if
-        the blocks have edge positions and weights.
+        the blocks have edge positions and weights. ``batch`` as of :func:`to_data`, of each type of nodes.
 
     Raises
     ------
@@ -130,7 +133,7 @@ def to_hetero_data(batch: HeteroMiniBatch, input_id: torch.Tensor | None = None)
     Edges, memory and seeds that repeat are those of :func:`to_data`, of each type.
     """
     has_weights = any(block.weight is not None for hop in batch.blocks for block in hop.values())
-    check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights=has_weights)
+    check_names((*batch.features, *batch.edge_features), tuple(batch.labels), has_weights, batch.batch is not None)
     number = batch.seed_index
     given = {batch.seed_type: GivenSeeds(number)} if len(batch.seeds) < len(number) else {}
     data = HeteroData()
@@ -139,6 +142,8 @@ def to_hetero_data(batch: HeteroMiniBatch, input_id: torch.Tensor | None = None)
         if kind in given:
             ids, n_nodes[0] = given[kind].of_nodes(ids), len(number)
         store.n_id, store.num_nodes, store.num_sampled_nodes = ids, len(ids), n_nodes
+        if batch.batch is not None:
+            store.batch = given[kind].of_nodes(batch.batch[kind]) if kind in given else batch.batch[kind]
     for name, of_types in batch.features.items():
         for kind, rows in of_types.items():
             data[kind][name] = given[kind].of_nodes(rows) if kind in given else rows
@@ -163,9 +168,9 @@ def to_hetero_data(batch: HeteroMiniBatch, input_id: torch.Tensor | None = None)
     return data
 
 
-def check_names(features: Collection[str], labels: Sequence[str], *, has_weights: bool = False) -> None:
+def check_names(features: Collection[str], labels: Sequence[str], has_weights: bool = False, is_disjoint: bool = False) -> None:
     """Raise OptionError if a feature, or a label after the first, has the name of a batch's attribute, or of another one."""
-    own = {*SAMPLED, *["y"][: len(labels)], *["edge_weight"][:has_weights]}
+    own = {*SAMPLED, *["y"][: len(labels)], *["edge_weight"][:has_weights], *["batch"][:is_disjoint]}
     for option, names in (("features", features), ("labels", labels[1:])):
         for name in names:
             if name in own:

@@ -19,8 +19,8 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.loader import Loader
 from featstore.load.seedlabels import SeedLabels
-from featstore.load.typedarguments import types_of
 from featstore.pack.packgraph import PackedGraph
+from featstore.pack.typedarguments import types_of
 from featstore.sampling.batch import Sampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.strategies.base import Strategy
@@ -40,7 +40,6 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
     "time_attr": ((None,), "sampling by time is not there"),
     "temporal_strategy": (("uniform",), "sampling by time is not there"),
     "weight_attr": ((None,), "sampling by weights is not there"),
-    "disjoint": ((False,), "a node that several seeds reach is in the batch once"),
     "subgraph_type": (("directional",), "a batch has the edges that were sampled"),
     "directed": ((True,), "a batch has the edges that were sampled"),
     "is_sorted": ((True, False), ""),
@@ -81,12 +80,13 @@ class NeighborLoader:
         type, or ``(type, ids or mask)``.
     batch_size : int, optional
         Seeds a batch; 1 by default, as in PyG.
-    shuffle, drop_last, replace : bool
-        A new order of the seeds each epoch; leave out a last batch that is not full; draw with replacement.
+    shuffle, drop_last, replace, disjoint : bool
+        A new order of the seeds each epoch; leave out a last batch that is not full; draw with replacement; a subgraph for each
+        seed, whose number ``batch.batch`` has for each node.
     transform : callable, optional
         Called with each batch, in the loop's thread; the loop gets its result.
     neighbor_sampler : Sampler, optional
-        In place of ``num_neighbors`` and ``replace``: any sampler that :class:`~featstore.Loader` takes.
+        In place of ``num_neighbors``, ``replace`` and ``disjoint``: any sampler that :class:`~featstore.Loader` takes.
     features : str, sequence of str, or mapping of str to such, optional
         Features to gather, a mapping for each type of nodes; by default ``x``, or the only one.
     edge_features : str, sequence of str, or mapping of (str, str, str) to such, optional
@@ -143,6 +143,7 @@ class NeighborLoader:
         batch_size: int | None = None,
         shuffle: bool = False,
         replace: bool = False,
+        disjoint: bool = False,
         drop_last: bool = False,
         transform: Callable[[Data], Any] | None = None,
         neighbor_sampler: Sampler | None = None,
@@ -173,7 +174,11 @@ class NeighborLoader:
             if edges is None:
                 edges = bool(g.edge_features if edge_features is None else edge_features)
             fanouts = fanouts_of(num_neighbors, types)
-            sampler = NeighborSampler(g, fanouts, replace, seed, redraw=False, edges=edges)
+            sampler = NeighborSampler(g, fanouts, replace, seed, redraw=False, edges=edges, disjoint=disjoint)
+        elif disjoint:
+            raise OptionError(
+                "disjoint", "it goes with num_neighbors; a sampler says it itself: NeighborSampler(…, disjoint=True)"
+            )
         kind = None
         if types is not None:
             input_nodes = _typed_nodes(types, input_nodes)
@@ -194,7 +199,8 @@ class NeighborLoader:
             edge_features = of_edges_there if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
         of_edges: Any = _names(edge_features)
         of_seeds: Any = SeedLabels(g, labels, kind)  # which the loader takes as they are
-        check_names((*_flat(names), *_flat(of_edges)), tuple(of_seeds))
+        is_disjoint = getattr(sampler, "disjoint", False)
+        check_names((*_flat(names), *_flat(of_edges)), tuple(of_seeds), is_disjoint=is_disjoint)
         self._gives_positions = is_ids and not _is_mask(ids)
         self.loader = Loader(
             g,

@@ -22,10 +22,10 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from featstore.adapters.pyg.data import GivenSeeds, edges_by_hop, sampled_nodes, seeds_edges
 from featstore.errors import OptionError, PluginError
 from featstore.gather.arrays import find_ids, first_seen, id_array
+from featstore.graph.base import StoredGraph
 from featstore.load.heterobatch import TypedNodes
-from featstore.load.typedarguments import types_of
-from featstore.sampling.batch import Block, SampledBatch
-from featstore.sampling.batch import Sampler as OwnSampler
+from featstore.pack.typedarguments import types_of
+from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.scratch import Int64s
 from featstore.topology.types import EdgeKey, Types
@@ -71,9 +71,9 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
     Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from
     torch's random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. The
     number stands for the batch's index, so ``batch_dependency`` has no effect here. Nodes, edges and counts of hops are those of
-    :func:`to_data`. A seed may be given more than once: its edges are copied, as are those of all seeds if the sampler puts them
-    in another order. Sampling by time, and disjoint samples, raise NotImplementedError; a sampler that returns other seeds than
-    it was given raises PluginError.
+    :func:`to_data`, and so is ``batch`` of a sampler with ``disjoint=True``. A seed may be given more than once: its edges are
+    copied, as are those of all seeds if the sampler puts them in another order. Sampling by time, and disjoint samples of links,
+    raise NotImplementedError; a sampler that returns other seeds than it was given raises PluginError.
 
     Over a graph of several types, seeds come with their type, ``input_nodes=("paper", ids)``, and a sample is a
     ``HeteroSamplerOutput``, which names every type of nodes and of edges. Of links, seeds are of the types of both ends.
@@ -90,9 +90,9 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         n: Any = getattr(sampler if graph is None else graph, "num_nodes", None) if num_nodes is None else num_nodes
         if n is None:
             raise TypeError(f"num_nodes must be given: {type(sampler).__name__} does not say how many nodes there are")
-        self.sampler: OwnSampler = checked_sampler(sampler, operator.index(n))
+        self.sampler: CheckedSampler = checked_sampler(sampler, operator.index(n))
         self.num_nodes: int | dict[str, int] = operator.index(n)
-        self._graph, self._types = graph, None if graph is None else types_of(graph)
+        self._graph, self._types = graph, types_of(graph) if isinstance(graph, StoredGraph) else None
         if self._types is not None:
             if self.sampler is not sampler:
                 raise NotImplementedError(
@@ -108,9 +108,8 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
     def num_neighbors(self) -> list[int] | dict[EdgeKey, list[int]]:
         """Neighbours of each hop, the seeds' first; -1 takes all. PyG's ``model.inference(loader)`` asks for them."""
         if self._types is not None:
-            of_types: Mapping[EdgeKey, tuple[int, ...]] = self.sampler.fanouts_of_types  # type: ignore[attr-defined]
-            return {key: list(fanouts) for key, fanouts in of_types.items()}
-        fanouts = getattr(self.sampler, "fanouts", None)
+            return {key: list(fanouts) for key, fanouts in (self.sampler.fanouts_of_types or {}).items()}
+        fanouts = self.sampler.fanouts
         if fanouts is None:
             raise AttributeError(
                 f"{self.sampler!r} has no fan-outs, which num_neighbors would be", name="num_neighbors", obj=self
@@ -144,6 +143,8 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         Errors are those of :meth:`sample_from_nodes`. The type of edges may be one that the graph has not, between its types of
         nodes.
         """
+        if self.sampler.disjoint:
+            raise NotImplementedError("disjoint samples of links are not there: leave disjoint out")
         if self._types is None:
             return edge_sample(_without_types(index), self._sample, self.num_nodes, disjoint=False, neg_sampling=neg_sampling)
         key = index.input_type
@@ -178,15 +179,17 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
             raise PluginError(f"a sampler returned other seeds than the {len(distinct)} that it was given")
         given = _given(of_batch[places])
         edge_index, edge, n_edges = self._edges(batch.blocks, given, given)
-        nodes, n_nodes = batch.input_ids, sampled_nodes(len(batch.input_ids), batch.blocks)
+        nodes, n_nodes = batch.nodes, sampled_nodes(batch.n_nodes, batch.blocks)
+        number = None if batch.copies is None else batch.copies.batch
         if given is not None:
             nodes, n_nodes[0] = given.of_nodes(nodes), len(ids)
+            number = None if number is None else given.of_nodes(number)
         return SamplerOutput(
             node=nodes,
             row=edge_index[0],
             col=edge_index[1],
             edge=edge,
-            batch=None,
+            batch=number,
             num_sampled_nodes=n_nodes,
             num_sampled_edges=n_edges,
         )
@@ -205,12 +208,15 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
             given[name] = _given(places)
         batch = self._draw(np.concatenate(distinct))
         nodes = TypedNodes(types, batch, self._graph.pool)
-        found: dict[str, dict[Any, Any]] = {name: {} for name in ("node", "row", "col", "edge", "n_nodes", "n_edges")}
+        found: dict[str, dict[Any, Any]] = {name: {} for name in ("node", "row", "col", "edge", "batch", "n_nodes", "n_edges")}
         for name, own in nodes.input_ids.items():
             n_nodes, as_given = list(nodes.num_sampled_nodes[name]), given.get(name)
             if as_given is not None:
                 own, n_nodes[0] = as_given.of_nodes(own), len(as_given.number)
             found["node"][name], found["n_nodes"][name] = own, n_nodes
+            if nodes.batch is not None:
+                number = nodes.batch[name]
+                found["batch"][name] = number if as_given is None else as_given.of_nodes(number)
         blocks = nodes.local_blocks()
         for key in types.edges:
             edge_index, edge, n_edges = self._edges(tuple(hop[key] for hop in blocks), given.get(key[0]), given.get(key[2]))
@@ -221,7 +227,7 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
             row=found["row"],
             col=found["col"],
             edge=found["edge"],
-            batch=None,
+            batch=found["batch"] or None,
             num_sampled_nodes=found["n_nodes"],
             num_sampled_edges=found["n_edges"],
         )

@@ -17,7 +17,7 @@ from featstore.adapters.pyg.data import default_features
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.rowindex import resolve_rows
-from featstore.load.typedarguments import types_of
+from featstore.pack.typedarguments import types_of
 from featstore.topology.edgeids import EdgeIds
 from featstore.topology.types import EdgeKey, EdgeType, qualified
 

@@ -16,6 +16,7 @@ cdef extern from "kernels/sampler.h" nogil:
         const int64_t *lists
         const int64_t *place
         const int64_t *degree
+        const int64_t *offsets
         int64_t n_nodes
         int64_t limit
         uint64_t *table
@@ -47,10 +48,10 @@ cdef extern from "kernels/sampler.h" nogil:
 cdef class Hops:
     cdef fs_hop hop
     cdef fs_draw_lanes_fn draw_lanes
-    cdef int64_t num_nodes
+    cdef int64_t num_nodes, num_ids
     cdef bint in_hop
     cdef Ids records, edge_ids
-    cdef const int64_t[::1] lists_view, list_place_view, list_degree_view
+    cdef const int64_t[::1] lists_view, list_place_view, list_degree_view, offsets_view
     cdef int64_t[::1] nodes_view, place_view, degree_view, src_view, dst_view, scratch_view, positions_view, edges_view
     cdef int64_t[::1] starts_view, edge_pos_view
     cdef uint64_t[::1] table_view

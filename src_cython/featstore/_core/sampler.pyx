@@ -48,17 +48,21 @@ cdef class Hops:
     Parameters
     ----------
     num_nodes : int
-        Ids are in ``[0, num_nodes)``.
+        Ids in lists are in ``[0, num_nodes)``.
     exact : bool
-        Table entries name ids fully; needs ``num_nodes <= 2**32``.
+        Table entries name ids fully; needs ``num_nodes * copies <= 2**32``.
     draw_level : int
         Widest vector form of the draws to use, if the processor has it: 0 none, 1 AVX2, 2 AVX-512. All draw the same.
+    copies : int
+        Ids of the batch are in ``[0, num_nodes * copies)``: as many subgraphs, in each of which nodes have ids of their own.
     """
 
-    def __cinit__(self, int64_t num_nodes, bint exact, int draw_level=DRAW_LEVEL):
-        if num_nodes < 0 or (exact and num_nodes > <int64_t>UINT32_MAX + 1):
+    def __cinit__(self, int64_t num_nodes, bint exact, int draw_level=DRAW_LEVEL, int64_t copies=1):
+        if num_nodes < 0 or copies < 1 or num_nodes > INT64_MAX // copies:
             raise ValueError("num_nodes is out of range")
-        self.num_nodes = num_nodes
+        if exact and num_nodes * copies > <int64_t>UINT32_MAX + 1:
+            raise ValueError("num_nodes is out of range")
+        self.num_nodes, self.num_ids = num_nodes, num_nodes * copies
         self.hop.exact = exact
         self.hop.base = 1
         self.draw_lanes = fs_choose_draw_lanes(draw_level)
@@ -85,17 +89,17 @@ cdef class Hops:
             raise ValueError("the three arrays of nodes have one length, and room for the nodes numbered so far")
         while (<int64_t>1 << bits) < size and bits < 62:
             bits += 1
-        if size != <int64_t>1 << bits or size < 2 or (size < 2 * capacity and size < self.num_nodes):
+        if size != <int64_t>1 << bits or size < 2 or (size < 2 * capacity and size < self.num_ids):
             raise ValueError("the table's size is a power of two and twice the nodes' room, or at least the number of nodes")
         self.nodes_view, self.place_view, self.degree_view, self.table_view = nodes, place, degree, table
         self.hop.nodes, self.hop.table = &nodes[0], &table[0]
         if self.lists_view is None:
             self._expand_nodes()
-        self.hop.limit = INT64_MAX if capacity > self.num_nodes else capacity
+        self.hop.limit = INT64_MAX if capacity > self.num_ids else capacity
         if self.hop.limit > MAX_NODES:
-            self.hop.limit = INT64_MAX if self.num_nodes < MAX_NODES else MAX_NODES
+            self.hop.limit = INT64_MAX if self.num_ids < MAX_NODES else MAX_NODES
         self.hop.shape.mask = <uint64_t>size - 1
-        if size >= self.num_nodes:  # room for an entry a node: its id is its slot
+        if size >= self.num_ids:  # room for an entry a node: its id is its slot
             self.hop.shape.multiplier, self.hop.shape.shift = 1, 0
         else:
             self.hop.shape.multiplier, self.hop.shape.shift = <uint64_t>0x9E3779B97F4A7C15, 64 - bits
@@ -144,7 +148,7 @@ cdef class Hops:
         if not self.hop.nodes or self.nodes_view.shape[0] < n:
             raise ValueError("no room for the seeds")
         self._expand_nodes()
-        if self.num_nodes >= MAX_NODES and n > MAX_NODES:
+        if self.num_ids >= MAX_NODES and n > MAX_NODES:
             raise OverflowError("a batch has at most 2**31 nodes")
         if self.hop.base + <uint64_t>self.hop.n_nodes >= MAX_NODES:
             with nogil:
@@ -156,7 +160,7 @@ cdef class Hops:
         self.hop.n_nodes = 0
         if n:
             with nogil:
-                bad = fs_first_bad(&seeds[0], 1, n, self.num_nodes)
+                bad = fs_first_bad(&seeds[0], 1, n, self.num_ids)
                 if bad < 0:
                     for i in range(n):
                         self.hop.nodes[i] = seeds[i]
@@ -177,7 +181,8 @@ cdef class Hops:
 
     def start(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, records, int id_bytes, int64_t[::1] src not None,
               int64_t[::1] dst not None, int64_t[::1] scratch not None, int64_t[::1] positions not None,
-              int64_t[::1] edges not None, int64_t[::1] starts=None, int64_t[::1] edge_pos=None, edge_ids=None):
+              int64_t[::1] edges not None, int64_t[::1] starts=None, int64_t[::1] edge_pos=None, edge_ids=None,
+              const int64_t[::1] offsets=None):
         """Begin a hop: each of the first ``n_dst`` nodes draws ``fanout`` of its neighbours.
 
         Parameters
@@ -199,6 +204,8 @@ cdef class Hops:
             Output, where ``starts`` is given: the number of each edge among all edges.
         edge_ids : int32 or int64 array, as long as ``records``, optional
             What an edge whose id is in ``records`` gets in ``edge_pos`` instead; an edge to read gets ``~`` of its number.
+        offsets : int64 array, shape (at least n_dst,), optional
+            Added to the ids in each destination's list; not to be changed until the hop is done. The sums are ids of the batch.
         """
         cdef int64_t n_edges, n_missing, n_records = 0
         cdef Ids listed = None, numbers = None
@@ -215,6 +222,8 @@ cdef class Hops:
             raise ValueError(f"edge_pos needs {n_edges} entries, and the starts of {n_dst} lists")
         if records is None and n_edges != n_missing:
             raise ValueError("lists in memory, and no records")
+        if offsets is not None and offsets.shape[0] < n_dst:
+            raise ValueError(f"{offsets.shape[0]} offsets, for {n_dst} lists")
         self.hop.records = NULL
         if records is not None:
             listed = Ids(records, id_bytes)
@@ -230,7 +239,9 @@ cdef class Hops:
         self.hop.wide, self.hop.n_missing = id_bytes == 8, 0
         self.src_view, self.dst_view, self.scratch_view = src, dst, scratch
         self.positions_view, self.edges_view = positions, edges
-        self.starts_view, self.edge_pos_view = starts, edge_pos
+        self.starts_view, self.edge_pos_view, self.offsets_view = starts, edge_pos, offsets
+        if offsets is not None and n_dst:
+            self.hop.offsets = &offsets[0]
         if edge_pos is not None and n_edges:
             self.hop.starts, self.hop.edge_pos = &starts[0], &edge_pos[0]
         self.hop.src = &src[0] if n_edges else NULL
@@ -358,8 +369,8 @@ cdef class Hops:
         self.in_hop = False
         self.records = self.edge_ids = None  # and the caller's arrays: they go back to their pool
         self.src_view = self.dst_view = self.scratch_view = self.positions_view = self.edges_view = None
-        self.starts_view = self.edge_pos_view = None
-        self.hop.starts = self.hop.edge_pos = NULL
+        self.starts_view = self.edge_pos_view = self.offsets_view = None
+        self.hop.starts = self.hop.edge_pos = self.hop.offsets = NULL
         self.hop.edge_ids = NULL
         return 0
 

@@ -131,15 +131,16 @@ void fs_draw_places(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
 }
 
 /* Fetch the ids of edges up to `end`, all in memory; with `edge_ids` leave in edge_pos[] where they are, for fs_take_numbers. */
-FS_INLINE void fs_gather(fs_hop *hop, int wide, const void *edge_ids, int64_t end)
+FS_INLINE void fs_gather(fs_hop *hop, int wide, const void *edge_ids, const int64_t *offsets, int64_t end)
 {
     int64_t *src = hop->src, *edge_pos = hop->edge_pos;
+    const int64_t *dst = hop->dst;
     const void *records = hop->records;
     const uint64_t *table = hop->table;
     const fs_shape shape = hop->shape;
     const int edge_ids_wide = hop->edge_ids_wide;
     for (int64_t e = hop->gathered; e < end; e++) {
-        const int64_t place = src[e], id = fs_record(records, wide, place);
+        const int64_t place = src[e], id = fs_record(records, wide, place) + (offsets ? offsets[dst[e]] : 0);
         fs_fetch(&table[fs_slot(shape, id)]);
         if (edge_ids) {
             fs_prefetch_record(edge_ids, edge_ids_wide, place);
@@ -154,10 +155,11 @@ FS_INLINE void fs_gather(fs_hop *hop, int wide, const void *edge_ids, int64_t en
 FS_INLINE void fs_gather_some(fs_hop *hop, int wide, int64_t end)
 {
     int64_t *src = hop->src, missing = hop->n_missing;
+    const int64_t *dst = hop->dst, *offsets = hop->offsets;
     for (int64_t e = hop->gathered; e < end; e++) {
         const int64_t place = src[e];
         if (place >= 0) {
-            src[e] = fs_record(hop->records, wide, place);
+            src[e] = fs_record(hop->records, wide, place) + (offsets ? offsets[dst[e]] : 0);
         } else {
             hop->positions[missing] = ~place;
             hop->edges[missing++] = e;
@@ -211,10 +213,12 @@ FS_INLINE int fs_expand_as(fs_hop *hop, int wide, int exact, fs_draw_lanes_fn dr
                 fs_note_positions(hop, drawn);
         }
         const int64_t end = drawn - gathered < FS_CHUNK_EDGES ? drawn : gathered + FS_CHUNK_EDGES;
-        if (hop->edge_ids)
-            fs_gather(hop, wide, hop->edge_ids, end);
+        if (hop->offsets)
+            fs_gather(hop, wide, hop->edge_ids, hop->offsets, end);
+        else if (hop->edge_ids)
+            fs_gather(hop, wide, hop->edge_ids, NULL, end);
         else
-            fs_gather(hop, wide, NULL, end);
+            fs_gather(hop, wide, NULL, NULL, end);
         const int wants_room = fs_number(hop, exact, gathered); /* meanwhile the numbers of the edges gathered come in */
         if (hop->edge_ids)
             fs_take_numbers(hop, gathered, end);
@@ -258,7 +262,8 @@ int64_t fs_fill(fs_hop *hop, const void *ids, int wide, int64_t n_total)
         const int64_t id = fs_record(ids, wide, i);
         if (FS_RARE((uint64_t)id >= (uint64_t)n_total))
             return i;
-        hop->src[hop->edges[i]] = id;
+        const int64_t e = hop->edges[i];
+        hop->src[e] = id + (hop->offsets ? hop->offsets[hop->dst[e]] : 0);
     }
     return -1;
 }

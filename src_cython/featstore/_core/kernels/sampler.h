@@ -31,6 +31,7 @@ typedef struct {
     /* the batch's nodes: id, place of the first neighbour (index into records, or ~position in the file) and degree */
     int64_t *nodes;
     const int64_t *lists, *place, *degree; /* of the destinations; lists, which key the draws, are the nodes where each has one */
+    const int64_t *offsets; /* what is added to the ids in a destination's list, or NULL: a node of each subgraph has its own id */
     int64_t n_nodes, limit; /* numbered so far; how many may be */
     /* the table of numbers: open addressing, entry = low half of the id << 32 | (base + number); entries below base are of
      * earlier batches and count as empty, so that a new batch clears nothing */

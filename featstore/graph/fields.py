@@ -1,0 +1,54 @@
+"""Mappings of fields by name, whose errors list the existing names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from featstore.graph.feature import FeatureStore
+
+__all__ = ["Fields"]
+
+
+class Fields(Mapping[str, Any]):
+    """Fields by name; the KeyError of a missing name lists the existing names."""
+
+    def __init__(
+        self, what: str, names: list[str], get: Callable[[str], Any], shape: Callable[[str], tuple[object, Sequence[int]]]
+    ) -> None:
+        self._what = what
+        self._names = names
+        self._get = get
+        self._shape = shape  # gives dtype and shape without reading the field
+
+    @classmethod
+    def of(cls, what: str, stores: dict[str, FeatureStore]) -> Fields:
+        """Make a mapping of the current stores."""
+        return cls(what, list(stores), stores.__getitem__, lambda name: (stores[name].dtype, stores[name].shape))
+
+    def of_type(self, of: str) -> Fields:
+        """Make a mapping of the fields of a type of nodes or of edges, by their own names."""
+        names = [name.removeprefix(f"{of}/") for name in self._names if name.startswith(f"{of}/")]
+        what = f"{self._what} of {of}"
+        return Fields(what, names, lambda name: self._get(f"{of}/{name}"), lambda name: self._shape(f"{of}/{name}"))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(f"no {self._what} {name!r}; there is {', '.join(map(repr, self._names)) or 'none'}")
+        return self._get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        found = []
+        for name in self._names:
+            dtype, shape = self._shape(name)
+            found.append(f"{name!r}: {str(dtype).removeprefix('torch.')} {list(shape)}")
+        return f"{{{', '.join(found)}}}"

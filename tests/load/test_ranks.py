@@ -1,0 +1,191 @@
+"""Loaders of several ranks: together the batches of one process, from every sampler and strategy; training in a process group."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Streamed, Superbatch
+from tests.support.refusing import refuses
+from tests.support.typed import academic
+
+pytestmark = [pytest.mark.shares_resources, pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")]
+
+N, BATCH = 3000, 40
+SEEDS = np.random.default_rng(2).permutation(N)[:1234]
+WAYS: dict[str, tuple[Any, Any]] = {
+    "ondemand": (NeighborSampler, OnDemand(cache=0.1, policy="lru")),
+    "superbatch": (NeighborSampler, Superbatch(length=3, cache=0.1)),
+    "ginex": (LaborSampler, Ginex(length=4, cache=0.1)),
+    "streamed": (EpochSampler, Streamed(length=4, cache=0.1)),
+    "auto": (NeighborSampler, "auto"),
+}
+
+
+@pytest.fixture(scope="module")
+def g(tmp_path_factory: Any) -> Any:
+    rng = np.random.default_rng(0)
+    pairs = np.stack([(N * rng.random(10 * N) ** 2).astype(np.int64), rng.integers(0, N, 10 * N)])
+    x, folder = rng.standard_normal((N, 8)).astype(np.float32), tmp_path_factory.mktemp("g")
+    options: dict[str, Any] = {"features": {"x": x}, "node_data": {"y": np.arange(N) % 7}, "memory": "64MiB"}
+    with featstore.OutOfCoreGraph.from_edge_index(folder / "g", pairs, N, **options) as opened:
+        yield opened
+
+
+def epoch(g: Any, way: str, **options: Any) -> dict[int, Any]:
+    sampler, strategy = WAYS[way]
+    draws = sampler(g, [4, 3], window=5, seed=3) if sampler is EpochSampler else sampler(g, [4, 3], seed=3)
+    with Loader(g, draws, SEEDS, BATCH, labels=np.arange(len(SEEDS)), strategy=strategy, **options) as loader:
+        loader.set_epoch(1)
+        found = list(loader)
+        assert len(found) == len(loader)
+    return {batch.index: batch for batch in found}
+
+
+def same(one: Any, other: Any) -> bool:
+    return len(one._tensors()) == len(other._tensors()) and all(map(torch.equal, one._tensors(), other._tensors()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_together_have_the_batches_of_one(g: Any, way: str) -> None:
+    """All but the last step's, whose seeds are divided evenly; a rank's rows and labels are those of its seeds."""
+    whole, ranks = epoch(g, way), [epoch(g, way, rank=rank, world_size=3) for rank in range(3)]
+    assert [sorted(each) for each in ranks] == [list(range(rank, 33, 3)) for rank in range(3)]
+    for each in ranks:
+        for index, batch in each.items():
+            assert index >= 30 or same(batch, whole[index])
+            assert torch.equal(batch.x, torch.as_tensor(g.features["x"][batch.input_ids]))
+            assert torch.equal(batch.y, batch.seed_positions)
+            assert np.array_equal(SEEDS[batch.seed_positions.numpy()], batch.seeds.numpy())
+    assert sorted(len(each[index].seeds) for each in ranks for index in each if index >= 30) == [11, 11, 12]
+    seen = torch.cat([batch.seed_positions for each in ranks for batch in each.values()])
+    assert sorted(seen.tolist()) == list(range(len(SEEDS)))
+
+
+def test_where_others_go_on(g: Any) -> None:
+    """A state of three ranks goes on with two, whose first step divides what is left of one; and with one."""
+    sampler = NeighborSampler(g, [3, 2], seed=1)
+
+    def loaders(n: int) -> list[Loader]:
+        return [Loader(g, sampler, SEEDS, BATCH, strategy="ondemand", rank=rank, world_size=n) for rank in range(n)]
+
+    three, seen = loaders(3), list[int]()
+    for loader in three:
+        batches = iter(loader)
+        seen += [int(i) for _ in range(5) for i in next(batches).seed_positions]
+    states = [loader.state_dict() for loader in three]
+    assert states[0] == states[1] == states[2]
+    assert states[0]["batch"] == 15
+    for n in (1, 2):
+        rest = list(seen)
+        for loader in loaders(n):
+            loader.load_state_dict(states[0])
+            assert loader.state_dict() == states[0]
+            for number, batch in enumerate(loader):
+                rest += batch.seed_positions.tolist()
+                if not number and n == 2:
+                    assert len(batch.seeds) == BATCH // 2
+                if not number:
+                    assert loader.state_dict()["batch"] == 16
+            assert loader.state_dict()["epoch"] == 1
+            assert loader.state_dict()["batch"] == 0
+            assert sum(len(batch.seeds) for batch in loader) >= len(SEEDS) // n - 1
+            loader.close()
+        assert sorted(rest) == list(range(len(SEEDS)))
+    for loader in three:
+        loader.close()
+
+
+def test_parts_and_a_history(g: Any) -> None:
+    """Macro-batches and their lists serve the ranks' batches; a history is that of its rank."""
+    featstore.partition(g, 30, method="ranges", keep_lists=True, name="thirty", progress=False)
+    batches = featstore.PartitionBatches(g, SEEDS, BATCH, parts="thirty")
+    sampler, found = NeighborSampler(g, [4, 3], seed=3), {}
+    with Loader(g, sampler, batches, strategy="superbatch", rank=0, world_size=1) as loader:
+        whole = {batch.index: batch for batch in loader}
+    for rank in range(2):
+        with Loader(g, sampler, batches, strategy="superbatch", rank=rank, world_size=2) as loader:
+            found |= {batch.index: batch for batch in loader}
+    assert sorted(found) == list(range(32))
+    assert all(same(found[index], whole[index]) for index in range(30))
+    history = featstore.History(dim=8, nodes=0.3)
+    with Loader(g, sampler, SEEDS, BATCH, strategy="superbatch", history=history, rank=1, world_size=2) as loader:
+        for step, batch in enumerate(loader):
+            assert batch.index == 2 * step + 1
+            assert torch.equal(batch.x, torch.as_tensor(g.features["x"][batch.input_ids]))
+            batch.history.merge(torch.zeros(batch.blocks[-2].n_dst, 8))
+        assert loader.stats()["history"]["pulled"]
+
+
+def test_several_types(tmp_path: Path) -> None:
+    with academic(papers=600).create(tmp_path / "g") as g:
+        sampler, found = NeighborSampler(g, [3, 2]), list[int]()
+        for rank in range(2):
+            with Loader(g, sampler, ("author", np.arange(290)), 30, strategy="ondemand", rank=rank, world_size=2) as loader:
+                found += [int(i) for batch in loader for i in batch.seeds]
+        assert sorted(found) == list(range(290))
+
+
+def test_what_cannot_be_divided(g: Any, tmp_path: Path) -> None:
+    sampler = NeighborSampler(g, [2])
+    refuses(ValueError, "batch_size=", lambda: Loader(g, sampler, np.arange(81), 40, rank=0, world_size=2))
+    refuses(ValueError, "fewer than the 9 ranks", lambda: Loader(g, sampler, np.arange(8), 40, rank=0, world_size=9))
+    refuses(ValueError, "rank must be", lambda: Loader(g, sampler, np.arange(80), 40, rank=2, world_size=2))
+    featstore.sample_offline(g, sampler, np.arange(100), 10, path=tmp_path / "p", progress=False).close()
+    options: dict[str, Any] = {"strategy": featstore.Packed(tmp_path / "p")}
+    refuses(ValueError, "not divided among 2 ranks", lambda: Loader(g, **options, rank=0, world_size=2))
+    Loader(g, **options, rank=0, world_size=1).close()
+
+
+TRAINING = """
+import sys
+import numpy as np, torch
+import featstore
+
+folder, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if world_size > 1:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 7, dtype=torch.float64)
+if world_size > 1:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with featstore.open(f"{folder}/g", memory="16MiB", threads=1) as g:
+    sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
+    seeds = np.arange(240)
+    loader = featstore.Loader(g, sampler, seeds, 80 // world_size, shuffle=True, strategy="ondemand")
+    for epoch in range(2):
+        for batch in loader:
+            n = len(batch.seeds)
+            loss = torch.nn.functional.cross_entropy(model(batch.x[:n].double()), batch.y, reduction="sum")
+            optimizer.zero_grad()
+            (loss * world_size / 80).backward()  # the group averages over ranks
+            optimizer.step()
+if not rank:
+    torch.save([each.detach() for each in model.parameters()], f"{folder}/of-{world_size}.pt")
+if world_size > 1:
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_training_in_a_process_group(g: Any, tmp_path: Path) -> None:
+    """Two and four ranks of gloo, with batches of a half and a fourth, end with the parameters of one process."""
+    (tmp_path / "g").symlink_to(g.path)
+    found = {}
+    for n in (1, 2, 4):
+        (tmp_path / "store").unlink(missing_ok=True)
+        command = [sys.executable, "-c", TRAINING, str(tmp_path)]
+        ranks = [subprocess.Popen([*command, str(rank), str(n)], stderr=subprocess.PIPE, text=True) for rank in range(n)]
+        errors = [process.communicate(timeout=120)[1] for process in ranks]
+        assert not any(process.returncode for process in ranks), errors
+        found[n] = torch.load(tmp_path / f"of-{n}.pt", weights_only=True)
+    for n in (2, 4):
+        for one, other in zip(found[1], found[n], strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-9)
