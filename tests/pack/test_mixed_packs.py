@@ -349,6 +349,18 @@ def test_types_without_nodes_and_features_without_rows(tmp_path: Path) -> None:
                 assert pack.verify(progress=False)["others"] == []
 
 
+@pytest.mark.parametrize("on_device", [None, 0.1])
+def test_a_subgraph_for_each_seed(g: Any, tmp_path: Path, on_device: Any) -> None:
+    """Rows are planned and gathered once, and delivered for each copy of a node."""
+    sampler = NeighborSampler(g, [5, 5], edges=True, disjoint=True)
+    with Loader(g, sampler, SEEDS, 50, features=MIXED, strategy=OnDemand(cache=None)) as loader:
+        plain = list(loader)
+    with featstore.sample_offline(g, sampler, SEEDS, 50, path=tmp_path / "p", progress=False) as pack:
+        found, stats = run(g, featstore.Packed(pack, cache=0.1), 1, device_cache=on_device)
+        assert same(found, plain)
+        assert not stats["hits"]["base"]
+
+
 def test_edge_features_come_from_the_dataset(g: Any, pack: Pack) -> None:
     found, _ = run(g, featstore.Packed(pack, cache=0.1), 1, edge_features="w")
     assert same(found, run(g, OnDemand(cache=None), 1, edge_features="w")[0])
