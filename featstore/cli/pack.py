@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 from featstore.cache.base import get_policy
-from featstore.cache.sizes import cache_bytes
 from featstore.cli.arguments import (
     BATCHES,
     Given,
@@ -30,7 +29,7 @@ from featstore.cli.arguments import (
 )
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, describe_pack, layout_text, open_pack, pack_bytes, pack_text, target_of
-from featstore.cli.recording import check_target, column_of, seeds_of
+from featstore.cli.recording import check_target, nodes_with, seeds_of
 from featstore.cli.splits import Labelled
 from featstore.config import format_size, parse_disk
 from featstore.errors import CorruptionError, FormatError
@@ -106,14 +105,6 @@ def _packed(options: argparse.Namespace, pack: Pack | None = None, disk: int | N
     return Packed(pack, options.cache, options.policy, options.length, disk)
 
 
-def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
-    """Raise the packing's errors about its options before epochs are sampled for it."""
-    column, store, rows = column_of(g, options.feature)
-    width = {column: store.nbytes // max(1, len(store))}
-    if rows.n:
-        cache_bytes(_packed(options).cache or 0, rows.n, width, get_policy("belady"), g.budget, g.budget.available)
-
-
 def _asked(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
     """Convert the command line's options, and the names of labels in ``g.node_data``, to the arguments of the estimates."""
     return {"packed": _packed(options), "features": [options.feature], "labels": labels, "device_cache": options.device_cache}
@@ -147,8 +138,7 @@ def _pack_dataset(
         whose = "the dataset" if seed_type is None else repr(seed_type)
         raise ValueError(f"--labels: {whose} has no {options.labels!r}; it has {sorted(labelled.node_data)}")
     fields = [name if seed_type is None else qualified(seed_type, name) for name in labels]  # in g.node_data
-    store = column_of(g, options.feature)[1]
-    disk = None if options.disk is None else parse_disk(options.disk, store.nbytes)
+    disk = None if options.disk is None else parse_disk(options.disk, nodes_with(g, options.feature).n_bytes)
     if options.add_layout:
         check_given(pack, options, ["fanouts", "batch_size", "epochs", "seed"])
         if options.seeds is not None:
@@ -160,7 +150,6 @@ def _pack_dataset(
             raise ValueError(f"{path} is there already, and is no pack")
         raise ValueError(f"{path} is there already: --add-layout packs its samples, --overwrite samples anew")
     else:
-        _check_packing(g, options)
         seeds = seeds_of(labelled, options.labels, options.seeds)
         batches: dict[str, Any] = {"seeds": (seed_type, seeds), "batch_size": options.batch_size, "seed": options.seed}
         if seed_type is None:
@@ -182,7 +171,10 @@ def _pack_dataset(
         room = None
         if disk is not None:  # an existing layout takes its own space
             there = layouts_there(g, pack, [options.feature], _packed(options), options.device_cache)
-            room = disk - n_bytes + max((layout_bytes(pack.file(each.name)) for each in there), default=0)
+            sizes = dict[tuple[str, ...], int]()  # of the layouts of each column the largest, as of one there may be smaller ones
+            for each in there:
+                sizes[each.features] = max(sizes.get(each.features, 0), layout_bytes(pack.file(each.name)))
+            room = disk - n_bytes + sum(sizes.values())
         if estimate is None:
             estimate = estimate_layout(g, pack, disk=room, **_asked(options, fields))
             _say(estimate, show)
@@ -192,9 +184,9 @@ def _pack_dataset(
         given |= {"device_cache": options.device_cache}
         try:
             with Loader(g, strategy=_packed(options, pack, room), **given) as loader:
-                layout = loader.stats().get("layout", {})
-                if layout.get("made"):
-                    made.add(layout["name"])
+                stats = loader.stats()
+                run = stats.get("layouts", [stats["layout"]] if "layout" in stats else [])
+                made |= {layout["name"] for layout in run if layout["made"]}
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 "the samples, and what is packed of them, are kept: the same command with --add-layout goes on"

@@ -12,7 +12,7 @@ from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes, lay
 from featstore.pack.nodedata import named
 from featstore.pack.offline import Pack
 from featstore.pack.record import RECORD, SAMPLES
-from featstore.topology.noderows import NodeRows
+from featstore.strategies.domain import Domain
 from featstore.topology.types import EdgeKey, Types, edge_name, qualified
 
 __all__ = [
@@ -129,7 +129,7 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
         "hops": pack.n_hops,
         "fanouts": fanouts_entry,
         "seed": pack.record["seed"],
-        "rows": int(pack.lengths.sum()),
+        "nodes": int(pack.lengths.sum()),
         "layouts": [
             {
                 "name": each.name,
@@ -150,9 +150,8 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
 
 def pack_text(result: Mapping[str, Any]) -> str:
     """Format :func:`describe_pack`'s result, without its layouts, as a line."""
-    rows = "nodes" if "seed_type" in result else "rows asked for"  # nodes of some types may have no rows
     return (
-        f"{result['path']}: {result['epochs']} x {result['batches']:,} batches, {result['rows']:,} {rows}, "
+        f"{result['path']}: {result['epochs']} x {result['batches']:,} batches of {result['nodes']:,} nodes in all, "
         f"{format_size(result['disk_bytes'])} on disk"
     )
 
@@ -180,8 +179,7 @@ def _shown(value: Any) -> str:
 def check_layout(
     pack: Pack,
     feature: str,
-    column: str,
-    rows: NodeRows,
+    part: Domain,
     policy: str,
     dataset: str,
     n_device: int | None = None,
@@ -189,13 +187,13 @@ def check_layout(
 ) -> None:
     """Raise ValueError, with advice, unless the pack has exactly one layout of a feature with this policy.
 
-    ``column`` and ``rows`` are what :func:`featstore.cli.recording.column_of` found of ``feature``. With ``n_device``, a layout
-    with this number of rows on the device, as ``device_cache`` requests.
+    ``part`` is a part of what :func:`featstore.cli.recording.nodes_with` found of ``feature``. With ``n_device``, a layout with
+    this number of rows on the device, as ``device_cache`` requests.
     """
     found = [
         each
         for each in find_layouts(pack)
-        if (each.features, each.policy, each.rows) == ((column,), policy, layout_rows(rows))
+        if (each.features, each.policy, each.rows) == (tuple(part.stores), policy, layout_rows(part.rows))
         and n_device in (None, each.device_rows)
     ]
     if len(found) == 1:

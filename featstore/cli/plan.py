@@ -255,7 +255,7 @@ def _on_device(
     if cache.size != "auto":
         return cache.rows(n, {options.feature: row_bytes})
     reserve = parse_size(cache.reserve) + (capacity * row_bytes if device.type == "cpu" else 0)
-    return rows_left(device, graph.budget, reserve, n, row_bytes)[0]
+    return rows_left(device, graph.budget, reserve, [(n, row_bytes)])[0][0]
 
 
 def _redundancy(options: argparse.Namespace) -> int:

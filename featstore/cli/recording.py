@@ -12,9 +12,10 @@ from featstore.pack.packgraph import Graph, PackedGraph
 from featstore.pack.typedarguments import features_of_types, types_of
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.sampledbatches import EpochBatches, SampledBatches
+from featstore.strategies.domain import Domain
 from featstore.topology.noderows import NodeRows
 
-__all__ = ["TracedBatches", "check_target", "column_of", "rows_asked_for", "seeds_among_all", "seeds_of"]
+__all__ = ["TracedBatches", "check_target", "nodes_with", "rows_asked_for", "seeds_among_all", "seeds_of"]
 
 
 class TracedBatches(SampledBatches):
@@ -80,23 +81,13 @@ def check_target(g: Graph, target: str | None) -> None:
         raise ValueError(f"target: {what}; the {there} has the node types {names}: name that of the nodes to classify")
 
 
-def column_of(g: Graph, feature: str) -> tuple[str, FeatureStore, NodeRows]:
-    """Find the column that holds a feature of every node that has it: its name, its rows, and which row each node has.
-
-    ValueError: nothing has the feature; or types have it in columns of their own, of which a layout holds one.
-    """
+def nodes_with(g: Graph, feature: str) -> Domain:
+    """Make the domain of a feature of every node that has it, with a part for each column; ValueError: nothing has it."""
     types = types_of(g)
     if types is None:
-        return feature, g.features[feature], NodeRows(g.num_nodes)
-    columns = features_of_types(g, types, feature)
-    if len(columns) > 1:
-        each = ", ".join(f"{kind.name}/{feature}" for rows in columns.values() for kind in rows.kinds)
-        raise ValueError(
-            f"--feature: {each} lie in files of their own, and a layout holds the rows of one: name a feature that all its types "
-            "share; featstore train --strategy auto, with --pack or without, reads them as they are"
-        )
-    ((column, rows),) = columns.items()
-    return column, g.columns[column], rows
+        return Domain.of_nodes(g, [feature])
+    rows = features_of_types(g, types, feature)
+    return Domain.of_rows(g, {name: g.columns[name] for name in rows}, rows)
 
 
 def rows_asked_for(g: OutOfCoreGraph, feature: str) -> tuple[FeatureStore, NodeRows]:

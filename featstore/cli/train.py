@@ -39,7 +39,7 @@ from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, fanouts_of, is_pack, open_pack, target_of
 from featstore.cli.planhistory import staleness
-from featstore.cli.recording import check_target, column_of
+from featstore.cli.recording import check_target, nodes_with
 from featstore.cli.splits import SPLITS, Labelled, count_classes, unknown_splits, unlabelled
 from featstore.cli.training import Epoch, TrainResult, check_fields, describe_epoch, describe_training, train
 from featstore.gather.device import check_device
@@ -51,7 +51,7 @@ from featstore.pack.packgraph import PackedGraph
 from featstore.progress import Bar, is_seen
 from featstore.sampling.batches import Batches
 from featstore.sampling.partitionbatches import PartitionBatches
-from featstore.strategies.devicecache import DeviceCache, device_rows
+from featstore.strategies.devicecache import DeviceCache, rows_of_columns
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
@@ -321,12 +321,14 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
         what = f"is {n}" if option == "layers" else f"has {n}: give {pack.n_hops} numbers"
         raise ValueError(f"{options.pack} has samples of {pack.n_hops} hops, --{option} {what}")
     if options.strategy == "packed" and options.cache is None:
-        wanted, (column, store, rows) = options.device_cache, column_of(graph, options.feature)
-        n_device = None
+        wanted, nodes = options.device_cache, nodes_with(graph, options.feature)
+        n_device: Sequence[int | None] = [None] * len(nodes.each)
         if wanted not in (None, "auto"):
-            n_device = device_rows(wanted, rows.n, {column: store.nbytes // max(1, len(store))})
+            n_device = rows_of_columns(wanted, nodes.columns)
         policy = get_policy(options.policy or "belady").name
-        check_layout(pack, options.feature, column, rows, policy, dataset, n_device, wanted)
+        for part, n_rows in zip(nodes.each, n_device, strict=True):
+            if part.n:
+                check_layout(pack, options.feature, part, policy, dataset, n_rows, wanted)
     return pack
 
 

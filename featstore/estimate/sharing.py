@@ -18,7 +18,7 @@ from featstore.plan.simulate import simulate
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rundir import DiskQuota
 
-__all__ = ["count_planned", "count_static", "merged_reads", "shared_there"]
+__all__ = ["count_planned", "count_static", "joined", "merged_reads", "shared_there"]
 
 Int64s = npt.NDArray[np.int64]
 LOOKED_AT = 8  # batches, in whole segments, whose reads are counted
@@ -111,12 +111,13 @@ def count_planned(needs: RowNeeds, sizes: Sizes, budget: Budget) -> OnDisk:
     return OnDisk(stored + tables + SECTION_BYTES * TABLE_SECTIONS * len(needs), total, total // max(1, needs.epochs))
 
 
-def shared_there(folder: str, needs: RowNeeds, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:
-    """Count an existing layout's reads of shared rows, from its tables; None if its batches share no rows."""
+def shared_there(folder: str, needs: RowNeeds, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk:
+    """Count an existing layout's rows on disk, and its reads of shared rows, from its tables."""
     tables = TierTables(folder, needs, len(widths))
     try:
         if tables.shared is None:
-            return None
+            rows = int(tables.n_packed.sum())
+            return OnDisk(n_bytes, rows, rows // max(1, needs.epochs))
         counted = _Counted(widths, gap_bytes)
         whole = -(-LOOKED_AT // tables.shared.length) * tables.shared.length
         for number in range(min(whole, len(needs))):
@@ -125,3 +126,21 @@ def shared_there(folder: str, needs: RowNeeds, widths: Sequence[int], gap_bytes:
         return counted.on_disk(tables.shared.length, n_bytes, rows, needs.n_batches)
     finally:
         tables.close()
+
+
+def joined(each: Sequence[tuple[OnDisk, int]], row_bytes: int) -> OnDisk:
+    """Add up what layouts of the same batches take, each with the bytes of its rows; rows count as rows of ``row_bytes``."""
+    if len(each) == 1:
+        return each[0][0]
+    rows, packed = (
+        sum(getattr(found, name) * width for found, width in each) // max(1, row_bytes) for name in ("rows", "packed")
+    )
+    return OnDisk(
+        sum(found.disk_bytes for found, _ in each),
+        rows,
+        packed,
+        max(found.length for found, _ in each),
+        sum(found.reads for found, _ in each),
+        sum(found.n_bytes for found, _ in each),
+        next((found.fails for found, _ in each if found.fails), ""),
+    )

@@ -119,8 +119,9 @@ class Loader:
         Rows that stay on ``device``, so that only other rows are copied to it. Its size is bytes for all features together
         (``"8GiB"``), a share of the rows (``"10%"`` or ``0.1``), or ``"auto"``, the device's memory that the first step leaves
         free; 0: none. The rows are those of highest degree, or of highest score under another static policy
-        (:class:`~featstore.DeviceCache`); for a pack, those that its layout has chosen. The host cache serves the other
-        accesses alone; a static host cache has the next best rows. With ``device="cpu"`` the budget counts the rows.
+        (:class:`~featstore.DeviceCache`); for a pack, those that its layout has chosen. Features of types that do not share
+        their rows get the same share of them. The host cache serves the other accesses alone; a static host cache has the next
+        best rows. With ``device="cpu"`` the budget counts the rows.
     drop_last : bool
         Leave out a last batch that is not full.
     history : History, optional
@@ -465,10 +466,11 @@ class Loader:
             streamed, the ``passes`` over the features in an epoch. With rows on the device ``device_cache``: ``rows`` of each
             feature and ``bytes`` of all, or ``why`` there are none. With :class:`~featstore.Auto` ``auto``: ``taken``,
             ``reason``, and the ``estimates`` of all strategies. With a pack ``layout``: its ``name``, and whether it was ``made``
-            for this loader. With edge features ``edge_features``: the reads of these alone, by the same names, and the stage
-            ``edges``. With ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over
-            lists a hop, and ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and
-            ``pushed``, and, if the loader chose the nodes, the ``split`` of the memory.
+            for this loader; ``layouts``, a list of these, if types of nodes do not share their rows. With edge features
+            ``edge_features``: the reads of these alone, by the same names, and the stage ``edges``. With
+            ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over lists a hop, and
+            ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and, if
+            the loader chose the nodes, the ``split`` of the memory.
 
         Notes
         -----

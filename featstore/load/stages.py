@@ -179,11 +179,11 @@ class Stages:
             batch = run.batch(position)
             if check is not None:
                 check(batch, position)
-            tier = None if self._on_device is None else self._on_device.tier
-            if tier is not None and batch.plans is None:
-                rows = batch.rows_of(self._context.nodes.rows, self._g.pool)
-                part, others = tier.split(rows, self._g.pool.array)
-                batch.split = part, torch.from_numpy(others)
+            tiers = self._context.tiers if batch.plans is None else ()
+            for part, tier in zip(self._context.nodes.each, tiers, strict=bool(tiers)):
+                if tier is not None:
+                    held, others = tier.split(batch.rows_of(part.rows, self._g.pool), self._g.pool.array)
+                    batch.split[part.rows] = held, torch.from_numpy(others)
             return batch
         except BudgetError as error:
             raise self._too_small(position, error) from None  # the number of rows is unknown
@@ -286,13 +286,12 @@ class Stages:
         tally = batch.tally
         plan, tiers = run.plan(name, batch)
         # The rows of the batch that the device holds: from the plan, or, without a plan, from the split.
-        part = plan.device if plan is not None else None if batch.split is None else batch.split[0]
+        of = self._context.nodes.rows_of(name)
+        split = batch.split.get(of) if plan is None else None
+        part = plan.device if plan is not None else None if split is None else split[0]
         array, before = None if part is None else self._device_array(name), tally.read.waited_s
         whole = None if part is None or array is None else array.memory_for(part)  # before the plan runs: it runs once
-        if plan is None and batch.split is not None:
-            ids = batch.split[1]
-        else:
-            ids = torch.from_numpy(batch.rows_of(self._context.nodes.rows_of(name), self._g.pool))
+        ids = torch.from_numpy(batch.rows_of(of, self._g.pool)) if split is None else split[1]
         rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)
@@ -302,7 +301,7 @@ class Stages:
         return rows
 
     def _device_array(self, name: str) -> DeviceArray:
-        tier = None if self._on_device is None else self._on_device.tier
+        tier = None if self._on_device is None else self._on_device.of(name)
         if tier is None:
             raise ClosedError("the plan names rows on the device, which holds none")
         return tier.arrays[name]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from featstore.topology.types import NodeType, Types, edge_name
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Pack", "in_order", "sample_offline"]
+__all__ = ["Pack", "batches_to_sample", "in_order", "sample_offline"]
 
 
 class Pack(OfflineSamples):
@@ -161,10 +161,6 @@ def sample_offline(
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, section 3.
     """
-    types, kind, given = types_of(g), None, cast(Any, seeds)
-    if types is not None:
-        check_typed_sampler(types, sampler)
-        kind, given = seeds_of_type(types, seeds)
     epochs, seed = check_at_least("epochs", epochs, 1), check_at_least("seed", seed, 0)
     shuffle, drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
     if batch_size is not None:
@@ -173,16 +169,8 @@ def sample_offline(
         threads = check_at_least("threads", threads, 1)
     budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()), "disk")
     target = f"{g.path}.pack" if path is None else os.path.abspath(user_path(path))
-    batcher = None
-    if has_own_seeds(sampler):
-        if seeds is not None or batch_size is not None:
-            raise ValueError(f"{type(sampler).__name__} has seeds and batches of its own: leave out seeds and batch_size")
-    elif given is not None and not (batch_size is None and isinstance(given, (torch.Tensor, np.ndarray, Sequence))):
-        batcher = as_batches(given, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
-        batcher.check(g.num_nodes)
-        refuse_repeats(batcher)
-    else:
-        raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
+    order: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+    kind, batcher = batches_to_sample(g, sampler, seeds, batch_size, **order)
     threads = g.options.threads if threads is None else threads
     with BuildDirectory(target, overwrite=overwrite, marker=RECORD, what="pack") as build:
         total = 0 if batcher is None else epochs * len(batcher)
@@ -192,14 +180,14 @@ def sample_offline(
                 os.path.join(build.path, SAMPLES), g, _epochs(g, sampler, batcher, epochs, threads), accounts, bar, epochs
             )
         record = {
-            "format": PACK_VERSION if types is None else TYPED_VERSION,
+            "format": PACK_VERSION if kind is None else TYPED_VERSION,
             "num_nodes": g.num_nodes,
             "epochs": epochs,
             "batches": n_batches,
             "batch_size": None if batcher is None else batcher.batch_size,
             "drop_last": bool(getattr(batcher, "drop_last", drop_last)),
-            "fanouts": None if types is not None else _fanouts(sampler, n_hops if n_batches else None),
-            **_typed_entry(types, kind, sampler),
+            "fanouts": None if kind is not None else _fanouts(sampler, n_hops if n_batches else None),
+            **_typed_entry(types_of(g), kind, sampler),
             "seed": int(getattr(batcher, "seed", seed)),
             "together": run_length_of(batcher),
             "samples": file_id,
@@ -212,6 +200,34 @@ def sample_offline(
         return Pack(target)
     except OSError as error:
         raise CommittedError(f"the pack at {target} is complete and in place, but opening it failed", target, error) from error
+
+
+def batches_to_sample(
+    g: OutOfCoreGraph, sampler: Any, seeds: Any, batch_size: int | None, **order: Any
+) -> tuple[NodeType | None, Batches | None]:
+    """Check what is to be sampled for a pack: the type of the seeds, None without types, and the batches of seeds.
+
+    The batches are None if the sampler has its own. ``order``: arguments ``shuffle``, ``seed`` and ``drop_last`` of batches.
+
+    Raises
+    ------
+    ValueError, TypeError, IndexError, NotImplementedError
+        As of :func:`sample_offline`.
+    """
+    types, kind, given = types_of(g), None, seeds
+    if types is not None:
+        check_typed_sampler(types, sampler)
+        kind, given = seeds_of_type(types, seeds)
+    if has_own_seeds(sampler):
+        if seeds is not None or batch_size is not None:
+            raise ValueError(f"{type(sampler).__name__} has seeds and batches of its own: leave out seeds and batch_size")
+        return kind, None
+    if given is None or (batch_size is None and isinstance(given, (torch.Tensor, np.ndarray, Sequence))):
+        raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
+    batcher = as_batches(given, batch_size, **order)
+    batcher.check(g.num_nodes)
+    refuse_repeats(batcher)
+    return kind, batcher
 
 
 def _typed_entry(types: Types | None, kind: NodeType | None, sampler: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -78,23 +78,41 @@ class PackCounts:
     """Counts of packing an epoch's superbatches so far.
 
     ``done`` superbatches took ``passes`` passes over the features. One superbatch takes several if memory is short, at most
-    ``most_passes`` so far. ``unpacked`` superbatches had no room on disk. ``memory_bytes`` of memory would have sufficed for one
-    pass each, and ``disk_bytes`` of disk for all superbatches.
+    ``most_passes`` so far. The superbatches of the numbers ``skipped`` had no room on disk. ``memory_bytes`` of memory would have
+    sufficed for one pass each, and ``disk_bytes`` of disk for all superbatches.
     """
 
     done: int = 0
     passes: int = 0
-    unpacked: int = 0
+    skipped: set[int] = field(default_factory=set)
     most_passes: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
 
+    @property
+    def unpacked(self) -> int:
+        """Number of superbatches that had no room on disk."""
+        return len(self.skipped)
+
     @classmethod
     def joined(cls, each: Sequence[PackCounts]) -> PackCounts:
-        """Join the counts of packers that each pack a part of the features of every superbatch."""
-        done, others = min((counts.done for counts in each), default=0), [vars(counts) for counts in each]
-        most = {name: max((counts[name] for counts in others), default=0) for name in vars(cls())}
-        return cls(**{**most, "done": done})
+        """Join the counts of packers that each pack a part of the features of every superbatch.
+
+        A superbatch is done when all its parts are, and takes the passes of the part with most. If one part had no room on disk,
+        the superbatch counts as unpacked.
+        """
+
+        def most(name: str) -> int:
+            return max((getattr(counts, name) for counts in each), default=0)
+
+        return cls(
+            min((counts.done for counts in each), default=0),
+            most("passes"),
+            set().union(*(counts.skipped for counts in each)),
+            most("most_passes"),
+            most("memory_bytes"),
+            most("disk_bytes"),
+        )
 
 
 class RunPacker:
@@ -143,7 +161,8 @@ class RunPacker:
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
         counts = self.counts
         if self._may_skip and not self.fits(n_missed):
-            counts.done, counts.unpacked = counts.done + 1, counts.unpacked + 1
+            counts.done += 1
+            counts.skipped.add(k)
             counts.disk_bytes = max(counts.disk_bytes, self._disk.used - self._reuse.n_bytes + self._needed(n_missed))
             return None
         n_passes = 0

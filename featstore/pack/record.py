@@ -17,6 +17,7 @@ from featstore.config import user_path
 from featstore.errors import CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import SampleFile
+from featstore.plan.trace import lengths_of
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import UNKNOWN_RUN
 from featstore.sampling.foreign import adjacency_of
@@ -161,7 +162,7 @@ class ColumnRows:
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Rows that each batch needs; the first use reads the ids of every batch."""
-        return np.array([len(self.ids(number)) for number in range(len(self))], np.int64)
+        return lengths_of(self.ids, len(self))
 
     def ids(self, number: int) -> npt.NDArray[Any]:
         """Read the rows that batch ``number`` needs, in the order in which its nodes' rows are delivered."""
@@ -188,6 +189,7 @@ class OfflineSamples:
         self._finalizer = weakref.finalize(self, file.close)
         self.samples = SampleFile(file)
         self.types = self._types()
+        self._columns: dict[NodeRows, ColumnRows] = {}
         if len(self.samples) != self.epochs * self.n_batches:
             raise CorruptionError(f"{len(self.samples)} batches instead of {self.epochs * self.n_batches}", file.path)
 
@@ -233,7 +235,11 @@ class OfflineSamples:
 
     def of_rows(self, rows: NodeRows | None) -> RowNeeds:
         """View the batches as the rows that they need of a column; None: row ``i`` is that of node ``i``."""
-        return self if rows is None else ColumnRows(self, rows)
+        if rows is None:
+            return self
+        if rows not in self._columns:  # kept, as the lengths take a pass over the samples
+            self._columns[rows] = ColumnRows(self, rows)
+        return self._columns[rows]
 
     def file(self, name: str) -> str:
         """Return the path of one of the pack's files."""

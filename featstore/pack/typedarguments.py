@@ -99,10 +99,9 @@ def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, 
 
 def mixed_text(strategy: str, stores: Iterable[str]) -> str:
     """Word the refusal of columns with different rows by a strategy that plans one cache."""
-    instead = "Auto(pack=...), which reads on demand" if strategy == "packed" else "strategy='ondemand'"
     return (
         f"features: strategy {strategy!r} plans one cache, and {', '.join(map(repr, stores))} are not stored for the same "
-        f"types of nodes; take {instead}, or features that the same types have"
+        "types of nodes; take strategy='ondemand', or features that the same types have"
     )
 
 

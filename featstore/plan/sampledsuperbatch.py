@@ -14,6 +14,7 @@ from featstore.plan.edgetrace import EdgeTrace
 from featstore.plan.overlapped import SuperbatchExtents
 from featstore.plan.planfile import PlanFile
 from featstore.plan.samples import SampleFile
+from featstore.plan.trace import lengths_of
 from featstore.topology.noderows import NodeRows
 
 __all__ = ["PlannedEdges", "PlannedRows", "SampledSuperbatch"]
@@ -48,8 +49,7 @@ class PlannedRows:
         if self.tier is None and not self.rows.kinds:
             return self.samples.lengths
         if self._counted is None or self._counted[0] is not self.tier:
-            counts = np.array([len(self.ids(number)) for number in range(len(self.samples))], np.int64)
-            self._counted = self.tier, counts
+            self._counted = self.tier, lengths_of(self.ids, len(self.samples))
         return self._counted[1]
 
     def missed(self, number: int) -> Ints:

@@ -71,8 +71,9 @@ class SuperbatchInspector:
         ``time(stage)`` is a context manager that measures ``"sample"``, ``"switch"`` or ``"load"``.
     switch : Switch, optional
         Makes the schedule serial: one superbatch after the other, each planned alone.
-    tier : callable () -> DeviceTier or None
-        Called when a superbatch is planned. Returns the rows on the device, which the superbatch's plans leave out.
+    tiers : callable () -> sequence of DeviceTier or None
+        Called when a superbatch is planned. Returns the rows on the device, which the superbatch's plans leave out: a tier for
+        each of the planners, or none at all.
     edges : sequence of EdgePlanner
         The planners of the caches of edge features, one a type of edges, in the same memory; by default none.
     """
@@ -93,10 +94,10 @@ class SuperbatchInspector:
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
-        tier: Callable[[], DeviceTier | None] = lambda: None,
+        tiers: Callable[[], Sequence[DeviceTier | None]] = tuple,
         edges: Sequence[EdgePlanner] = (),
     ) -> None:
-        self._sample, self._tier, self._edges = sample, tier, edges
+        self._sample, self._tiers, self._edges = sample, tiers, edges
         self._start, self._stop, self._size = start, stop, size
         self._planners, self._pool, self._num_nodes = planners, pool, num_nodes
         self._runs, self._disk, self._budget = runs, disk, budget
@@ -289,7 +290,7 @@ class SuperbatchInspector:
                     superbatch = self._take(k, sampled)
                     try:
                         if self._switch is None:
-                            self._plan(k, superbatch, sampled.get(k + 1) if self._looks_ahead else None, self._tier())
+                            self._plan(k, superbatch, sampled.get(k + 1) if self._looks_ahead else None, self._tiers())
                         else:
                             self._plan_beside_sampling(k, superbatch, sampled, workers)
                     except BaseException:
@@ -461,9 +462,9 @@ class SuperbatchInspector:
     ) -> None:
         """Plan superbatch ``k`` while ``k + 1`` is sampled, then give the memory to the feature caches (Ginex, figure 9)."""
         assert self._switch is not None
-        tier = self._tier()
+        tiers = self._tiers()
         with ThreadPoolExecutor(1, thread_name_prefix="featstore-plan") as planner:
-            planned = planner.submit(self._plan, k, superbatch, None, tier)
+            planned = planner.submit(self._plan, k, superbatch, None, tiers)
             try:
                 if k + 1 < self._n:
                     sampled[k + 1] = self._sample_superbatch(k + 1, workers)
@@ -473,11 +474,14 @@ class SuperbatchInspector:
         with self._time("switch"):
             self._switch.to_features(first_rows, self._check)
 
-    def _plan(self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, tier: DeviceTier | None) -> None:
+    def _plan(
+        self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, tiers: Sequence[DeviceTier | None]
+    ) -> None:
         """Plan superbatch ``k`` by all planners, and pack the rows that it misses."""
         first = self._start + k * self._size
-        for part in (*superbatch.parts, *(() if ahead is None else ahead.parts)):
-            part.tier = tier  # that of the next superbatch until it is planned itself
+        for each in (superbatch,) if ahead is None else (superbatch, ahead):
+            for at, part in enumerate(each.parts):
+                part.tier = tiers[at] if tiers else None  # that of the next superbatch until it is planned itself
         held = sum(planner.nbytes for planner in self._edges)
         for at, of_edges in enumerate(self._edges):
             next_edges = None if ahead is None else ahead.edges[at]

@@ -20,7 +20,7 @@ from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, replacing
 from featstore.topology.noderows import NodeRows
 
-__all__ = ["Trace", "record"]
+__all__ = ["Trace", "lengths_of", "record"]
 
 Ints = npt.NDArray[Any]
 
@@ -63,6 +63,11 @@ def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
             raise ValueError(f"batch {number} names a row twice; a trace lists each row of a batch once")
         narrowed.append(rows)
     return narrowed
+
+
+def lengths_of(ids: Callable[[int], Ints], n_batches: int) -> npt.NDArray[np.int64]:
+    """Count the rows of each batch by reading them: files of samples know the lengths of nodes alone, not of their rows."""
+    return np.array([len(ids(number)) for number in range(n_batches)], np.int64)
 
 
 class Trace(Sequence[Ints]):

@@ -23,11 +23,8 @@ from featstore.estimate.copies import copy_speed
 from featstore.estimate.cost import DEGREE, ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
 from featstore.estimate.length import Planning, at_least
 from featstore.estimate.misses import UNKNOWN, MissCurves
-from featstore.estimate.sharing import count_planned, count_static, shared_there
 from featstore.estimate.tablespeed import table_speed
-from featstore.pack.layout import LayoutOptions, find_layouts, fitting, layout_bytes, layout_rows
-from featstore.pack.makelayout import layout_sizes
-from featstore.pack.nodedata import carried_bytes
+from featstore.pack.layout import layout_bytes, layout_rows
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
 from featstore.plan.trace import Trace
@@ -36,15 +33,16 @@ from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.context import Chosen, Context
-from featstore.strategies.devicechoice import DEVICE_POLICY
-from featstore.strategies.devicefill import SIZED_LATER, FilledLater
+from featstore.strategies.devicefill import DEVICE_POLICY, SIZED_LATER, FilledLater
+from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.lists import AS_THEY_ARE, Lists, keep_lists, may_keep_lists
 from featstore.strategies.lookahead import degree_bytes, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
-from featstore.strategies.packed import batches_of, packed_length, size_for_pack
+from featstore.strategies.packed import batches_of
+from featstore.strategies.packlayouts import existing_layouts, layouts_on_disk, rows_for_pack, rows_of_size
 from featstore.strategies.profile import DISK_DIVISOR, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.superbatch import Superbatch, plan_ahead
@@ -101,10 +99,6 @@ class Auto(Strategy):
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache, lists = context.pack, self.cache, AS_THEY_ARE
-        if pack is not None and context.nodes.is_mixed:
-            policy, reason = None if cache is None else DEGREE, "the pack has no layout of features of different types"
-            decision = _taken("ondemand", policy, reason)
-            return AutoRunner(self._chosen(decision, cache, None).run(context), decision, lists)
         if pack is None and cache == "auto" and are_cached(context):
             if may_keep_lists(context):
                 context, _ = ask(context)
@@ -116,14 +110,18 @@ class Auto(Strategy):
         context, memory = ask(context, caches=sum(of_edges.values()))
         planning = plan_ahead(context, PLANNED, "auto", self.disk, self.run_dir)
         if not memory.suffices:  # the strategy that is taken raises, and names a memory that suffices
-            decision = _default(context, planning, 0, "no memory for two batches")
+            decision = _default(context, planning, 0, (), "no memory for two batches")
             return AutoRunner(self._chosen(decision, cache, pack).run(context), decision, lists)
         if may_keep_lists(context):
             of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED))
             lists = keep_lists(context, sum(of_nodes.values()), self.epochs)
         with context.budget.reserve(EDGES, sum(of_edges.values())):  # for the strategy's caches of edge features
+            pack_rows: tuple[int, ...] = ()
             if pack is not None and cache == "auto":
-                cache = size_for_pack(context, memory, pack)
+                pack_rows = rows_for_pack(context, memory, pack, 0)
+                cache = _size_of(context.nodes, pack_rows)
+            elif pack is not None:
+                pack_rows = rows_of_size(context.nodes, cache)
             with context.watch.time("auto"):
                 rows = rows_in_memory(context, memory, cache)
                 if pack is None and context.features and rows >= context.nodes.n:
@@ -131,13 +129,15 @@ class Auto(Strategy):
                 else:
                     options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
                     options["edge_cache"] = self.edge_cache if any(of_edges.values()) else None
-                    decision = decide(context, planning, options, capacity=rows, epochs=self.epochs, lists=lists)
+                    decision = decide(
+                        context, planning, options, capacity=rows, pack_rows=pack_rows, epochs=self.epochs, lists=lists
+                    )
         profile = decision.profile
         try:
             if decision.lists_bytes is not None:
                 lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
-            told = Chosen(self.cache == "auto", decision.misses, _disk_bytes(profile))
+            told = Chosen(self.cache == "auto", decision.misses, _disk_bytes(profile), pack_rows=pack_rows)
             return AutoRunner(chosen.run(replace(context, chosen=told)), decision, lists)
         except BaseException:
             if profile is not None:
@@ -213,12 +213,14 @@ def decide(
     *,
     capacity: int,
     epochs: int,
+    pack_rows: Sequence[int] = (),
     lists: Lists = AS_THEY_ARE,
 ) -> Decision:
     """Choose the strategy and the policy of a loader, and the bytes of neighbour ``lists`` that stay in memory.
 
     ``options`` are those of all strategies; each strategy gets the ones that it has. An epoch is also estimated with fewer
-    lists, whose memory then holds rows.
+    lists, whose memory then holds rows. ``pack_rows`` are the rows in memory of a pack's layouts, one for each part of the
+    features.
 
     Notes
     -----
@@ -228,13 +230,13 @@ def decide(
     whose nodes are still to be chosen gets them in the memory of the chosen strategy; strategies are compared by whole batches.
     """
     if not len(context.batches) or not context.features:
-        return _default(context, planning, capacity, "nothing is to be gathered")
+        return _default(context, planning, capacity, pack_rows, "nothing is to be gathered")
     try:
-        return _estimated(context, planning, options, capacity, epochs, lists)
+        return _estimated(context, planning, options, capacity, pack_rows, epochs, lists)
     except BudgetError as error:
         needed = max(error.needed or 0, context.graph.budget.total * 9 // 8)
         _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}' or more")
-        return _default(context, planning, capacity, f"no memory to estimate: {error}")
+        return _default(context, planning, capacity, pack_rows, f"no memory to estimate: {error}")
     except OSError as error:
         if error.errno == errno.ENOSPC and planning.disk is not None:
             reason, more = f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(context))}' or more"
@@ -243,15 +245,21 @@ def decide(
         else:
             raise
         _warn(reason, more)
-        return _default(context, planning, capacity, reason)
+        return _default(context, planning, capacity, pack_rows, reason)
 
 
 def _estimated(
-    context: Context, planning: Planning, options: Mapping[str, Any], capacity: int, epochs: int, lists: Lists
+    context: Context,
+    planning: Planning,
+    options: Mapping[str, Any],
+    capacity: int,
+    pack_rows: Sequence[int],
+    epochs: int,
+    lists: Lists,
 ) -> Decision:
     """Choose the strategy, the policy and the bytes of lists by estimates."""
     graph, pack, nodes = context.graph, context.pack, context.nodes
-    widths, width = list(nodes.row_bytes.values()), nodes.mean_width(context.batch or BatchSize(0))
+    width = nodes.mean_width(context.batch or BatchSize(0))
     with ExitStack() as held:
         profile = None
         if pack is None:
@@ -262,7 +270,7 @@ def _estimated(
         left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
         sources = [store.source for store in graph.features.values()]
         speed = drive_speed(graph.reader, graph.path, sources, planning.run_dir, left)
-        layouts, counted = ({}, {}) if pack is None else _packs(context, planning, capacity, widths, speed.gap_bytes)
+        layouts, counted = ({}, {}) if pack is None else layouts_on_disk(context, planning, pack_rows, width, speed.gap_bytes)
         with _on_device(context, capacity * width) as (n_device, on_device):
             copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
             machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, nodes.n, graph.budget)))
@@ -303,18 +311,32 @@ def _on_device(context: Context, cache_bytes: int) -> Iterator[tuple[int, npt.ND
 
     The budget counts the memory of the estimates until the block is left.
     """
-    graph, tier, later = context.graph, context.tier, context.on_device
-    n_device = (context.device_rows or 0) if later is None else later.expected_rows(context, cache_bytes)
-    by_degree = isinstance(later, FilledLater) and tier is None and n_device > 0 and later.policy.name == DEVICE_POLICY
-    with graph.budget.reserve("cost model", degree_bytes(context) + by_degree * (context.nodes.n + 8 * n_device)):
+    graph, nodes, later = context.graph, context.nodes, context.on_device
+    rows = (context.device_rows or ()) if later is None else later.expected_rows(context, cache_bytes)
+    n_device = sum(rows)
+    by_degree = _is_filled_later(context) and n_device > 0
+    by_degree = by_degree and isinstance(later, FilledLater) and later.policy.name == DEVICE_POLICY
+    with graph.budget.reserve("cost model", degree_bytes(context) + by_degree * (nodes.n + 8 * n_device)):
         if by_degree:
-            yield n_device, chosen_mask(context.nodes.rows.select(graph.short_degrees()), n_device)
+            degrees = graph.short_degrees()
+            masks = [chosen_mask(part.rows.select(degrees), n) for part, n in zip(nodes.each, rows, strict=True)]
         else:
-            yield n_device, None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
+            tiers = zip(nodes.each, context.tiers, strict=bool(context.tiers))
+            masks = [
+                np.zeros(part.n, bool) if tier is None or tier.map is None else tier.map.slot_of_row >= 0 for part, tier in tiers
+            ]
+        yield n_device, np.concatenate(masks) if masks else None
 
 
 def _is_filled_later(context: Context) -> bool:
-    return context.tier is None and isinstance(context.on_device, FilledLater)
+    return not context.tiers and isinstance(context.on_device, FilledLater)
+
+
+def _size_of(nodes: Domain, pack_rows: Sequence[int]) -> int | float:
+    """Compute the size of caches of these rows: a share of them, or, of several parts, the bytes of all."""
+    if len(pack_rows) == 1:
+        return pack_rows[0] / nodes.n if pack_rows[0] else 0
+    return sum(sum(part.bytes_of(n).values()) for part, n in zip(nodes.each, pack_rows, strict=True))
 
 
 @dataclass(frozen=True)
@@ -402,13 +424,14 @@ def _disk_bytes(profile: Profile | None) -> int:
     return 0 if profile is None else profile.n_bytes
 
 
-def _default(context: Context, planning: Planning, capacity: int, reason: str) -> Decision:
-    """Choose the strategy that needs least: ``ondemand``, or ``packed`` if a layout is there or the device is to hold rows."""
+def _default(context: Context, planning: Planning, capacity: int, pack_rows: Sequence[int], reason: str) -> Decision:
+    """Choose the strategy that needs least: ``ondemand``, or ``packed`` if layouts are there or the device is to hold rows."""
     strategy, policy = "ondemand", STATIC if capacity else None
     if context.pack is not None:
-        there, disk = _there(context, planning, capacity), planning.disk
-        found = [name for name, folder in there.items() if disk is None or layout_bytes(folder) <= disk]
-        if found or context.device_rows:
+        rows = pack_rows or (0,) * len(context.nodes.each)
+        there, disk = existing_layouts(context, planning, rows), planning.disk
+        found = [name for name, folders in there.items() if disk is None or sum(map(layout_bytes, folders)) <= disk]
+        if found or any(context.device_rows or ()):
             strategy, policy = "packed", (found or [STATIC])[0]
     return _taken(strategy, policy, reason)
 
@@ -417,67 +440,3 @@ def _taken(strategy: str, policy: str | None, reason: str) -> Decision:
     """Make the decision for a strategy that is taken without an estimate."""
     taken = {"strategy": strategy, "policy": policy or "none"}
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
-
-
-def _layout(context: Context, planning: Planning, policy: str, capacity: int) -> LayoutOptions:
-    """Make the options of the layout that strategy ``"packed"`` would run."""
-    assert context.pack is not None
-    superbatch = packed_length(planning.superbatch, context.pack.n_batches) if policy == PLANNED else 0
-    rows = layout_rows(context.nodes.rows)
-    return LayoutOptions(context.features, policy, capacity, superbatch, context.device_rows or 0, rows=rows)
-
-
-def _there(context: Context, planning: Planning, capacity: int) -> dict[str, str]:
-    """Return the folders of the layouts that a pack has for a loader's features and tiers, by policy.
-
-    A static policy's layout that takes too much disk does not count: a smaller one is made beside it.
-    """
-    assert context.pack is not None
-    there, found = find_layouts(context.pack), {}
-    for policy in (STATIC, PLANNED):
-        name = _layout(context, planning, policy, capacity).name
-        disk = planning.disk if policy == STATIC else None
-        layout = fitting(context.pack, (each for each in there if replace(each, disk=0).name == name), disk)
-        if layout is not None:
-            found[policy] = context.pack.file(layout.name)
-    return found
-
-
-def _packs(
-    context: Context, planning: Planning, capacity: int, widths: Sequence[int], gap_bytes: int
-) -> tuple[dict[str, int], dict[str, OnDisk]]:
-    """Return, by policy, the bytes of the layouts that the pack has for these features and tiers, and the disk space counted.
-
-    Space is counted for layouts that share rows, and for layouts still to be made that the disk may not hold.
-    """
-    pack, budget, n_device = context.pack, context.graph.budget, context.device_rows or 0
-    assert pack is not None
-    needs = pack.of_rows(layout_rows(context.nodes.rows))
-    layouts, counted = {}, {}
-    there = _there(context, planning, capacity)
-    # A little is left for parts whose size is known only when a layout is made.
-    disk = (
-        None
-        if planning.disk is None
-        else planning.disk - planning.disk // 64 - carried_bytes(pack, context.graph, context.labels)
-    )
-    at_most = (sum(widths) + 20) * (int(pack.lengths.sum()) + capacity + n_device) + 4 * 4096 * len(pack)
-    for policy in (STATIC, PLANNED):
-        if policy in there:
-            layouts[policy] = layout_bytes(there[policy])
-            shared = shared_there(there[policy], needs, widths, gap_bytes, layouts[policy])
-            if shared is not None:
-                counted[policy] = shared
-        elif disk is not None and at_most > disk:
-            sizes = layout_sizes(_layout(context, planning, policy, capacity), widths, budget)
-            try:
-                if policy == PLANNED:
-                    counted[policy] = count_planned(needs, sizes, budget)
-                else:
-                    with budget.reserve("cost model", 8 * needs.n_rows):
-                        counted[policy] = count_static(needs, sizes, needs.counts(), widths, gap_bytes, budget, disk)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                counted[policy] = OnDisk(at_most, 0, 0, fails=str(error.strerror))
-    return layouts, counted

@@ -45,15 +45,15 @@ class Batch:
         Number of the batch in its epoch, in the order in which batches run.
     sampled : SampledBatch
     plans : mapping of str to BatchPlan, optional
-        A plan for each feature, of the rows that are not in :attr:`Context.tier`. Without plans, the loader splits the batch,
+        A plan for each feature, of the rows that are not in :attr:`Context.tiers`. Without plans, the loader splits the batch,
         and the store plans the rows that are not on the device.
     edge_plans : mapping of str to EdgePlan
         A plan for each edge feature. Without a plan, the loader numbers the edges, and the feature's store plans the gather.
 
     Attributes
     ----------
-    split : (DeviceRows, tensor) or None
-        Of a batch without plans: the rows that the device holds, and the ids of the others.
+    split : dict of NodeRows to (DeviceRows, tensor)
+        Of a batch without plans: the rows that the device holds, and the others, of features with these rows.
     edge_numbers : dict of str to int64 array
         The numbers of the edges, by type of edges, of features without a plan.
     features, edge_features : dict
@@ -70,7 +70,7 @@ class Batch:
     sampled: SampledBatch
     plans: Mapping[str, BatchPlan] | None = None
     edge_plans: Mapping[str, EdgePlan] = field(default_factory=dict)
-    split: tuple[DeviceRows, torch.Tensor] | None = field(default=None, init=False)
+    split: dict[NodeRows, tuple[DeviceRows, torch.Tensor]] = field(default_factory=dict, init=False)
     edge_numbers: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict, init=False)
     features: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict, init=False)

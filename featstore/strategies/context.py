@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,30 +26,45 @@ class OnDevice:
 
     Parameters
     ----------
-    tier : DeviceTier, optional
-        The rows. Once set, the tier does not change. Plans that were made before do not use the tier.
+    tiers : sequence of DeviceTier or None
+        The rows of features that have the same rows, in the order of :attr:`Domain.each`, None where there are none. Empty: no
+        rows yet. Once set, the tiers do not change. Plans that were made before do not use them.
     """
 
-    def __init__(self, tier: DeviceTier | None = None) -> None:
-        self.tier = tier
-        self.why = ""  # why there is no tier
+    def __init__(self, tiers: Sequence[DeviceTier | None] = ()) -> None:
+        self.tiers = tuple(tiers)
+        self.why = ""  # why there are no tiers
 
     def step_done(self, context: Context) -> None:
         """Note, in the loop's thread, that a training step is done; a tier sized by the first step is sized now."""
 
-    def expected_rows(self, context: Context, taken: int = 0) -> int:
-        """Return the number of rows; if the tier is not sized yet, the number that would fit now.
+    def of(self, name: str) -> DeviceTier | None:
+        """Get the tier that has a feature's rows."""
+        return next((tier for tier in self.tiers if tier is not None and name in tier.arrays), None)
+
+    @property
+    def n_rows(self) -> tuple[int, ...]:
+        """Rows of each tier; empty if there are no tiers."""
+        return tuple(0 if tier is None else len(tier) for tier in self.tiers)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(0 if tier is None else tier.nbytes for tier in self.tiers)
+
+    def expected_rows(self, context: Context, taken: int = 0) -> tuple[int, ...]:
+        """Return the number of rows of each tier; if the tiers are not sized yet, the numbers that would fit now.
 
         ``taken``: bytes of host memory that caches will have.
         """
-        return 0 if self.tier is None else len(self.tier)
+        return self.n_rows
 
     def close(self) -> None:
         """Give the memory back; may be called again. No batch may be under way."""
-        tier, self.tier = self.tier, None
-        if tier is not None:
+        tiers, self.tiers = self.tiers, ()
+        for tier in tiers:
             self.why = "the loader is closed"
-            tier.close()
+            if tier is not None:
+                tier.close()
 
 
 @dataclass(frozen=True)
@@ -66,12 +81,15 @@ class Chosen:
         Bytes of run files that hold batches sampled ahead.
     freed : int
         Bytes of neighbour lists that are given back before anything else takes memory.
+    pack_rows : tuple of int
+        Rows of the caches of each part of the features that a pack's layouts are to have; empty: as many as the size given.
     """
 
     lends_caches: bool = False
     misses: MissCurves = UNKNOWN
     profile_bytes: int = 0
     freed: int = 0
+    pack_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,8 +108,9 @@ class Context:
         Threads that copy the rows of a batch.
     device : torch.device
         Device to which batches are delivered.
-    device_rows : int or None
-        Number of rows of a pack's layout that stay on the device; None: as many as an existing layout has.
+    device_rows : tuple of int, or None
+        Number of rows of a pack's layouts that stay on the device, for each of ``nodes.each``; None: as many as existing layouts
+        have.
     on_device : OnDevice, optional
         Rows on the device. For a pack, set when its layout is opened.
     labels : tuple of str
@@ -122,7 +141,7 @@ class Context:
     threads: int
     copy_threads: int
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
-    device_rows: int | None = None
+    device_rows: tuple[int, ...] | None = None
     on_device: OnDevice | None = None
     labels: tuple[str, ...] = ()
     prefetch: int = 0
@@ -145,9 +164,9 @@ class Context:
         return self.batches.pack if isinstance(self.batches, PackBatches) else None
 
     @property
-    def tier(self) -> DeviceTier | None:
-        """The rows that are on the device now, or None."""
-        return None if self.on_device is None else self.on_device.tier
+    def tiers(self) -> tuple[DeviceTier | None, ...]:
+        """The rows that are on the device now, one tier for each of ``nodes.each``; empty if there are none."""
+        return () if self.on_device is None else self.on_device.tiers
 
     def drop_caches(self, *, edges: bool = False) -> None:
         """Give back the caches of node features, with ``edges`` those of edge features, too, before others replace them."""

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.sizes import Columns, in_proportion
 from featstore.config import parse_cache_size, parse_size
 from featstore.errors import BudgetError, OptionError
 from featstore.strategies.context import Context, OnDevice
-from featstore.strategies.devicechoice import DEVICE_POLICY, make_tier
-from featstore.strategies.devicefill import FilledLater
+from featstore.strategies.devicefill import DEVICE_POLICY, FilledLater, make_tiers
 
-__all__ = ["DeviceCache", "describe", "device_rows", "with_tier"]
+__all__ = ["DeviceCache", "describe", "device_rows", "rows_of_columns", "with_tier"]
 
 
 @dataclass(frozen=True)
 class DeviceCache:
-    """A tier of feature rows on the training device.
+    """Feature rows on the training device.
 
     Parameters
     ----------
     size : int, str or float
-        Size for all features together: bytes (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``). 0: no tier.
+        Size for all features together: bytes (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``). 0: no rows. Features
+        of types that do not share their rows get the same share of them.
         ``"auto"``: the device's memory that the first step leaves free, filled beside the loop; not for packs.
     policy : str, Policy or class, optional
         A static policy, by default ``"degree"``. For a pack it must not be given: the pack's layout has chosen the rows.
@@ -98,30 +99,41 @@ def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str,
     return min(num_nodes, n_bytes // width)
 
 
-def with_tier(context: Context, cache: DeviceCache) -> Context:
-    """Add the filled tier to the context of a loader; for a pack, the number of device rows that its layout must have.
+def rows_of_columns(size: int | float | str, columns: Sequence[Columns]) -> tuple[int, ...]:
+    """Divide a tier of ``size`` among columns; return the rows of every feature of each, as of :func:`device_rows`.
 
-    ``size="auto"`` adds a tier that is sized and filled later.
+    All columns get the same share of their rows. One that has no room for a row gets none. BudgetError: none has.
+    """
+    if len(columns) == 1:
+        return (device_rows(size, *columns[0]),)
+    if isinstance(size, float):
+        return tuple(device_rows(size, *each) for each in columns)
+    n_bytes, widths = parse_size(size), [sum(row_bytes.values()) for _, row_bytes in columns]
+    each = in_proportion(n_bytes, [n * width for (n, _), width in zip(columns, widths, strict=True)])
+    found = [of // max(1, width) for of, width in zip(each, widths, strict=True)]
+    there = [at for at, (n, _) in enumerate(columns) if n]
+    if n_bytes and there and not any(found):  # the narrowest row has room, or the error says what it needs
+        narrowest = min(there, key=widths.__getitem__)
+        found[narrowest] = device_rows(n_bytes, *columns[narrowest])
+    return tuple(found)
+
+
+def with_tier(context: Context, cache: DeviceCache) -> Context:
+    """Add the filled tiers to the context of a loader; for a pack, the numbers of device rows that its layouts must have.
+
+    ``size="auto"`` adds tiers that are sized and filled later.
 
     Raises
     ------
     OptionError
         ``"auto"`` or a policy is given for a pack.
     BudgetError
-        There is no memory for the tier.
+        There is no memory for the tiers.
     PluginError
         The policy failed.
     RuntimeError
         torch has no memory on the device.
-    NotImplementedError
-        Features are rows of different types of nodes.
     """
-    if context.nodes.is_mixed:
-        names = ", ".join(map(repr, context.features))
-        raise NotImplementedError(
-            f"device_cache: {names} are rows of different types of nodes, and a device cache holds the same rows of all "
-            "features; take the features of one type, or no device_cache"
-        )
     if cache.size == "auto":
         if context.pack is not None:
             raise OptionError(
@@ -130,24 +142,25 @@ def with_tier(context: Context, cache: DeviceCache) -> Context:
         if not context.features or not context.nodes.n:
             return context
         return replace(context, on_device=FilledLater(cache.static_policy, parse_size(cache.reserve)))
-    n_rows = cache.rows(context.nodes.n, context.nodes.row_bytes)
+    n_rows = rows_of_columns(parse_cache_size(cache.size, "device_cache"), context.nodes.columns)
     if context.pack is not None:
         if cache.policy is not None:
             raise OptionError(
                 "device_cache", "the layout of a pack has chosen its rows: give a size alone, and policy= to Packed"
             )
         return replace(context, device_rows=n_rows)
-    if not n_rows or not context.features:
+    if not any(n_rows) or not context.features:
         return context
     with context.watch.time("cache"):
-        return replace(context, on_device=OnDevice(make_tier(context, cache.static_policy, n_rows)))
+        tiers = make_tiers(context, cache.static_policy, n_rows)
+        return replace(context, on_device=OnDevice(tiers or ()))
 
 
 def describe(on_device: OnDevice | None) -> dict[str, Any]:
-    """Return the tier's entry of :meth:`featstore.Loader.stats`."""
+    """Return the tiers' entry of :meth:`featstore.Loader.stats`."""
     if on_device is None:
         return {}
-    tier, why = on_device.tier, on_device.why
-    if tier is None:
+    n_rows, why = on_device.n_rows, on_device.why
+    if not n_rows:
         return {"device_cache": {"rows": 0, "bytes": 0, "why": why}}
-    return {"device_cache": {"rows": len(tier), "bytes": tier.nbytes}}
+    return {"device_cache": {"rows": sum(n_rows), "bytes": on_device.nbytes}}

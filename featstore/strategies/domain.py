@@ -173,17 +173,18 @@ class Domain:
         cache.
         """
         asked = None if batch is None else [part.asked_bytes(batch) for part in self.each]
-        return divided(self._columns, size, policy, self.graph.budget, room, asked)
+        return divided(self.columns, size, policy, self.graph.budget, room, asked)
 
     @property
-    def _columns(self) -> list[Columns]:
+    def columns(self) -> list[Columns]:
+        """The number of rows, and the bytes of each feature's row, of the parts."""
         return [(part.n, part.row_bytes) for part in self.each]
 
     def fitting(self, n_bytes: int, policy: Policy | None = None) -> int:
         """Count the rows that every feature's cache can have if all share ``n_bytes``; of parts, their sum."""
         if not self.parts:
             return rows_within(n_bytes, self.n, list(self.row_bytes.values()), policy) if self.stores else 0
-        each = zip(self.parts, in_proportion(n_bytes, whole_bytes(self._columns, policy)), strict=True)
+        each = zip(self.parts, in_proportion(n_bytes, whole_bytes(self.columns, policy)), strict=True)
         return sum(part.fitting(of, policy) for part, of in each)
 
     def cut(self, rows: Mapping[str, int], n_bytes: int) -> dict[str, int]:

@@ -135,6 +135,7 @@ class Memory:
         self._budget = context.graph.budget
         self._graph, self._sampling, self._freed = context.graph, context.batches, context.chosen.freed
         self._row_bytes, self._edge_row_bytes = context.nodes.row_bytes, context.edges.row_bytes
+        self._columns = [next(iter(part.stores), "") for part in context.nodes.each]  # a feature of those with the same rows
         self._threads, self._ahead = context.threads, max(0, context.prefetch - 1)
         self._has_tier, self._device_on_host = context.on_device is not None, context.device.type == "cpu"
         self._plans, self._caches, self._has_types = plans, caches, context.has_types
@@ -177,7 +178,7 @@ class Memory:
         if EDGE_PLANNER in self.needs:
             n_bytes += PLAN_ARRAYS * pooled_bytes(8 * batch.n_edges) + max(self._edge_row_bytes.values()) * batch.n_edges
         if self._has_tier:
-            n_bytes += SPLIT_ARRAYS * pooled_bytes(8 * n_rows)
+            n_bytes += SPLIT_ARRAYS * sum(pooled_bytes(8 * batch.rows_of.get(name, n_rows)) for name in self._columns)
             n_bytes += sum(self._row_bytes.values()) * n_rows * self._device_on_host
         return n_bytes
 

@@ -124,7 +124,7 @@ class OnDemandRunner(Runner):
         own: Sequence[str],
     ) -> None:
         super().__init__(context, memory)
-        self._is_static, self._beside = False, context.tier
+        self._is_static, self._beside = False, context.tiers
         self._is_owed = False  # a cache could not be made, because the feature's cache followed another loader's plans
         self._caches: dict[str, FeatureCache] = {}  # caches that were made
         self._whole: dict[str, int] = {}  # bytes of these caches before they gave any back
@@ -144,14 +144,15 @@ class OnDemandRunner(Runner):
         self._is_static = bool(sizes) and isinstance(get_policy(policy), StaticPolicy)
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
-        graph, tier = self.context.graph, self.context.tier
-        self._beside, self._is_owed = tier, False
-        beside = None if tier is None or not isinstance(get_policy(policy), StaticPolicy) else tier.map
+        graph, device, is_static = self.context.graph, self.context.on_device, isinstance(get_policy(policy), StaticPolicy)
+        self._beside, self._is_owed = self.context.tiers, False
         with self.context.watch.time("cache"), AccessCounts(self.context) as counts:
             for name, n_bytes in sizes.items():
                 if self.context.nodes.is_claimed(name):
                     self._is_owed = True
                     continue
+                tier = None if device is None or not is_static else device.of(name)
+                beside = None if tier is None else tier.map
                 try:
                     graph.row_caches.make(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan, without=beside)
                     self._note(name)
@@ -161,7 +162,7 @@ class OnDemandRunner(Runner):
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``. Nothing is done ahead, except by a sampler that draws many batches at once."""
         # A static cache leaves out the rows on the device: it is made anew when these have changed.
-        if self._is_owed or (self._is_static and self._beside is not self.context.tier) or self._may_grow_again():
+        if self._is_owed or (self._is_static and self._beside != self.context.tiers) or self._may_grow_again():
             self._remake()
         order = self.context.batches.epoch(epoch)
         if self._ahead is None or self._ahead.is_running:  # the memory is another running epoch's

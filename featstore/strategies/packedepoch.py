@@ -1,4 +1,4 @@
-"""An epoch of a pack: its samples and plans are read from the pack's files, its extents as one stream."""
+"""An epoch of a pack: its samples and plans are read from the pack's files, the extents of each feature as one stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from featstore.gather.sources import ExtentSource, RowSource
 from featstore.pack.batches import PackBatches
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
-from featstore.sampling.batch import SampledBatch
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.caches import ClaimedCaches
@@ -35,13 +34,17 @@ def fill_from_extents(context: Context, source: ExtentSource, rows: Int64s, out:
 
 
 class PackedEpoch(EpochRun):
-    """Run batches of a pack, in an order, with the layout's extents and tiers."""
+    """Run batches of a pack, in an order, with extents and tiers of layouts.
+
+    ``layouts`` are those of the features, by name; one of several features has the same rows of each. Features without one have
+    no rows. Layouts plan as many batches together.
+    """
 
     def __init__(
         self,
         context: Context,
         pack: Pack,
-        layout: Layout | None,
+        layouts: Mapping[str, Layout],
         epoch: int,
         start: int,
         caches: ClaimedCaches,
@@ -51,21 +54,21 @@ class PackedEpoch(EpochRun):
         memory: EpochMemory,
         use: Use,
     ) -> None:
-        self._context, self._pack, self._layout, self._filled = context, pack, layout, filled
+        self._context, self._pack, self._layouts, self._filled = context, pack, layouts, filled
         self._caches, self._window, self._memory, self._use = caches, window, memory, use
         self._claim = claim  # lasts as long as this epoch
-        self._group = 1 if layout is None else layout.group
+        self._group = max((layout.group for layout in layouts.values()), default=1)
         assert isinstance(context.batches, PackBatches)
         self._order, self._base = context.batches.numbers(epoch)
         # Plans of a group change one cache in turn: a run that begins within a group first runs the group's earlier plans.
         self._start = start
-        self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
+        self._first = self._group_begin(start) if any(each.options.superbatch for each in layouts.values()) else start
         self._behind = dict.fromkeys(context.features, self._first)
         self._sources: dict[str, ExtentSource] = {}
         self._tiers: dict[str, dict[Tier, RowSource]] = {}
         try:
-            for name in context.features if layout is not None else ():  # else no node has a row
-                self._ready(name, 0 if window is None else window.n_bytes // len(context.features))
+            for name, layout in layouts.items():
+                self._ready(name, layout, 0 if window is None else window.n_bytes // len(layouts))
         except BaseException:
             self.close()
             raise
@@ -76,11 +79,9 @@ class PackedEpoch(EpochRun):
             return position
         return position - int(self._order[position]) % self._group
 
-    def _ready(self, name: str, window_bytes: int) -> None:
+    def _ready(self, name: str, layout: Layout, window_bytes: int) -> None:
         """Fill the cache with the layout's first rows, and begin to read the extents of the first batches."""
-        layout, store = self._layout, self._context.nodes.stores[name]
-        assert layout is not None
-        cache, rows = store.cache, layout.tables.fill_rows
+        cache, rows = self._context.nodes.stores[name].cache, layout.tables.fill_rows
         assert cache is not None
         if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
@@ -106,32 +107,30 @@ class PackedEpoch(EpochRun):
     def batch(self, position: int) -> Batch:
         index = int(self._order[position])
         with self._context.watch.time("load"):
-            sampled = self._pack.batch(self._base + index, self._context.graph.pool)
-            if self._layout is None:
-                return Batch(position, sampled)
-            plan = self._layout.tables.plan(self._base + index, self._rows(sampled), self._context.graph.pool.array)
-            return Batch(position, sampled, dict.fromkeys(self._context.features, plan))
-
-    def _rows(self, sampled: SampledBatch) -> Int64s:
-        """Find the rows that a batch needs."""
-        return self._context.nodes.rows.of(sampled.input_ids.numpy(), self._context.graph.pool.array)
+            pool, plans = self._context.graph.pool, dict[str, BatchPlan]()
+            batch = Batch(position, self._pack.batch(self._base + index, pool), plans if self._layouts else None)
+            for part in self._context.nodes.each:
+                layout = self._layouts.get(next(iter(part.stores), ""))
+                if layout is not None:
+                    plan = layout.tables.plan(self._base + index, batch.rows_of(part.rows, pool), pool.array)
+                    plans |= dict.fromkeys(part.stores, plan)
+            return batch
 
     def plan(self, name: str, batch: Batch) -> tuple[BatchPlan | None, Mapping[Tier, RowSource]]:
-        store = self._context.nodes.stores[name]
-        if batch.plans is None:
+        store, pool = self._context.nodes.stores[name], self._context.graph.pool
+        if name not in self._layouts:
             return None, {}
         for position in range(self._behind.get(name, self._start), self._start):
             # Gather the group's earlier batches, so that the cache is as their plans leave it.
             earlier = self.batch(position)
-            rows = torch.from_numpy(self._rows(earlier.sampled))
+            rows = torch.from_numpy(earlier.rows_of(self._context.nodes.rows_of(name), pool))
             store.gather(rows, *self._plan(name, earlier), Tally(read=batch.tally.read))
             self._behind[name] = position + 1
         return self._plan(name, batch)
 
     def _plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
         assert batch.plans is not None
-        layout = self._layout
-        if layout is not None and layout.options.superbatch and self._order[batch.position] % self._group == 0:
+        if self._layouts[name].options.superbatch and self._order[batch.position] % self._group == 0:
             self._context.nodes.clear_cache(name)
         return batch.plans[name], self._tiers[name]
 

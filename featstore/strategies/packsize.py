@@ -6,34 +6,34 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from featstore.cache.base import StaticPolicy, get_policy
-from featstore.cache.sizes import cache_bytes
-from featstore.cache.table import FeatureCache
 from featstore.config import format_size, parse_cache_size, user_path
 from featstore.errors import BudgetError, OptionError
 from featstore.estimate.choice import observe
-from featstore.estimate.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
+from featstore.estimate.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, ROW_TABLE_BYTES, STATIC, Workload
 from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, fitting, layout_bytes, layout_rows
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
-from featstore.pack.offline import Pack
+from featstore.pack.offline import Pack, batches_to_sample
 from featstore.pack.segments import Stored
 from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, assign_tiers
-from featstore.pack.typedarguments import check_typed_sampler, features_of_types, mixed_text, seeds_of_type, types_of
+from featstore.pack.typedarguments import features_of_types, types_of
 from featstore.plan.samples import sample_bytes
-from featstore.plan.trace import Trace
-from featstore.sampling.batches import Batches, as_batches, refuse_repeats
+from featstore.plan.trace import Trace, lengths_of
+from featstore.sampling.batches import Batches
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.writer import free_bytes
-from featstore.strategies.devicecache import device_rows
-from featstore.strategies.packed import Packed, packed_length
+from featstore.strategies.devicecache import rows_of_columns
+from featstore.strategies.domain import Domain
+from featstore.strategies.packed import Packed
+from featstore.strategies.packlayouts import packed_length, rows_of_size
 from featstore.strategies.profile import pack_trace, profile_batches
 from featstore.topology.noderows import NodeRows
 
@@ -180,14 +180,9 @@ def estimate_pack(
     """
     if has_own_seeds(sampler):
         raise ValueError(f"{type(sampler).__name__} has seeds of its own: batches cannot be taken from it ahead")
-    types, given = types_of(g), cast(Any, seeds)
-    if types is not None:
-        check_typed_sampler(types, sampler)
-        given = seeds_of_type(types, seeds)[1]
     asked = _Asked(g, features, packed, device_cache, disk)
-    seed_batches = as_batches(given, batch_size, seed=seed)
-    seed_batches.check(g.num_nodes)
-    refuse_repeats(seed_batches)
+    seed_batches = batches_to_sample(g, sampler, seeds, batch_size, seed=seed)[1]
+    assert seed_batches is not None
     order = seed_batches.epoch(0)
     drawn = Drawn(checked_sampler(sampler, g.num_nodes), seed_batches)
     checked = drawn.epoch(0)
@@ -204,10 +199,8 @@ def estimate_pack(
                 break
             n_bytes += sample_bytes(sampled, g.num_nodes)
             n_seeds += sampled.n_seeds
-            rows = asked.rows.of(sampled.input_ids.numpy())
-            batches.append(rows.astype(np.int32 if asked.rows.n < 2**31 else np.int64))
+            batches.append(sampled.input_ids.numpy().astype(np.int32 if g.num_nodes < 2**31 else np.int64))
             del sampled
-        trace = Trace.reading(batches.__getitem__, np.array([len(ids) for ids in batches], np.int64), asked.rows.n)
         per_seed = n_bytes / max(1, n_seeds)
         target = f"{g.path}.pack" if path is None else os.path.abspath(user_path(path))
         estimate = PackEstimate(
@@ -220,7 +213,8 @@ def estimate_pack(
             n_looked_at=len(batches),
             free_bytes=free_bytes(target),
         )
-        return _with_layout(estimate, asked, trace, len(order), epochs)
+        of_parts = [(part, _trace_of(part.domain.rows, batches)) for part in asked.parts]
+        return _with_layouts(estimate, asked, of_parts, len(order), epochs)
 
 
 def estimate_layout(
@@ -233,10 +227,8 @@ def estimate_layout(
     disk: int | None = None,
     labels: Sequence[str] = (),
 ) -> PackEstimate:
-    """Estimate the disk space of one more layout of a pack; see :func:`estimate_pack`. 0 bytes if the pack has the layout."""
+    """Estimate the disk space of more layouts of a pack; see :func:`estimate_pack`. 0 bytes if the pack has them."""
     asked = _Asked(g, features, packed, device_cache, disk)
-    options = asked.options(pack.n_batches)
-    trace = pack_trace(pack, layout_rows(asked.rows))
     estimate = PackEstimate(
         path=pack.path,
         samples_bytes=0,
@@ -244,18 +236,23 @@ def estimate_layout(
         node_data_bytes=carried_bytes(pack, g, labels),
         features_bytes=asked.features_bytes,
         n_batches=len(pack),
-        n_looked_at=len(trace),
+        n_looked_at=profile_batches(pack.n_batches, pack.run_length),
         free_bytes=free_bytes(pack.path),
     )
-    there = _like(pack, options)
-    if there and (options.superbatch or fitting(pack, there, disk)):
+    lacking, begun = [], 0
+    for part in asked.parts:
+        options = asked.options(part, pack.n_batches)
+        there = _like(pack, options)
+        if there and (options.superbatch or fitting(pack, there, disk)):
+            continue
+        lacking.append((part, pack_trace(pack, layout_rows(part.domain.rows))))
+        options = replace(options, disk=disk) if there and disk is not None else options
+        partial = pack.file(options.name) + PARTIAL
+        begun += layout_bytes(partial) if os.path.isdir(partial) else 0
+    if not lacking:
         return estimate
-    options = replace(options, disk=disk) if there and disk is not None else options
-    estimate = _with_layout(estimate, asked, trace, pack.n_batches, pack.epochs)
-    partial = pack.file(options.name) + PARTIAL
-    if estimate.layout_bytes is not None and os.path.isdir(partial):
-        estimate = replace(estimate, layout_bytes=max(0, estimate.layout_bytes - layout_bytes(partial)))
-    return estimate
+    estimate = _with_layouts(estimate, asked, lacking, pack.n_batches, pack.epochs)
+    return estimate if estimate.layout_bytes is None else replace(estimate, layout_bytes=max(0, estimate.layout_bytes - begun))
 
 
 def layouts_there(
@@ -266,15 +263,29 @@ def layouts_there(
     device_cache: int | float | str | None = None,
 ) -> list[LayoutOptions]:
     """Return the layouts that a pack has for these options, made for any ``disk``; arguments as of :func:`estimate_pack`."""
-    return _like(pack, _Asked(g, features, packed, device_cache, None).options(pack.n_batches))
+    asked = _Asked(g, features, packed, device_cache, None)
+    return [each for part in asked.parts for each in _like(pack, asked.options(part, pack.n_batches))]
 
 
 def _like(pack: Pack, options: LayoutOptions) -> list[LayoutOptions]:
     return [each for each in find_layouts(pack) if replace(each, digest="", disk=0).name == options.name]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Features with the same rows, and the rows of their tiers in memory."""
+
+    domain: Domain
+    capacity: int
+    device_rows: int
+
+    @property
+    def widths(self) -> list[int]:
+        return list(self.domain.row_bytes.values())
+
+
 class _Asked:
-    """A layout to be estimated, with its sizes in rows. ``rows`` are those of the column that holds its features."""
+    """Layouts to be estimated, with their sizes in rows: one for each part of the features that has rows."""
 
     def __init__(
         self,
@@ -286,91 +297,96 @@ class _Asked:
     ) -> None:
         self.g, self.length, self.disk = g, packed.length, disk
         self.policy = get_policy(packed.policy)
-        self.rows = NodeRows(g.num_nodes)
         types = types_of(g)
         if types is not None:
-            found = features_of_types(g, types, features)
-            if len({*found.values()}) > 1:
-                raise NotImplementedError(mixed_text(packed.name, found))
-            self.features, stores = tuple(found), [g.columns[name] for name in found]
-            self.rows = next(iter(found.values()), self.rows)
+            rows = features_of_types(g, types, features)
+            nodes = Domain.of_rows(g, {name: g.columns[name] for name in rows}, rows)
         else:
-            self.features = (features,) if isinstance(features, str) else tuple(features)
-            stores = [g.features[name] for name in self.features]
-        self.widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(self.features, stores, strict=True)}
-        self.features_bytes = sum(store.nbytes for store in stores)
-        n = self.rows.n
-        self.capacity = self.device_rows = 0
-        if n and self.features:
-            size = packed.cache
-            if size is None or size == "auto":
+            nodes = Domain.of_nodes(g, (features,) if isinstance(features, str) else features)
+        self.features_bytes = sum(store.nbytes for store in nodes.stores.values())
+        self.parts: list[_Part] = []
+        if nodes.n and nodes.stores:
+            if packed.cache is None or packed.cache == "auto":
                 raise OptionError("cache", "the size that is to be packed for is needed here: bytes, or a share of the rows")
-            n_bytes = cache_bytes(size, n, self.widths, get_policy(PLANNED), g.budget, g.budget.available)
-            self.capacity = min(FeatureCache.capacity_for(n_bytes[name], self.widths[name], n, None) for name in self.features)
+            n_device = (0,) * len(nodes.each)
             if device_cache is not None:
-                self.device_rows = device_rows(parse_cache_size(device_cache, "device_cache"), n, self.widths)
+                n_device = rows_of_columns(parse_cache_size(device_cache, "device_cache"), nodes.columns)
+            each = zip(nodes.each, rows_of_size(nodes, packed.cache, g.budget.available), n_device, strict=True)
+            self.parts = [_Part(*part) for part in each if part[0].n]
 
-    def options(self, n_batches: int) -> LayoutOptions:
-        """Make the options of the layout for a pack whose epochs have ``n_batches`` batches."""
+    def options(self, part: _Part, n_batches: int) -> LayoutOptions:
+        """Make the options of a part's layout for a pack whose epochs have ``n_batches`` batches."""
         together = 0
         if not isinstance(self.policy, StaticPolicy):
             together = packed_length(self.length, n_batches)
-        rows = layout_rows(self.rows)
-        return LayoutOptions(self.features, self.policy.name, self.capacity, together, self.device_rows, rows=rows)
+        names, rows = tuple(part.domain.stores), layout_rows(part.domain.rows)
+        return LayoutOptions(names, self.policy.name, part.capacity, together, part.device_rows, rows=rows)
 
 
-def _with_layout(estimate: PackEstimate, asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> PackEstimate:
-    """Add the bytes of the layout, and of its features, to an estimate."""
+def _trace_of(rows: NodeRows, batches: Sequence[npt.NDArray[Any]]) -> Trace:
+    """Make the trace of the rows that batches of nodes need."""
+
+    def ids(number: int) -> npt.NDArray[Any]:
+        return rows.stored(batches[number])
+
+    return Trace.reading(ids, lengths_of(ids, len(batches)), rows.n)
+
+
+def _with_layouts(
+    estimate: PackEstimate, asked: _Asked, of_parts: Sequence[tuple[_Part, Trace]], n_batches: int, epochs: int
+) -> PackEstimate:
+    """Add the bytes of layouts, and of the features, to an estimate; each layout with its part's rows of the first batches."""
     allowed = None if isinstance(asked.policy, StaticPolicy) else asked.disk
     estimate = replace(estimate, features_bytes=asked.features_bytes, allowed_bytes=allowed)
-    if not len(trace) or not asked.features:
-        return estimate
     try:
-        return replace(estimate, layout_bytes=_layout_bytes(asked, trace, n_batches, epochs))
+        n_bytes = sum(_layout_bytes(asked, part, trace, n_batches, epochs) for part, trace in of_parts if len(trace))
     except BudgetError:
         return replace(estimate, layout_bytes=None)
+    is_bound = asked.disk is not None and isinstance(asked.policy, StaticPolicy)
+    return replace(estimate, layout_bytes=min(n_bytes, asked.disk or 0) if is_bound else n_bytes)
 
 
-def _layout_bytes(asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> int:
-    g, options, total = asked.g, asked.options(n_batches), epochs * n_batches
+def _layout_bytes(asked: _Asked, part: _Part, trace: Trace, n_batches: int, epochs: int) -> int:
+    g, options, total = asked.g, asked.options(part, n_batches), epochs * n_batches
     n_accesses = trace.n_accesses / len(trace) * total
     loads: float
     n_device: float
     updates: float
     if options.superbatch:
         whole, rest = divmod(n_batches, options.superbatch)
-        seen = [(_seen(asked, trace, length), times) for length, times in ((options.superbatch, whole), (rest, 1)) if length]
+        seen = [
+            (_seen(asked, part, trace, length), times) for length, times in ((options.superbatch, whole), (rest, 1)) if length
+        ]
         loads = epochs * sum(times * each.loads for each, times in seen)
         n_device = epochs * sum(times * each.n_device for each, times in seen)
         n_host, updates = 0, loads  # all loaded rows may be admitted
     else:
-        loads, n_device = _static(asked, trace, total)
+        loads, n_device = _static(asked, part, trace, total)
         n_host, updates = options.capacity, 0.0
-    sizes = layout_sizes(options, list(asked.widths.values()), g.budget)
+    sizes = layout_sizes(options, part.widths, g.budget)
     packed = np.full(total, round(loads / max(1, total)), np.int64)
-    stored = sizes.n_bytes(min(options.device_rows, asked.rows.n), n_host, Stored(1, packed, np.empty(0, np.int64), 0))
+    stored = sizes.n_bytes(min(options.device_rows, part.domain.n), n_host, Stored(1, packed, np.empty(0, np.int64), 0))
     tables = ROW_TABLE_BYTES * (n_accesses - n_device) + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
     tables += 8 * (n_host + options.device_rows + n_device)
-    found = stored + round(tables) + SECTION_BYTES * TABLE_SECTIONS * total
-    return found if asked.disk is None or options.superbatch else min(found, asked.disk)
+    return stored + round(tables) + SECTION_BYTES * TABLE_SECTIONS * total
 
 
-def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
+def _seen(asked: _Asked, part: _Part, trace: Trace, n_batches: int) -> Workload:
     """Estimate the workload of ``n_batches`` batches, from an empty cache, by a trace of the first ones."""
-    g, part = asked.g, trace.head(n_batches)
-    sizes: dict[str, Any] = {"row_bytes": 1, "capacity": asked.capacity, "device_rows": asked.device_rows}
+    g, first = asked.g, trace.head(n_batches)
+    sizes: dict[str, Any] = {"row_bytes": 1, "capacity": part.capacity, "device_rows": part.device_rows}
     if asked.policy.name != STATIC:
-        return observe(part, n_batches=n_batches, budget=g.budget, **sizes)
+        return observe(first, n_batches=n_batches, budget=g.budget, **sizes)
     with g.budget.reserve("cost model", 2 * g.num_nodes):
-        out_degree = asked.rows.select(g.short_degrees())
-        return observe(part, n_batches=n_batches, budget=g.budget, out_degree=out_degree, **sizes)
+        out_degree = part.domain.rows.select(g.short_degrees())
+        return observe(first, n_batches=n_batches, budget=g.budget, out_degree=out_degree, **sizes)
 
 
-def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:
+def _static(asked: _Asked, part: _Part, trace: Trace, n_batches: int) -> tuple[float, float]:
     """Estimate how many rows of ``n_batches`` batches neither host nor device holds, and how many the device holds."""
-    g, policy = asked.g, asked.policy
+    g, policy, of = asked.g, asked.policy, part.domain.rows
     if policy.name == STATIC:
-        seen = _seen(asked, trace, n_batches)
+        seen = _seen(asked, part, trace, n_batches)
         return seen.n_accesses - seen.n_device - seen.n_top, seen.n_device
     assert isinstance(policy, StaticPolicy)
 
@@ -378,16 +394,16 @@ def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:
         found = np.zeros(trace.n, np.int64)
         for ids in trace:
             found[ids.astype(np.intp, copy=False)] += 1
-        if not asked.rows.kinds:
+        if not of.kinds:
             return found
         of_nodes = np.zeros(g.num_nodes, np.int64)
-        for node, n, row in asked.rows.spans:  # policies' inputs have an entry a node
+        for node, n, row in of.spans:  # policies' inputs have an entry a node
             of_nodes[node : node + n] = found[row : row + n]
         return of_nodes
 
-    with g.budget.reserve("cost model", (24 + policy.score_bytes) * trace.n + 8 * g.num_nodes * bool(asked.rows.kinds)):
-        with g.policy_inputs(sum(asked.widths.values()), counts=counts, rows=asked.rows) as inputs:
-            tier_of_row = assign_tiers(inputs.scores(policy), asked.device_rows, asked.capacity)
+    with g.budget.reserve("cost model", (24 + policy.score_bytes) * trace.n + 8 * g.num_nodes * bool(of.kinds)):
+        with g.policy_inputs(part.domain.width, counts=counts, rows=of) as inputs:
+            tier_of_row = assign_tiers(inputs.scores(policy), part.device_rows, part.capacity)
         tiers = [tier_of_row.take(ids) for ids in trace]
     scale = n_batches / len(trace)
     missed = sum(int(np.count_nonzero(each == -1)) for each in tiers)

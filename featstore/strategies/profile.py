@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
-from featstore.plan.trace import Trace
+from featstore.plan.trace import Trace, lengths_of
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.sampledbatches import Memo
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
@@ -128,7 +127,7 @@ class Profile(Memo):
         def found(number: int) -> npt.NDArray[Any]:
             return rows.stored(file.ids(number))
 
-        return Trace.reading(found, np.array([len(found(number)) for number in range(len(file))], np.int64), rows.n)
+        return Trace.reading(found, lengths_of(found, len(file)), rows.n)
 
     def batch(self, position: int) -> SampledBatch | None:
         """See :class:`Memo`."""
@@ -177,6 +176,5 @@ def pack_trace(pack: Pack, rows: NodeRows | None = None) -> Trace:
     ``rows`` are those of a column, if nodes are of several types.
     """
     n, needs = profile_batches(pack.n_batches, pack.run_length), pack.of_rows(rows)
-    if needs is pack:
-        return Trace.reading(pack.ids, pack.lengths[:n], pack.num_nodes)
-    return Trace.reading(needs.ids, np.array([len(needs.ids(number)) for number in range(n)], np.int64), needs.n_rows)
+    lengths = pack.lengths[:n] if needs is pack else lengths_of(needs.ids, n)
+    return Trace.reading(needs.ids, lengths, needs.n_rows)

@@ -248,7 +248,7 @@ class SuperbatchRunner(Runner):
         self._edge_caches = ClaimedCaches(context.edges.of(()))
         # For features with the same rows: how many stay, and which, the best first.
         self._fixed: list[Int64s | None] = [None] * len(context.nodes.each)
-        self._n_fixed, self._beside = [0] * len(context.nodes.each), context.tier
+        self._n_fixed, self._beside = [0] * len(context.nodes.each), context.tiers
         self._filled: dict[str, FeatureCache] = {}  # caches that hold these rows
 
     def judge_length(self) -> None:
@@ -308,15 +308,16 @@ class SuperbatchRunner(Runner):
 
     def _choose(self) -> None:
         """Choose the rows that stay, before the caches take the memory that scoring needs."""
-        graph, tier = self.context.graph, self.context.tier
+        graph, tiers = self.context.graph, self.context.tiers
         with AccessCounts(self.context) as counts:
             for at, part in enumerate(self.context.nodes.each):
                 policy, n_rows = self._planning.policies[at], self._n_fixed[at]
+                tier = tiers[at] if tiers else None
                 assert isinstance(policy, FixedRows)
                 if n_rows:
                     with graph.policy_inputs(part.width, counts, rows=part.rows) as inputs:
                         self._fixed[at] = policy.best(inputs.scores(policy.static), n_rows, None if tier is None else tier.map)
-        self._beside = tier
+        self._beside = tiers
 
     def _cache_room(self) -> int:
         """Compute the bytes that caches may take when they are made anew."""
@@ -355,7 +356,7 @@ class SuperbatchRunner(Runner):
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         policy = self._planning.policy
-        if isinstance(policy, FixedRows) and any(self._n_fixed) and self._beside is not self.context.tier:
+        if isinstance(policy, FixedRows) and any(self._n_fixed) and self._beside != self.context.tiers:
             self._choose()  # anew, among the rows that are not on the device
             self._filled.clear()
         caches = self._caches if self._switch is None else self._switch

@@ -127,7 +127,7 @@ class SuperbatchEpoch(EpochRun):
                 time=time,
                 # Without features there is no cache to switch, but the schedule is still serial.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
-                tier=lambda: context.tier,
+                tiers=lambda: context.tiers,
                 edges=self._edge_planners(planning, plans),
             )
             if context.features and not packed:

@@ -347,7 +347,7 @@ def test_ctrl_c_in_packing_says_how_to_go_on(data, tmp_path, capsys, monkeypatch
 
     pack = tmp_path / "pack"
     with monkeypatch.context() as patched:
-        patched.setattr("featstore.strategies.packed.make_layout", interrupt)
+        patched.setattr("featstore.strategies.packlayouts.make_layout", interrupt)
         assert main(["pack", str(data), str(pack), *FANOUTS]) == 130
     assert "interrupted; the samples" in (said := capsys.readouterr().err)
     assert "--add-layout" in said
@@ -364,7 +364,7 @@ def test_a_layout_that_others_made_meanwhile_was_there(data, tmp_path, capsys, m
         return make_layout(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("featstore.strategies.packed.make_layout", after_another)
+        patched.setattr("featstore.strategies.packlayouts.make_layout", after_another)
         made = run(capsys, "pack", data, tmp_path / "pack", *FANOUTS)
     assert [each["new"] for each in made["layouts"]] == [False]
     more = run(capsys, "pack", data, tmp_path / "pack", "--add-layout", "--cache", "0.3")
@@ -390,7 +390,7 @@ def test_what_a_pack_holds(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     found = run(capsys, "info", pack)
     assert found.items() <= {**made, "layouts": found["layouts"]}.items()
     with featstore.Pack(pack) as opened:
-        assert found["rows"] == sum(len(opened.ids(number)) for number in range(len(opened)))
+        assert found["nodes"] == sum(len(opened.ids(number)) for number in range(len(opened)))
         assert (found["num_nodes"], found["epochs"], found["batches"]) == (2000, opened.epochs, opened.n_batches)
     (layout,) = found["layouts"]
     assert layout.items() <= made["layouts"][0].items()

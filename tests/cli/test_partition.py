@@ -55,7 +55,7 @@ def test_losses_looking_ahead_and_of_packs_are_the_same(data: Path, tmp_path: Pa
         assert drop(found) == drop(plain)
     pack = tmp_path / "pack"
     made = run(capsys, "pack", data, pack, *COMMON, "--epochs", 2, "--batches", "partition", "--macro", 2)
-    assert (made["batches"], made["rows"]) == (20, plain["stats"]["rows"])
+    assert (made["batches"], made["nodes"]) == (20, plain["stats"]["rows"])
     packed = ["--epochs", "2", "--hidden", "8", "--lr", "0.02", "--seed", "5", "--memory", "64MiB"]
     assert run(capsys, "train", data, *packed, "--strategy", "packed", "--pack", pack)["losses"] == plain["losses"]
     assert run(capsys, "train", pack, *packed)["losses"] == plain["losses"]
@@ -111,7 +111,7 @@ def test_lists_of_a_policy_and_importance_probabilities(data: Path, tmp_path: Pa
         assert [way["rows"] for way in ways] == [rows[steps]]
         if steps == "2":
             packed = run(capsys, "pack", data, tmp_path / "pack", *options, *labor, steps, *cache, "cross_partition")
-            assert packed["rows"] == rows[steps]
+            assert packed["nodes"] == rows[steps]
     counted = run(capsys, "plan", data, "--redundancy", *COMMON, "--all", "--parts", "drawn", *cache, "saved_io")
     assert all(way["rows"] == rows["0"] for way in counted["ways"] if (way["parts"], way["sampler"]) == ("drawn", "labor"))
     with featstore.open(data) as g:  # the lists that the command line keeps are those of its first epoch's draws

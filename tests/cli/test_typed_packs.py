@@ -193,19 +193,17 @@ def test_what_is_refused(made: Path, packed: Path, tmp_path: Path, small: Any, c
         ([*new, "--target", "paper", "--labels", "z"], "--labels: 'paper' has no 'z'; it has ['train_idx', 'val_idx', 'y']"),
         ([*new, "--target", "paper", "--seeds", "z"], "--seeds: 'paper' has no node data 'z'; it has ['train_idx'"),
         ([*new, "--target", "paper", "--feature", "w"], "features: no type has 'w'; there is 'x', 'z'"),
-        ([*new, "--target", "paper", "--feature", "z"], "--feature: paper/z, author/z lie in files of their own"),
         ([*new, "--target", "paper", "--batches", "partition"], "--batches partition is for a graph of one type"),
         ([*new, "--target", "paper", "--sampler", "layer", "--layer-sizes", "5,5"], "LayerSampler"),
         (["pack", made, packed, "--add-layout", "--target", "author"], "--target author: the seeds of"),
         (["pack", made, packed, "--add-layout", "--target", "venue"], "target: there is no 'venue'"),
-        (["pack", made, packed, "--add-layout", "--feature", "z"], "with --pack or without, reads them as they are"),
         (["pack", made, packed, "--add-layout", "--fanouts", "4,4"], "were made with 4,3; leave it out"),
         (["pack", made, one, "--add-layout"], "was sampled from another graph"),
         (["pack", small.path, one, "--add-layout", "--target", "paper"], "target: 'paper' names a type of nodes"),
         (train, f"target: is needed; the dataset {kinds}"),
         ([*train, "--target", "venue"], f"target: there is no 'venue'; the dataset {kinds}"),
         ([*train, "--target", "author"], "--target author: the seeds of"),
-        ([*train, "--target", "paper", "--feature", "z"], "--feature: paper/z, author/z lie in files of their own"),
+        ([*train, "--target", "paper", "--feature", "z"], "no such layout"),
         ([*train, "--target", "paper", "--fanouts", "4,3,2"], "--fanouts 4,3,2: the samples of"),
         ([*train, "--target", "paper", "--batch-size", 51], "were made with 50; leave it out"),
         ([*train, "--target", "paper", "--policy", "degree"], "--add-layout --policy degree"),
@@ -222,7 +220,7 @@ def test_what_is_refused(made: Path, packed: Path, tmp_path: Path, small: Any, c
 
 
 def test_other_seeds_and_features(made: Path, tmp_path: Path, capsys: Any) -> None:
-    """Seeds of another type, numbered edges, and features of several files, which a pack's batches read on demand."""
+    """Seeds of another type, numbered edges, and features of several files, which a pack has several layouts of."""
     pack = tmp_path / "p"
     found = run(capsys, "pack", made, pack, "--target", "author", *SAMPLING, "--edges")
     assert (found["seed_type"], found["batches"], found["node_data"]) == ("author", 1, ["author/y"])
@@ -234,3 +232,16 @@ def test_other_seeds_and_features(made: Path, tmp_path: Path, capsys: Any) -> No
     train = ["train", made, "--target", "author", *TRAINING, "--feature", "z"]
     sampled = run(capsys, *train, *SAMPLING, "--strategy", "ondemand")
     assert run(capsys, *train, "--strategy", "auto", "--pack", pack)["losses"][:1] == sampled["losses"][:1]
+    more = ["--add-layout", "--feature", "z", "--cache", "0.2", "--device-cache", "0.1", "--policy", "frequency"]
+    found = run(capsys, "pack", made, pack, *more)
+    assert sorted((each["features"], each["capacity"], each["device_rows"]) for each in found["layouts"] if each["new"]) == [
+        (["author/z"], 40, 20),
+        (["paper/z"], 80, 40),
+    ]
+    assert not any(each["new"] for each in run(capsys, "pack", made, pack, *more)["layouts"])
+    packed = run(capsys, *train, "--strategy", "packed", "--pack", pack, "--policy", "frequency", "--device-cache", "0.1")
+    assert packed["losses"][:1] == sampled["losses"][:1]
+    assert packed["stats"]["hits"]["device"] > 0
+    assert packed["stats"]["hits"]["base"] == 0
+    assert sum(packed["stats"]["hits"].values()) == packed["stats"]["rows"]
+    assert "no such layout" in refused(capsys, *train, "--strategy", "packed", "--pack", pack, "--policy", "degree")

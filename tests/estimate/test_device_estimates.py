@@ -85,12 +85,12 @@ def test_the_host_takes_its_part_first_where_it_is_the_device(
 def test_rows_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = Budget(10_000)
     cpu = torch.device("cpu")
-    assert rows_left(cpu, budget, 0, 100, 92) == ((10_000 - 400) // 100, 9_600)
-    assert rows_left(cpu, budget, 9_600, 100, 92) == (0, 0)
-    assert rows_left(cpu, budget, 20_000, 100, 92)[0] == 0
-    assert rows_left(cpu, Budget(1 << 20), 0, 100, 92)[0] == 100
+    assert rows_left(cpu, budget, 0, [(100, 92)]) == (((10_000 - 400) // 100,), 9_600)
+    assert rows_left(cpu, budget, 9_600, [(100, 92)]) == ((0,), 0)
+    assert rows_left(cpu, budget, 20_000, [(100, 92)])[0] == (0,)
+    assert rows_left(cpu, Budget(1 << 20), 0, [(100, 92)])[0] == (100,)
     monkeypatch.setattr(devicefill, "free_bytes", lambda device, budget, reserve: 1_000)
-    assert rows_left(torch.device("cuda"), budget, 0, 100, 100) == (10, 1_000)
+    assert rows_left(torch.device("cuda"), budget, 0, [(100, 100)]) == ((10,), 1_000)
 
 
 def explain(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:

@@ -387,8 +387,6 @@ def test_what_serves_one_width_says_so(of_widths: Any) -> None:
     for strategy in OnDemand(cache="200B"), Superbatch(cache="200B"):
         with pytest.raises(BudgetError, match=r"one row takes \d+ bytes, not 200; at least"):
             epochs(of_widths, strategy)
-    with pytest.raises(NotImplementedError, match=r"device_cache: .* different types of nodes"):
-        epochs(of_widths, "superbatch", device_cache=0.2)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

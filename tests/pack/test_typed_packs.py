@@ -274,20 +274,6 @@ def test_estimates(g: Any, tmp_path: Path, policy: str, features: Any) -> None:
         assert estimate_layout(g, pack, labels=["paper/y"], **asked).total_bytes == 0
 
 
-def test_features_of_different_types(g: Any, graph: TypedArrays, pack: Pack) -> None:
-    """A layout has the rows of one column: others are refused, and read on demand by ``Auto``."""
-    mixed = ["x", "year"]
-    with pytest.raises(NotImplementedError, match=r"'packed' plans one cache.*Auto\(pack"):
-        Loader(g, strategy=featstore.Packed(pack, cache=0.1), features=mixed)
-    with pytest.raises(NotImplementedError, match="'packed' plans one cache"):
-        estimate_layout(g, pack, features=mixed)
-    found = epochs(g, Auto(pack=pack), 1, features=mixed)
-    for batch in found:
-        check_batch(graph, batch, edges=True)
-        assert set(batch.features) == {"x", "year"}
-    assert same(found, epochs(g, OnDemand(cache=None), 1, features=mixed))
-
-
 def test_batches_without_features(g: Any, pack: Pack) -> None:
     for strategy in (featstore.Packed(pack), Auto(pack=pack)):
         assert same(epochs(g, strategy, 1, features=[]), epochs(g, OnDemand(), 1, features=[]))

@@ -18,8 +18,7 @@ from featstore.budget import Budget
 from featstore.errors import OptionError
 from featstore.gather.device import OUT_OF_MEMORY
 from featstore.strategies import devicefill
-from featstore.strategies.devicechoice import make_tier
-from featstore.strategies.devicefill import FilledLater, free_bytes
+from featstore.strategies.devicefill import FilledLater, free_bytes, make_tiers
 from tests.strategies.test_devicecache import BATCH, STRATEGIES, WIDTH, N, arrays, check, dataset
 from tests.support.loaders import make_loader
 
@@ -39,7 +38,7 @@ def tier_of(made: featstore.Loader) -> Any:
     """Wait until the tier is there, or it is known why there is none."""
     on_device = made._runner.context.on_device
     assert isinstance(on_device, FilledLater)
-    return on_device.join()
+    return next(iter(on_device.join()), None)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -92,7 +91,7 @@ def test_a_static_host_cache_is_made_anew_beside_it(
     dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cuda":  # which has room for all rows
-        monkeypatch.setattr(devicefill, "rows_left", lambda *given: (N // 5, 0))
+        monkeypatch.setattr(devicefill, "rows_left", lambda *given: ((N // 5,), 0))
     options = {**STRATEGIES[name], "device": device}
     with featstore.open(dataset, memory="1MiB") as g, loader(g, options) as made:
         for number, _ in enumerate(made):
@@ -123,7 +122,7 @@ def test_a_tier_that_does_not_fit_after_all(
         raise error
 
     monkeypatch.delattr(torch, "OutOfMemoryError", raising=False)  # as in torch 2.2
-    monkeypatch.setattr(devicefill, "make_tier", refuse)
+    monkeypatch.setattr(devicefill, "make_tiers", refuse)
     with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device": device}) as made:
         batches: list[featstore.MiniBatch] = []
 
@@ -231,7 +230,7 @@ def interrupted_at(step: int, call: Any, *files: str) -> bool:
 
 def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path) -> None:
     """At each line of making a tier, those included at which nobody has the tier yet."""
-    files = "cache/devicetier.py", "gather/device.py", "strategies/devicechoice.py"
+    files = "cache/devicetier.py", "gather/device.py", "strategies/devicefill.py"
     with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": 0}) as made:
         context, step = made._runner.context, 0
         while interrupted_at(step + 1, lambda: made_tier(context), *files):
@@ -242,9 +241,11 @@ def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path) -> None:
 
 
 def made_tier(context: featstore.Context) -> None:
-    tier = make_tier(context, featstore.DeviceCache().static_policy, N // 10)
-    assert tier is not None
-    tier.close()
+    tiers = make_tiers(context, featstore.DeviceCache().static_policy, [N // 10])
+    assert tiers is not None
+    for tier in tiers:
+        assert tier is not None
+        tier.close()
 
 
 def test_what_a_device_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
