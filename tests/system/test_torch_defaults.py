@@ -179,7 +179,7 @@ def test_compiled_code(stored: Path, read: Callable[[Any, torch.Tensor], torch.T
         g.cache("x", "20KiB", policy="lru")
         store = g.features["x"]
         compiled = torch.compile(lambda ids: read(store, ids * 2 - 5) * 2 + 1, backend="aot_eager")
-        for n, size in enumerate((3, 10, 40, 250)):
+        for n, size in enumerate((3, 10, 250)):
             ids = torch.from_numpy(RNG.integers(3, N // 2, size))
             assert torch.equal(compiled(ids), X[ids * 2 - 5] * 2 + 1)
             assert store.stats()["takes"] == n + 1
