@@ -141,5 +141,5 @@ if __name__ == "__main__":
     if not answer(lambda job: epoch_child(job)):
         options = arguments(__doc__ or "", scale=22, wide_scale=24, batch_size=1000, memory_mib=0)
         if options.tiny:
-            options.scale, options.wide_scale, options.batch_size, options.runs = 12, 13, 50, 1
+            options.scale, options.wide_scale, options.batch_size = 12, 13, 50
         main(run, options)

@@ -349,7 +349,7 @@ if __name__ == "__main__":
         )
         options.policies = "frequency,sieve"  # the least rows loaded of the static ones and of the online ones
         if options.tiny:
-            options.scale, options.runs = 12, 1
+            options.scale = 12
             options.memory = options.roomy = 64
             options.superbatch = 8
         main(run, options)

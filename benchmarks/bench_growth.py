@@ -236,5 +236,5 @@ if __name__ == "__main__":
             **vars(arguments(__doc__ or "", rest, batches=16, batch_size=1000, least_mib=64)), **vars(mine)
         )
         if options.tiny:
-            options.scales, options.runs, options.batches, options.batch_size = "12,13", 1, 4, 32
+            options.scales, options.batches, options.batch_size = "12,13", 4, 32
         main(run, options)

@@ -214,6 +214,6 @@ if __name__ == "__main__":
         shared = arguments(__doc__ or "", rest, scale=22, large_scale=25, batch_size=1000)
         options = argparse.Namespace(**vars(shared), **vars(known))
         if options.tiny:
-            options.scale, options.large_scale, options.batch_size, options.runs = 12, 13, 50, 1
+            options.scale, options.large_scale, options.batch_size = 12, 13, 50
             LARGE.update(batches=6, memory=64 << 20)
         main(run, options)

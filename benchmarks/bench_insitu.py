@@ -364,6 +364,6 @@ if __name__ == "__main__":
         shared = arguments(__doc__ or "", rest, real_graphs="table 2 of real graphs", **SIZES)
         options = argparse.Namespace(**vars(shared), **vars(known))
         if options.tiny:
-            options.scale, options.runs, options.batches, options.batch_size, options.alone = 12, 1, 4, 64, 2
+            options.scale, options.batches, options.batch_size, options.alone = 12, 4, 64, 2
             options.chunk_kib, options.huge_scale, options.huge_mib = 16, 22, 24
         main(run, options)

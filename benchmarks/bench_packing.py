@@ -475,5 +475,5 @@ def run(args: argparse.Namespace, report: Report) -> None:
 if __name__ == "__main__":
     options = arguments(__doc__ or "", scale=22, memory=3072, part=10)
     if options.tiny:
-        options.scale, options.memory, options.part, options.runs = 12, 128, 3, 1
+        options.scale, options.memory, options.part = 12, 128, 3
     main(run, options)

@@ -195,7 +195,7 @@ def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
                         "tier": lambda cache=cache: epoch_of(g, seeds, batch_size, device_cache=cache)["epoch_s"],
                         "none": lambda: epoch_of(g, seeds, batch_size)["epoch_s"],
                     }
-                    results = alternate(1 if args.tiny else args.runs, sides)
+                    results = alternate(args.runs, sides)
                     report.figure(
                         f"epoch, {share:.0%} on the device, degree",
                         results["tier"],
@@ -213,7 +213,7 @@ def overlap(args: argparse.Namespace, report: Report, folder: Path) -> None:
         epoch_of(g, seeds, batch_size)  # first touch of buffers
         for factor in (0.5, 1.0, 2.0):
             hidden, epoch_s, longer_s = [], [], []
-            for _ in range(1 if args.tiny else args.runs):
+            for _ in range(args.runs):
                 loading = epoch_of(g, seeds, batch_size, prefetch="auto")["epoch_s"]
                 n_batches = -(-len(seeds) // batch_size)
                 found = epoch_of(g, seeds, batch_size, factor * loading / n_batches, prefetch="auto")

@@ -248,6 +248,6 @@ if __name__ == "__main__":
     if not answer(child):
         options = arguments(__doc__ or "", batches=40, scale=22, memory=720, roomy=1500, seconds=60, threads=16)
         if options.tiny:
-            options.scale, options.batches, options.runs = 12, 5, 1
+            options.scale, options.batches = 12, 5
             options.memory = options.roomy = 64
         main(run, options)

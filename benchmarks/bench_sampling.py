@@ -363,7 +363,7 @@ def disk(args: argparse.Namespace, report: Report, folder: Path, work: Workload,
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
     with scratch(args, "sampling") as folder:
-        work = generate(folder, 14) if args.tiny else generate(folder, 22)
+        work = generate(folder, 12 if args.tiny else 22)
         path = folder / "dataset"
         if not path.exists():
             featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()

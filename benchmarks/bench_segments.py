@@ -179,7 +179,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     with scratch(args, "segments") as folder:
         if wanted(args, "R22"):
             source = Path(os.environ.get("FEATSTORE_R22", folder))
-            work = generate(folder, 14, seeds=2000) if args.tiny else generate(source, 22)
+            work = generate(folder, 12, seeds=1200) if args.tiny else generate(source, 22)
             batch_size = 100 if args.tiny else 1000
             traces["R22"] = recorded(folder, "R22", work.indptr, work.indices, np.array(work.seeds), batch_size)
         real = None if args.tiny else loading(args.graphs)

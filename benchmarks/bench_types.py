@@ -143,7 +143,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     """Make the graph, and run its epochs in turn."""
     papers = 20_000 if args.tiny else args.papers
     memory = 256 << 20 if args.tiny else max(256 << 20, int(MEMORY * papers / OF))
-    runs = 1 if args.tiny else args.runs
+    runs = args.runs
     names = [name for name in TITLES if args.only in name or name == "memmap"]
     with scratch(args, "types") as folder:
         if args.only in "accuracy":

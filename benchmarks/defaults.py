@@ -238,7 +238,7 @@ class Sides:
             print(f"{self._work.name}, {side}: {[round(each, 2) for each in result['epochs']]}", file=sys.stderr, flush=True)
             return steady(result)
 
-        found = alternate(1 if self._args.tiny else self._args.runs, {side: (lambda side=side: one(side)) for side in sides})
+        found = alternate(self._args.runs, {side: (lambda side=side: one(side)) for side in sides})
         return {side: seconds for side, seconds in found.items() if side not in self.impossible}
 
 

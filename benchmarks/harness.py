@@ -288,7 +288,7 @@ def arguments(description: str, argv: list[str] | None = None, *, real_graphs: s
     ``real_graphs`` names the figures that need a folder of real graphs; :func:`main` says that they are left out without one.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--runs", type=int, default=3, help="counted runs of each side")
+    parser.add_argument("--runs", type=int, help="counted runs of each side (default: 3, and 1 with --tiny)")
     parser.add_argument("--tiny", action="store_true", help="smallest sizes: shows that it runs, measures nothing")
     parser.add_argument("--only", default="", help="only figures whose group's name contains this")
     parser.add_argument("--out", type=Path, help="append the lines to this file too")
@@ -310,7 +310,9 @@ def arguments(description: str, argv: list[str] | None = None, *, real_graphs: s
     parser.add_argument("--keep", action="store_true", help="keep the generated data for the next call")
     for name, value in defaults.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.runs = args.runs or (1 if args.tiny else 3)
+    return args
 
 
 @contextmanager

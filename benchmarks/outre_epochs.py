@@ -210,7 +210,7 @@ def run_sides(
         return float(results[name][-1]["seconds"])
 
     turns: dict[str, Callable[[], float]] = {name: (lambda name=name: side(name)) for name in sides}
-    return alternate(1 if args.tiny else args.runs, turns), results
+    return alternate(args.runs, turns), results
 
 
 def more_of(result: dict[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def lists_of_macros(args: argparse.Namespace, report: Report, name: str, path: P
             return seconds
 
         sides = {"with": lambda: side(True), "without": lambda: side(False)}
-        seconds = alternate(1 if args.tiny else args.runs, sides)
+        seconds = alternate(args.runs, sides)
         ours, theirs = found["with"], found["without"]
         assert ours.pop("checksum") == theirs.pop("checksum"), "lists at hand changed the samples"
         report.figure(

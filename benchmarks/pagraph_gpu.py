@@ -70,7 +70,7 @@ def placing(args: argparse.Namespace, report: Report) -> None:
             sides[name]()
             assert torch.equal(out, want), name
         results = alternate(
-            1 if args.tiny else args.runs,
+            args.runs,
             {name: lambda call=call, n_bytes=n_bytes: rate(call, n_bytes) for name, call in sides.items()},
         )
         for name, reference, target in (
@@ -98,7 +98,7 @@ def waiting(args: argparse.Namespace, report: Report, path: Path, seeds: npt.NDA
         options: dict[str, Any] = {"labels": None, "device": "cuda", "device_cache": 0.2, "prefetch": "auto"}
         shares, epoch_s = [], []
         with featstore.Loader(g, featstore.NeighborSampler(g, fanouts), seeds, batch_size, **options) as loader:
-            for number in range(1 + (1 if args.tiny else args.runs)):
+            for number in range(1 + args.runs):
                 begin, waited = time.perf_counter(), loader.stats()["seconds"].get("wait", 0.0)
                 for batch in loader:
                     scores = model(batch.x, batch.blocks)

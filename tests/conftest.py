@@ -27,11 +27,12 @@ from tests.support.graphs import make_graph
 from tests.support.programs import start_server
 
 # A loaded machine is no reason to fail, hence no deadlines; nor is a draw that nobody has seen before, so that a commit passes
-# every time or never: HYPOTHESIS_EXPLORE=1 draws others. The stress profile looks further.
+# every time or never, and fifty of the same draws do: HYPOTHESIS_EXPLORE=1 draws many others. The stress profile looks further.
 _QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile(
     "tests",
     deadline=None,
+    max_examples=500 if os.environ.get("HYPOTHESIS_EXPLORE") else 50,
     derandomize=not os.environ.get("HYPOTHESIS_EXPLORE"),
     print_blob=True,
     suppress_health_check=_QUIET,
@@ -50,6 +51,11 @@ def pytest_xdist_auto_num_workers() -> int:
     """Three workers for two processors: a test waits for the drive for a third of its time and more."""
     n_processors = len(os.sched_getaffinity(0))
     return n_processors + (n_processors + 1) // 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the room whose tests take longest: one of them at the end would have the other workers wait."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
 
 
 def pytest_collection_finish() -> None:
@@ -229,7 +235,7 @@ def _small_drive() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _program_server() -> None:
-    """Start what programs are forked from before a test that runs one: it outlives the test."""
+    """Start what programs and campaigns are forked from before a test that runs one: it outlives the test."""
     start_server()
 
 

@@ -318,9 +318,11 @@ print(get_policy("lfu").name, sys.modules["featstore_plugin_example"].__file__)
     assert Path(file).is_relative_to(installed[0])
 
 
-def test_the_example_keeps_the_contract(installed: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("some", [["-k", "long_trace or name or emptied"], pytest.param([], marks=pytest.mark.stress)])
+def test_the_example_keeps_the_contract(installed: tuple[Path, Path], some: list[str]) -> None:
+    """Some of the contract: all of it holds for such a policy in tests/testing/test_policies.py."""
     target, source = installed
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests"]
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *some, "tests"]
     assert " passed" in run_python(arguments, [target, ROOT], cwd=source)
 
 

@@ -20,11 +20,12 @@ from featstore.cli.main import main
 from featstore.cli.model import load_model
 from featstore.errors import BusyError, CorruptionError, FormatError, VersionError
 from featstore.storage.sections import SectionWriter
-from featstore.testing.faults import Fault, flipped, forked, run_in_child, sweep
+from featstore.testing.faults import Fault, flipped, forked, sweep
 from tests.support.graphs import skewed_dataset
+from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("_program_server", "one_thread")
 
 EPOCHS = 3
 SMALL = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--json"]
@@ -149,7 +150,7 @@ def _killed_anywhere(path: str, folder: str, step: int) -> None:
 
 @pytest.mark.parametrize("step", [53, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_kill_leaves_a_checkpoint(data: Path, tmp_path: Path, step: int) -> None:
-    run_in_child(_killed_anywhere, str(data), str(tmp_path), step, faults=True, timeout_s=3000)
+    run_in_fork(_killed_anywhere, str(data), str(tmp_path), step, timeout_s=3000)
 
 
 def _failing(path: str, folder: str) -> None:
@@ -172,7 +173,7 @@ def _failing(path: str, folder: str) -> None:
 
 
 def test_a_write_that_fails_keeps_the_one_before(data: Path, tmp_path: Path) -> None:
-    run_in_child(_failing, str(data), str(tmp_path), faults=True)
+    run_in_fork(_failing, str(data), str(tmp_path))
 
 
 def _in_an_epoch(path: str, folder: str) -> None:
@@ -200,7 +201,7 @@ def _in_an_epoch(path: str, folder: str) -> None:
 
 
 def test_killed_in_the_middle_of_an_epoch(data: Path, tmp_path: Path) -> None:
-    run_in_child(_in_an_epoch, str(data), str(tmp_path))
+    run_in_fork(_in_an_epoch, str(data), str(tmp_path))
 
 
 def test_a_kill_while_the_model_is_saved(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

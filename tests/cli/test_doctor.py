@@ -30,6 +30,9 @@ from featstore.config import parse_memory
 from featstore.storage.drive import DriveSpeed
 from featstore.testing.faults import Fault, deny_syscalls, forked, run_in_child
 from featstore.testing.limits import memory_group
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 NAMES = ["io_uring", "direct I/O", "memory", "processors", "open files", "disk", "packages", "devices"]
 
@@ -120,7 +123,7 @@ def refused_with_each_error(path: str) -> None:
 
 
 def test_a_seccomp_filter_is_named_with_its_remedy(dataset: Path) -> None:
-    run_in_child(refused_with_each_error, str(dataset))
+    run_in_fork(refused_with_each_error, str(dataset))
 
 
 @pytest.mark.parametrize(("value", "more"), [("1", "kernel.io_uring_group"), ("2", "")])
@@ -172,7 +175,7 @@ def overlaid(path: str) -> None:
 
 
 def test_layers_of_a_container(dataset: Path) -> None:
-    run_in_child(overlaid, os.path.realpath(dataset), faults=True)
+    run_in_fork(overlaid, os.path.realpath(dataset))
 
 
 @pytest.mark.parametrize(

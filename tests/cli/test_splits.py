@@ -12,6 +12,7 @@ import pytest
 import featstore
 from featstore.cli.main import main
 from featstore.cli.splits import split_seeds, unknown_splits
+from tests.support.sampled import covering
 
 N = 120
 ORDER = np.random.default_rng(0).permutation(N)
@@ -68,8 +69,7 @@ def described(capsys: pytest.CaptureFixture[str], path: Path, *more: str) -> tup
     return json.loads(captured.out), captured.err
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int8", "float16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(N,), (N, 1)])
+@pytest.mark.parametrize(("dtype", "shape"), covering(["int64", "int8", "float16", "float32", "float64"], [(N,), (N, 1)]))
 def test_labels_as_datasets_have_them(tmp_path, capsys, shape, dtype) -> None:
     """A column, whole floats, and NaN for no label train as the same integers do, and what is left out is said."""
     splits = {"train_idx": ORDER[:60], "val_idx": ORDER[60:90]}

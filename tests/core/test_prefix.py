@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from featstore._core import lists, prefix
 
@@ -26,7 +26,6 @@ def offsets(degrees: list[int]) -> npt.NDArray[np.int64]:
     return np.cumsum([0, *degrees])
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), degrees=DEGREES, id_bytes=st.sampled_from([4, 8]), bits=st.sampled_from([1, 8, 16]))
 def test_weights_are_sums_over_a_digit(data: st.DataObject, degrees: list[int], id_bytes: int, bits: int) -> None:
     entry_bytes = id_bytes + data.draw(st.sampled_from([0, 4, 8]))
@@ -44,7 +43,6 @@ def test_weights_are_sums_over_a_digit(data: st.DataObject, degrees: list[int], 
     assert weights.tolist() == want.tolist()
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), degrees=DEGREES, id_bytes=st.sampled_from([4, 8]), left=st.integers(0, 200))
 def test_places_follow_each_other(data: st.DataObject, degrees: list[int], id_bytes: int, left: int) -> None:
     """Cut anywhere, the nodes get the places that plain Python gives them."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -77,7 +77,6 @@ def blocks_of(edges: np.ndarray, step: int) -> Iterator[np.ndarray]:
     st.sampled_from(list(FORMS)),
     st.booleans(),
 )
-@settings(max_examples=150)
 def test_any_edges_and_options(
     tmp_path_factory: pytest.TempPathFactory,
     n: int,

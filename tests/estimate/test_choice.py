@@ -165,7 +165,7 @@ def test_hits_are_no_more_than_accesses(n_batches: int, given: bool) -> None:
     """Of what a part of the batches comes to, in an epoch: a count each, no sum of which is more than the whole."""
     n = 3000
     looked_at, degrees = Trace(skewed(n, 12, 90), n), np.random.default_rng(1).permutation(n)
-    for device_rows in range(0, 1500, 75):
+    for device_rows in range(0, 1500, 225):
         on_device = np.arange(n) < device_rows if given else None
         for capacity in (0, 150, 1400, n - device_rows, n):
             w = observe(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import featstore
@@ -204,7 +204,6 @@ def test_no_set_of_nodes_saves_more_than_its_sum(g: featstore.OutOfCoreGraph, sa
 numbers = st.lists(st.floats(0, 100), min_size=1, max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
 @given(numbers, numbers, numbers, st.integers(1, 40), st.integers(1, 40), st.integers(0, 60), st.integers(0, 2000), st.booleans())
 @example([0.0, 3.0, 0.0], [1.0], [1.0], 1, 1, 0, 100, False)
 def test_the_split_is_that_of_enumeration(

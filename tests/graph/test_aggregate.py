@@ -21,10 +21,13 @@ import featstore
 from featstore._core import aggregate as core
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph import making, passes
-from featstore.testing.faults import flipped, forked, run_in_child, sweep
+from featstore.testing.faults import flipped, forked, sweep
 from tests.support.kernel_counts import kernel_bytes
+from tests.support.programs import run_in_fork
 from tests.support.sampled import covering
 from tests.support.whole_graph import aggregated, skewed_graph
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 N = 600
 OPS = ["sum", "mean", "gcn"]
@@ -428,12 +431,12 @@ def kill_and_fail(folder: str, step: int) -> None:
 
 
 def test_makers_killed_and_failed_at_a_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_and_fail, str(tmp_path), 31, faults=True)
+    run_in_fork(kill_and_fail, str(tmp_path), 61)
 
 
 @pytest.mark.stress
 def test_makers_killed_and_failed_at_every_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_and_fail, str(tmp_path), 1, faults=True, timeout_s=3600)
+    run_in_fork(kill_and_fail, str(tmp_path), 1, timeout_s=3600)
 
 
 def test_damage_is_found_and_leaves_nothing(tmp_path: Path) -> None:

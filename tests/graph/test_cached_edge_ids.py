@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -73,7 +73,6 @@ def cached(id_bytes: int, width: int) -> tuple[ArrayGraph, npt.NDArray[Any], dic
     return g, ids, {share: with_cache(g, ids, share) for share in (0.0, 0.4, 0.8, 1.0)}
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(WIDTHS),
     st.sampled_from(list(SAMPLERS)),

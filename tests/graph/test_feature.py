@@ -338,8 +338,9 @@ def test_dataloader_workers(dataset: Path, values: torch.Tensor, method: str) ->
         n_workers = 2 if method == "fork" else 1  # a fresh interpreter imports torch
         as_dataset = DataLoader(x, batch_size=50, num_workers=n_workers, multiprocessing_context=method)
         assert same(torch.cat(list(as_dataset)), values)
-        as_collate = DataLoader(range(N), batch_size=50, collate_fn=x, num_workers=1, multiprocessing_context=method)
-        assert same(torch.cat(list(as_collate)), values)
+        if method == "fork":
+            as_collate = DataLoader(range(N), batch_size=50, collate_fn=x, num_workers=1, multiprocessing_context=method)
+            assert same(torch.cat(list(as_collate)), values)
         assert same(x[:], values)  # the parent is unharmed
 
 

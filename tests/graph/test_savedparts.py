@@ -19,11 +19,12 @@ from featstore._core.partition import list_starts, move_lists
 from featstore.errors import BusyError, ClosedError, CommittedError, CorruptionError, FormatError, StaleError
 from featstore.graph.savedparts import read_parts
 from featstore.storage.update import Update
-from featstore.testing.faults import OPERATIONS, forked, run_in_child, sweep
+from featstore.testing.faults import OPERATIONS, forked, sweep
 from tests.partitioning.test_partitioning import Arrays, arrays, graphs, make
+from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
 
-pytestmark = pytest.mark.usefixtures("small_pieces")
+pytestmark = pytest.mark.usefixtures("_program_server", "small_pieces")
 
 LISTS = ("part_nodes", "part_offsets", "part_indices")
 
@@ -320,7 +321,7 @@ def fail_each_of(folder: str, call: str, error: str, step: int) -> None:
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_failed_call_leaves_the_last_commit(tmp_path: Path, step: int) -> None:
-    run_in_child(fail_each, str(tmp_path), step, faults=True, timeout_s=1800)
+    run_in_fork(fail_each, str(tmp_path), step, timeout_s=1800)
 
 
 def drawn(path: str) -> int:
@@ -359,6 +360,6 @@ def kill_each(folder: str, step: int) -> None:
     assert n_killed >= 60 // step
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_kill_leaves_the_last_commit(tmp_path: Path, step: int) -> None:
-    run_in_child(kill_each, str(tmp_path), step, faults=True, timeout_s=1800)
+    run_in_fork(kill_each, str(tmp_path), step, timeout_s=1800)

@@ -23,11 +23,14 @@ from featstore.cli.sage import GraphSAGE
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.graph import making
 from featstore.sampling.batch import Block
-from featstore.testing.faults import forked, run_in_child, sweep
+from featstore.testing.faults import forked, sweep
+from tests.support.programs import run_in_fork
 from tests.support.pyg import GATConv, GCNConv, SAGEConv
 from tests.support.pyg import GraphSAGE as PygSAGE
 from tests.support.sampled import one_in
 from tests.support.whole_graph import skewed_graph, whole_block
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 N, WIDTH = 700, 24
 
@@ -337,13 +340,13 @@ def kill_some(folder: str, step: int, name: str | None) -> None:
 
 @pytest.mark.parametrize("name", one_in(2, ["model", None]))
 def test_runs_killed_at_a_system_call(tmp_path: Path, name: str | None) -> None:
-    run_in_child(kill_some, str(tmp_path), 31, name, faults=True)
+    run_in_fork(kill_some, str(tmp_path), 61, name)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("name", [None, "model"])
 def test_runs_killed_at_every_system_call(tmp_path: Path, name: str | None) -> None:
-    run_in_child(kill_some, str(tmp_path), 1, name, faults=True, timeout_s=1800)
+    run_in_fork(kill_some, str(tmp_path), 1, name, timeout_s=1800)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------------

@@ -18,10 +18,13 @@ import featstore
 from featstore.errors import BudgetError
 from featstore.graph import making
 from featstore.sampling.batch import Block
-from featstore.testing.faults import forked, run_in_child, sweep
+from featstore.testing.faults import forked, sweep
+from tests.support.programs import run_in_fork
 from tests.support.pyg import GATConv, HeteroConv, SAGEConv
 from tests.support.refusing import refuses
 from tests.support.typed import CITES, EMPLOYS, REV, WRITES, TypedArrays, academic, random_types
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 Rows = dict[str, torch.Tensor]
 Blocks = dict[Any, Block]
@@ -262,7 +265,7 @@ def kill_some(folder: str) -> None:
     making.CHECKPOINT_S = -1e9  # type: ignore[misc]
     warnings.filterwarnings("ignore", "making 'paper,author,institution/h' from the start: files are missing")
     original, path, seen, expected = Path(folder) / "g", Path(folder) / "h", set(), None
-    for fault in sweep(folder, ["write", "fsync", "rename", "unlink"], "kill", step=17):
+    for fault in sweep(folder, ["write", "fsync", "rename", "unlink"], "kill", step=29):
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(original, path)
         with fault:
@@ -362,4 +365,4 @@ def test_a_node_beyond_the_memory_is_named_with_its_type(tmp_path: Path) -> None
 
 def test_runs_killed_at_a_system_call(made: tuple[Path, TypedArrays], tmp_path: Path) -> None:
     shutil.copytree(made[0], tmp_path / "g")
-    run_in_child(kill_some, str(tmp_path), faults=True)
+    run_in_fork(kill_some, str(tmp_path))

@@ -12,9 +12,12 @@ import pytest
 import torch
 
 import featstore
-from featstore.testing.faults import forked, run_in_child
+from featstore.testing.faults import forked
 from tests.load.test_history import BATCH, NODES, SEEDS, STRATEGIES, Training, history_of, make, path
+from tests.support.programs import run_in_fork
 from tests.support.sampled import one_in
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 __all__ = ["path"]  # a fixture
 
@@ -93,4 +96,4 @@ def test_the_latest_push_before_the_checkpoint_counts(
     path: Path, tmp_path: Path, strategy: str, later: int, is_merged: bool
 ) -> None:
     """Killed twice: whatever was pushed between a checkpoint and the kill is pushed anew, and pulled nowhere."""
-    run_in_child(_killed_twice, str(path), str(tmp_path / "training.pt"), strategy, later, is_merged)
+    run_in_fork(_killed_twice, str(path), str(tmp_path / "training.pt"), strategy, later, is_merged)

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.testing.faults import run_in_child
 from tests.support.loaders import make_loader
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 
 def test_ctrl_c_ends_a_training_loop(small):
@@ -116,10 +118,10 @@ INTERRUPTED = [
 
 @pytest.mark.parametrize("options", INTERRUPTED[2::2], ids=str)
 def test_ctrl_c_at_any_moment(small, options):
-    run_in_child(interrupt, os.fspath(small.path), 25, options)
+    run_in_fork(interrupt, os.fspath(small.path), 12, options)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("options", INTERRUPTED, ids=str)
 def test_ctrl_c_at_many_moments(small, options):
-    run_in_child(interrupt, os.fspath(small.path), 10_000, options, timeout_s=1800)
+    run_in_fork(interrupt, os.fspath(small.path), 10_000, options, timeout_s=1800)

@@ -58,7 +58,7 @@ def test_the_ledger_has_what_is_mapped(graph: Path, tmp_path: Path, strategy: st
     before = mapped_bytes()
     with featstore.open(graph, memory=MEMORY, threads=THREADS) as g:
         with make_loader_of(g, sampler, STRATEGIES[strategy](pack, **options), "many_idx") as loader:
-            for epoch in range(3):
+            for epoch in range(2):
                 for batch in loader:
                     mapped, report = mapped_bytes() - before - given_back(g), g.memory_report()
                     assert mapped > 1_000_000, "nothing is counted"

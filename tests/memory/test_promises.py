@@ -76,7 +76,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """More rows than the budget holds, and few, on which a process begins."""
     folder = tmp_path_factory.mktemp("large")
     paths = {
-        "large": make_dataset(folder / "large", 200_000, 256, n_many=4_000),
+        "large": make_dataset(folder / "large", 120_000, 256, n_many=3_000),
         "small": make_dataset(folder / "small", 3_000, 8),
     }
     yield {name: str(path) for name, path in paths.items()}
@@ -135,13 +135,13 @@ def counted(loader: featstore.Loader, delivered: list[int]) -> Iterator[featstor
 
 
 @pytest.mark.parametrize(("strategy", "sampler"), covering(STRATEGIES, SAMPLERS))
-def test_an_epoch_ends_or_raises_at_twelve_memories(promised: Promised, strategy: str, sampler: str) -> None:
-    sweep(promised, strategy, sampler, MEMORIES[8::17])
+def test_an_epoch_ends_or_raises_at_some_memories(promised: Promised, strategy: str, sampler: str) -> None:
+    sweep(promised, strategy, sampler, MEMORIES[8::29])
 
 
 def test_files_that_an_epoch_opens_have_room(promised: Promised) -> None:
     """Checksums of extents, in memory that batches and packing would have filled."""
-    sweep(promised, "streamed", "epoch", [300_000, *range(4_020_000, 4_050_000, 3_000), 8_000_000])
+    sweep(promised, "streamed", "epoch", [300_000, *range(4_020_000, 4_050_000, 6_000), 8_000_000])
 
 
 @pytest.mark.stress
@@ -283,12 +283,13 @@ def test_validation_beside_training_in_more_memories(promised: Promised, strateg
 # -- automatic sizes -------------------------------------------------------------------------------------------------------------
 
 
-def test_automatic_sizes_are_within_5_percent_of_the_table(promised: Promised) -> None:
+@pytest.mark.parametrize("cases", [CASES[::3], pytest.param(CASES, marks=pytest.mark.stress)], ids=["some", "all"])
+def test_automatic_sizes_are_within_5_percent_of_the_table(promised: Promised, cases: list[tuple[str, int, str]]) -> None:
     """Rows of caches, or one in a hundred rows of the feature; batches of superbatches, or one batch."""
     table = json.loads(TABLE.read_text())
     assert table.keys() == {key_of(*case) for case in CASES}, "made anew by python -m tests.memory.sizes"
     wrong = {}
-    for case in CASES:
+    for case in cases:
         found, kept = sizes_of(promised.path, *case), table[key_of(*case)]
         assert found.keys() == kept.keys()
         if any(abs(found[what] - kept[what]) > max(0.05 * kept[what], floor) for what, floor in FLOORS.items() if what in kept):

@@ -138,7 +138,7 @@ def altered(arrays: Arrays, rng: random.Random) -> tuple[str, Arrays]:
 
 
 def test_what_stands_in_records(made: tuple[Path, list[bytes]], tmp_path: Path) -> None:
-    sample_records(*made, tmp_path, 60)
+    sample_records(*made, tmp_path, 30)
 
 
 @pytest.mark.stress
@@ -157,7 +157,7 @@ def sample_records(pack: Path, whole: list[bytes], folder: Path, most: int, read
         shutil.rmtree(folder / "p")
 
 
-@pytest.mark.parametrize("each", [6, pytest.param(200, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("each", [3, pytest.param(200, marks=pytest.mark.stress)])
 def test_what_stands_in_tables(made: tuple[Path, list[bytes]], tmp_path: Path, each: int) -> None:
     """Other values may be other data, which ``verify`` finds: here only their errors are looked at."""
     sample_tables(made[0], tmp_path, each)

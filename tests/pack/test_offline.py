@@ -16,10 +16,13 @@ import torch
 import featstore
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.foreign import as_sampled
-from featstore.testing.faults import random_flips, run_in_child, sweep
+from featstore.testing.faults import random_flips, sweep
 from tests.support import pyg
 from tests.support.loaders import make_loader
+from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 
 def fields(batch: Any) -> list[Any]:
@@ -288,12 +291,12 @@ def test_damage_is_found(small: SimpleNamespace, tmp_path: Path) -> None:
         refuses(featstore.CorruptionError, "not the samples", lambda: featstore.Pack(tmp_path / "p"))
 
 
-def _full(folder: str, dataset: str) -> None:
+def _full(folder: str, dataset: str, step: int) -> None:
     target = os.path.join(folder, "p")
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         for operation, error in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO")):
-            for fault in sweep(folder, operation, error):
+            for fault in sweep(folder, operation, error, step=step):
                 made = None
                 with fault:
                     try:
@@ -309,8 +312,9 @@ def _full(folder: str, dataset: str) -> None:
                 assert not os.listdir(folder), (operation, os.listdir(folder))
 
 
-def test_a_failing_disk_leaves_nothing(small: SimpleNamespace, tmp_path: Path) -> None:
-    run_in_child(_full, str(tmp_path), str(small.path), faults=True)
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.stress)])
+def test_a_failing_disk_leaves_nothing(small: SimpleNamespace, tmp_path: Path, step: int) -> None:
+    run_in_fork(_full, str(tmp_path), str(small.path), step)
 
 
 def _killed(folder: str, dataset: str) -> None:
@@ -328,7 +332,7 @@ def _killed(folder: str, dataset: str) -> None:
 
 
 def test_a_killed_call_leaves_no_pack_and_the_next_sweeps(small: SimpleNamespace, tmp_path: Path) -> None:
-    refuses(Exception, r"SIGKILL|-9|signal", lambda: run_in_child(_killed, str(tmp_path), str(small.path)))
+    refuses(Exception, r"SIGKILL|-9|signal", lambda: run_in_fork(_killed, str(tmp_path), str(small.path)))
     assert [name.startswith("p.tmp-") for name in os.listdir(tmp_path)] == [True]
     with featstore.open(small.path, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)

@@ -19,9 +19,12 @@ from featstore.errors import CorruptionError, FormatError, StaleError
 from featstore.pack.nodedata import Carrier, NodeData, carried, is_carried
 from featstore.pack.offline import Pack
 from featstore.pack.record import read_record, write_record
-from featstore.testing.faults import flipped, run_in_child, sweep, truncated
+from featstore.testing.faults import flipped, sweep, truncated
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 N = 300
 DAMAGE = (CorruptionError, FormatError, FileNotFoundError)
@@ -146,10 +149,10 @@ def campaign(pack: Path, other: Path, n_flips: int, every_swap: bool) -> Counter
     return found
 
 
-@pytest.mark.parametrize(("n", "least"), [(2, 100), pytest.param(100, 2000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(("n", "least"), [(1, 70), pytest.param(100, 2000, marks=pytest.mark.stress)])
 def test_a_sample_of_all_damages_is_found(packs: tuple[Path, Path], tmp_path: Path, n: int, least: int) -> None:
     shutil.copytree(packs[0], tmp_path / "p")
-    assert campaign(tmp_path / "p", packs[1], n, every_swap=n > 2)["found"] > least
+    assert campaign(tmp_path / "p", packs[1], n, every_swap=n > 1)["found"] > least
 
 
 def data_files(pack: Path) -> dict[str, Path]:
@@ -253,13 +256,13 @@ def carry(pack: Pack, data: NodeData) -> None:
         carrier.commit()
 
 
-def _failing(folder: str) -> None:
+def _failing(folder: str, step: int) -> None:
     pack = os.path.join(folder, "p")
     with featstore.Pack(pack) as opened:
         with featstore.PackedGraph(pack, memory="64MB") as g:
             new = NodeData("y", g.node_data["y"] + 1, "0" * 32)
         for operation, error in (("open", "EMFILE"), ("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO"), ("unlink", "EIO")):
-            for number, fault in enumerate(sweep(folder, operation, error)):
+            for number, fault in enumerate(sweep(folder, operation, error, step=step)):
                 data = NodeData("y", new.tensor + number + 1, f"{number + 1:032x}")
                 with fault:
                     try:
@@ -278,7 +281,8 @@ def _failing(folder: str) -> None:
                 assert len(names) == 2, (operation, number, names)
 
 
-def test_no_fault_leaves_a_record_without_its_labels(packs: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.stress)])
+def test_no_fault_leaves_a_record_without_its_labels(packs: tuple[Path, Path], tmp_path: Path, step: int) -> None:
     """Whatever system call fails in carrying labels, the pack opens, with those before or the new ones."""
     shutil.copytree(packs[0], tmp_path / "p")
-    run_in_child(_failing, str(tmp_path), faults=True)
+    run_in_fork(_failing, str(tmp_path), step)

@@ -76,7 +76,7 @@ def test_any_flipped_bit_is_found(made: Path) -> None:
     rng = np.random.default_rng(0)
     for path in files(made / "p"):
         size = path.stat().st_size
-        for offset in {0, size // 3, max(0, size - 97), size - 50, size - 1, *rng.integers(0, size, 3).tolist()}:
+        for offset in {0, max(0, size - 97), size - 1, *rng.integers(0, size, 1).tolist()}:
             with flipped(path, offset, offset % 8):
                 assert_damaged(made / "p", path)
     verify(made / "p")

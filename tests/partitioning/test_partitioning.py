@@ -11,7 +11,7 @@ import numpy as np
 import pymetis
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -65,7 +65,6 @@ def graphs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return indptr, np.array([u for each in lists for u in sorted(each)], np.int64)
 
 
-@settings(max_examples=150)
 @given(
     graphs(),
     st.integers(1, 20),
@@ -85,7 +84,6 @@ def test_fennel_is_brute_force(graph, k, passes, gamma, start, train, step, dtyp
     assert np.bincount(found).max() <= most_nodes(len(found), k)
 
 
-@settings(max_examples=60)
 @given(
     graphs(),
     st.tuples(st.integers(1, 4), st.integers(1, 4)),
@@ -117,7 +115,6 @@ def test_two_levels_of_a_larger_graph_are_brute_force(levels: tuple[int, int], s
     assert found.tolist() == fennel(indptr, indices, k, train=train, start=start, levels=levels)
 
 
-@settings(max_examples=80)
 @given(graphs(), st.integers(1, 20), st.integers(1, 3))
 def test_ldg_is_brute_force(graph: Any, k: int, passes: int) -> None:
     assert assign(LDG(passes), *graph, k).tolist() == ldg(*graph, k, passes)

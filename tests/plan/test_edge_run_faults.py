@@ -18,8 +18,11 @@ import featstore
 from featstore.errors import CorruptionError
 from featstore.plan import cacheplans
 from featstore.plan.edgeplans import EdgePlanner
-from featstore.testing.faults import run_in_child, sweep
+from featstore.testing.faults import sweep
 from tests.support.graphs import make_graph
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 N, BATCHES = 1500, 8
 FILES = ["edges-*", "plan-edges-*", "next-edges-*"]
@@ -101,15 +104,15 @@ def run_files_fail(folder: str, step: int) -> None:
 
 
 def test_run_files_that_fail(tmp_path: Path) -> None:
-    run_in_child(run_files_fail, str(tmp_path), 83, faults=True)
+    run_in_fork(run_files_fail, str(tmp_path), 151)
 
 
 @pytest.mark.stress
 def test_run_files_that_fail_anywhere(tmp_path: Path) -> None:
-    run_in_child(run_files_fail, str(tmp_path), 1, faults=True, timeout_s=3000)
+    run_in_fork(run_files_fail, str(tmp_path), 1, timeout_s=3000)
 
 
-def names_fail(folder: str) -> None:
+def names_fail(folder: str, step: int) -> None:
     """Run files that get no name, or cannot be deleted: no descriptor stays, and no bytes on the drive; in the child."""
     path, runs = Path(folder) / "g", Path(folder) / "runs"
     make(path)
@@ -124,7 +127,7 @@ def names_fail(folder: str) -> None:
             with make_loader(g, runs, overlap) as loader:
                 expected, before, met = [rows(batch) for batch in loader], held(g), set[str]()
                 for operation, name in (("rename", "ENOSPC"), ("unlink", "EIO")):
-                    for fault in sweep(runs, operation, name):
+                    for fault in sweep(runs, operation, name, step=step if operation == "unlink" else 1):
                         loader.set_epoch(0)
                         found: list[list[torch.Tensor]] = []
                         with fault:
@@ -144,8 +147,9 @@ def names_fail(folder: str) -> None:
                 assert met == set(FILES), met
 
 
-def test_run_files_that_cannot_be_named_or_deleted(tmp_path: Path) -> None:
-    run_in_child(names_fail, str(tmp_path), faults=True)
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.stress)])
+def test_run_files_that_cannot_be_named_or_deleted(tmp_path: Path, step: int) -> None:
+    run_in_fork(names_fail, str(tmp_path), step)
 
 
 @pytest.fixture

@@ -16,9 +16,12 @@ import torch
 
 import featstore
 from featstore.plan.samples import SampleWriter
-from featstore.testing.faults import forked, run_in_child, sweep
+from featstore.testing.faults import forked, sweep
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 N = 3000
 EPOCH = 15  # batches
@@ -98,7 +101,7 @@ def kill_epochs(folder: str, n: int) -> None:
 
 @pytest.mark.stress
 def test_a_hundred_killed_epochs(tmp_path: Path) -> None:
-    run_in_child(kill_epochs, str(tmp_path), 100, timeout_s=1800)
+    run_in_fork(kill_epochs, str(tmp_path), 100, timeout_s=1800)
 
 
 def kill_at_calls(folder: str, step: int) -> None:
@@ -123,7 +126,7 @@ def kill_at_calls(folder: str, step: int) -> None:
 
 
 def test_killed_epochs_leave_what_the_next_run_sweeps(tmp_path: Path) -> None:
-    run_in_child(kill_at_calls, str(tmp_path), 60, faults=True)
+    run_in_fork(kill_at_calls, str(tmp_path), 60)
 
 
 def run_files_fail(folder: str, step: int) -> None:
@@ -161,17 +164,17 @@ def run_files_fail(folder: str, step: int) -> None:
 
 
 def test_run_files_that_cannot_be_written(tmp_path: Path) -> None:
-    run_in_child(run_files_fail, str(tmp_path), 23, faults=True)
+    run_in_fork(run_files_fail, str(tmp_path), 47)
 
 
 @pytest.mark.stress
 def test_run_files_that_cannot_be_written_anywhere(tmp_path: Path) -> None:
-    run_in_child(run_files_fail, str(tmp_path), 1, faults=True, timeout_s=3000)
+    run_in_fork(run_files_fail, str(tmp_path), 1, timeout_s=3000)
 
 
 @pytest.mark.stress
 def test_epochs_killed_at_every_call_on_a_run_file(tmp_path: Path) -> None:
-    run_in_child(kill_at_calls, str(tmp_path), 1, faults=True, timeout_s=3000)
+    run_in_fork(kill_at_calls, str(tmp_path), 1, timeout_s=3000)
 
 
 def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,6 @@ def drawn_edges(g: ArrayGraph, batch: SampledBatch, fanouts: list[int], replace:
     return found[::-1]
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data(), g=graphs(), fanouts=FANOUTS, replace=st.booleans(), seed=st.integers(0, 9))
 def test_edges_are_those_that_were_drawn_whatever_is_cached(
     data: st.DataObject, g: ArrayGraph, fanouts: list[int], replace: bool, seed: int
@@ -88,7 +87,6 @@ def check_labor(g: ArrayGraph, seeds: torch.Tensor, fanouts: list[int], options:
         assert bool(((np.diff(pos) > 0) | (np.diff(dst) > 0)).all())
 
 
-@settings(max_examples=80, deadline=None)
 @given(data=st.data(), g=graphs(), fanouts=FANOUTS, options=st.sampled_from(LABOR))
 def test_edges_by_layers(data: st.DataObject, g: ArrayGraph, fanouts: list[int], options: dict[str, Any]) -> None:
     for start, end in itertools.pairwise(g.indptr.tolist()):
@@ -138,7 +136,6 @@ def check_whole_lists(g: ArrayGraph, make: Any, seeds: torch.Tensor) -> None:
         assert block.weight is None or torch.equal(block.weight, expected.blocks[k].weight)
 
 
-@settings(max_examples=120, deadline=None)
 @given(data=st.data(), g=graphs(), make=st.sampled_from(WHOLE_LISTS))
 def test_edges_of_layers_and_of_subgraphs(data: st.DataObject, g: ArrayGraph, make: Any) -> None:
     """Lists in any order, with repeats; in memory, in the file, and both."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -35,7 +35,6 @@ from tests.support.reference_sampling import check_batch
 KINDS = [EpochGraph, ChunkedEpochGraph]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
     fanouts=FANOUTS,

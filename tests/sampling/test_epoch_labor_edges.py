@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore import EpochSampler, LaborSampler
@@ -71,7 +71,6 @@ def check_edges(sampler: LaborSampler, g: Any, batches: list[Any], path: Path, *
 CHECKS: list[tuple[bool, Any]] = [(False, check_window), (True, check_edges)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data(), fanouts=FANOUTS, dependency=DEPENDENCIES, layers=st.booleans(), redraw=st.booleans())
 def test_small_graphs(
     tmp_path_factory: pytest.TempPathFactory,

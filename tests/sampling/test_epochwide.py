@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore import NeighborSampler
@@ -142,7 +142,6 @@ def long_list_graph(kind: type[EpochGraph], path: Path) -> EpochGraph:
     return kind(indptr, indices.astype(np.int32), path=str(path / "graph"))
 
 
-@settings(max_examples=250, deadline=None)
 @given(
     data=st.data(),
     fanouts=FANOUTS,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -95,7 +95,6 @@ def check_against_oracle(
     check_batch(batch, oracle(g, seeds, fanouts, steps, dependency, key, **more), len(seeds), *key[1:])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
     g=graphs(),
@@ -156,7 +155,6 @@ def weighed(lists: list[list[int]], k: int, steps: int, least: float = 1e-4) -> 
     return weights[:, 0], arrays[1][0][: importance.n_sources], expected
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     lists=st.lists(st.lists(st.integers(0, 30), max_size=40), min_size=1, max_size=20),
     k=st.integers(1, 8),

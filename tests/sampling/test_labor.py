@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -64,7 +64,6 @@ def check_against_oracle(g: ArrayGraph, seeds: list[int], fanouts: list[int], *o
 DEPENDENCIES = st.sampled_from([1, 2, 3, 256, 2**32])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
     g=graphs(),

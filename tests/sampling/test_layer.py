@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -138,7 +138,6 @@ SIZES = st.lists(st.sampled_from([1, 2, 3, 5, 10, 33, 1000]), min_size=1, max_si
 OPTIONS = {"skip": st.booleans(), "replace": st.booleans(), "op": st.sampled_from(["sum", "mean"])}
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data(), g=graphs(), sizes=SIZES, keys=st.tuples(WORDS, WORDS, WORDS), options=st.fixed_dictionaries(OPTIONS))
 def test_small_graphs_equal_the_oracle_whatever_is_cached(data, g, sizes, keys, options) -> None:
     seeds = data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True))
@@ -162,14 +161,14 @@ def test_a_larger_graph_in_pieces_equals_the_oracle(id_bytes, options, monkeypat
 
 LISTS = [[8, 9, 10, 11], [8, 8, 12], [], [9, 13, 14, 15, 16, 17, 18], [3, 8], [0, 4, 19], *([[]] * 14)]
 SEEDS = torch.tensor([0, 1, 2, 3, 4, 5])
-N_DRAWS = 10_000
+N_DRAWS = 3_000
 
 
 @pytest.mark.parametrize(
     ("op", "replace", "skip", "size"), covering(["sum", "mean"], [False, True], [False, True], [1, 4], together=2)
 )
 def test_weighted_sums_have_no_bias(op: str, replace: bool, skip: bool, size: int) -> None:
-    """The mean of 10⁴ draws lies within 4 standard errors of the exact sum over all neighbours, for each destination."""
+    """The mean of many draws lies within 4 standard errors of the exact sum over all neighbours, for each destination."""
     g = graph_of(LISTS)
     x = np.random.default_rng(3).uniform(0.5, 2, len(LISTS))
     sampler = LayerSampler(g, [size], seed=1, skip=skip, replace=replace, op=op)

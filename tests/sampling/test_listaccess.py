@@ -28,6 +28,7 @@ from tests.sampling.test_epochwide import (
 )
 from tests.support.array_graphs import random_graph
 from tests.support.kernel_counts import kernel_bytes
+from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -44,10 +45,10 @@ def hub_graph(kind: type[EpochGraph], path: Path, hub: int = 1 << 18) -> EpochGr
     return kind(indptr, rng.integers(0, 3000, indptr[-1]).astype(np.int32), path=str(path / "graph"))
 
 
-@pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [200], [3000]])
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("access", ["random", "auto"])
+@pytest.mark.parametrize(
+    ("fanouts", "replace", "kind", "access"),
+    covering([[5, 3], [-1, 2], [200], [3000]], [False, True], KINDS, ["random", "auto"], together=2),
+)
 def test_a_long_list_is_not_passed_over(
     tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], replace: bool, access: str
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore._core import lists
@@ -96,7 +96,6 @@ FANOUTS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 16, 17, 33]), min_siz
 WORDS = st.one_of(st.integers(0, 3), st.integers(0, M64))
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(), g=graphs(), fanouts=FANOUTS, replace=st.booleans(), keys=st.tuples(WORDS, WORDS, WORDS), redraw=st.booleans()
 )

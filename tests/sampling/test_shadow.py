@@ -55,7 +55,6 @@ def check(
         assert block.src.data_ptr() == batch.blocks[0].src.data_ptr()
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
     g=graphs(),

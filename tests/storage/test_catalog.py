@@ -24,9 +24,12 @@ from featstore.storage.layout import choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
-from featstore.testing.faults import forked, run_in_child
+from featstore.testing.faults import forked
 from tests.support.cases import each
+from tests.support.programs import run_in_fork
 from tests.support.rowfiles import PAGE
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 DATASET = {
     "id": "0" * 32, "generation": 1, "num_nodes": 10, "num_edges": 0, "topology": "csc", "created_by": "test",
@@ -219,12 +222,12 @@ def fuzz_some(folder: str, n: int) -> None:
 
 
 def test_hostile_pages_under_a_right_digest(tmp_path: Path) -> None:
-    run_in_child(fuzz_some, str(tmp_path), 150)
+    run_in_fork(fuzz_some, str(tmp_path), 150)
 
 
 @pytest.mark.stress
 def test_many_hostile_pages_under_a_right_digest(tmp_path: Path) -> None:
-    run_in_child(fuzz_some, str(tmp_path), 5000, timeout_s=1800)
+    run_in_fork(fuzz_some, str(tmp_path), 5000, timeout_s=1800)
 
 
 def crash_unchecked(folder: str) -> None:
@@ -241,7 +244,7 @@ def crash_unchecked(folder: str) -> None:
 
 
 def test_hostile_pages_would_kill_lmdb(tmp_path: Path) -> None:
-    run_in_child(crash_unchecked, str(tmp_path))
+    run_in_fork(crash_unchecked, str(tmp_path))
 
 
 def test_an_older_copy_of_a_value_under_another_key(root: Path) -> None:

@@ -20,14 +20,17 @@ from featstore.storage.pagestream import PageStream
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
-from featstore.testing.faults import Fault, run_in_child
+from featstore.testing.faults import Fault
 from tests.storage.test_extents import make_reader, open_file, write_base
 from tests.storage.test_reader import pages_of
 from tests.strategies.test_packed import copied, pack
 from tests.strategies.test_superbatch import dataset
 from tests.support.kernel_counts import kernel_bytes
 from tests.support.loaders import make_loader
+from tests.support.programs import run_in_fork
 from tests.support.sampled import covering
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 __all__ = ["dataset", "pack"]  # fixtures
 
@@ -98,7 +101,7 @@ def test_killed_in_the_middle_of_a_pass(
     reader = make_reader()
     base = open_file(reader, tmp_path, case.record)
     with pytest.raises(AssertionError, match="SIGKILL"):
-        run_in_child(_killed, str(tmp_path), width, n_pieces, operation, k, faults=True)
+        run_in_fork(_killed, str(tmp_path), width, n_pieces, operation, k)
     with monkeypatch.context() as patched:
         patched.setattr(rowfile, "PageStream", Counted)
         case.fill(reader, base, "whole.rows")

@@ -22,10 +22,12 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.stripes import mark_of
 from featstore.storage.update import Update
-from featstore.testing.faults import Fault, run_in_child, sweep
+from featstore.testing.faults import Fault, sweep
 from tests.support.loaders import make_loader
-from tests.support.sampled import one_in
+from tests.support.programs import run_in_fork
 from tests.system.test_faults import descriptors
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
 CACHE_BYTES = "20KB"
@@ -331,7 +333,7 @@ CASES += [(name, "write", action) for name in ("create", "edges replace") for ac
 @pytest.mark.stress
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_every_failing_call(case: tuple[str, str, str], tmp_path: Path) -> None:
-    run_in_child(fail_calls, str(tmp_path), *case, 1, faults=True, timeout_s=1800)
+    run_in_fork(fail_calls, str(tmp_path), *case, 1, timeout_s=1800)
 
 
 def fail_some(folder: str, cases: list[list[Any]]) -> None:
@@ -344,27 +346,27 @@ def fail_some(folder: str, cases: list[list[Any]]) -> None:
 
 SAMPLE = [
     ("save", "rename", "ENOSPC", 1),
-    ("save again", "open", "EMFILE", 30),
-    ("replace", "rename", "EIO", 14),
+    ("save again", "open", "EMFILE", 47),
+    ("replace", "rename", "EIO", 19),
     ("replace", "flock", "EIO", 4),
-    ("create", "open", "EMFILE", 11),
-    ("create", "fsync", "EIO", 5),
-    ("create", "write", "EFBIG", 7),
-    ("edges replace", "write", "short", 7),
-    ("create chunks", "write", "ENOSPC", 18),
-    ("convert", "fsync", "EIO", 8),
+    ("create", "open", "EMFILE", 23),
+    ("create", "fsync", "EIO", 9),
+    ("create", "write", "EFBIG", 17),
+    ("edges replace", "write", "short", 17),
+    ("create chunks", "write", "ENOSPC", 29),
+    ("convert", "fsync", "EIO", 11),
     ("convert back", "rename", "ENOSPC", 3),
-    ("create stripes", "fsync", "EIO", 10),
-    ("replace stripes", "unlink", "EIO", 10),
+    ("create stripes", "fsync", "EIO", 17),
+    ("replace stripes", "unlink", "EIO", 17),
     ("convert to stripes", "mkdir", "ENOSPC", 1),
     ("keep", "fsync", "EIO", 1),
-    ("pack again", "fsync", "EIO", 4),
+    ("pack again", "fsync", "EIO", 5),
     ("layout", "rename", "EIO", 3),
 ]
 
 
 def test_some_failing_calls(tmp_path: Path) -> None:
-    run_in_child(fail_some, str(tmp_path), SAMPLE, faults=True)
+    run_in_fork(fail_some, str(tmp_path), SAMPLE)
 
 
 # -- after the commit ------------------------------------------------------------------------------------------------------------
@@ -408,18 +410,24 @@ def after_a_saves_rename(root: Path, operation: str, action: str) -> None:
 
 
 def test_what_follows_the_catalogs_rename_removes_nothing_that_it_names(tmp_path: Path) -> None:
-    run_in_child(after_saves_renames, str(tmp_path), faults=True)
+    run_in_fork(after_saves_renames, str(tmp_path))
+
+
+INTERRUPTED = ["save", "save again", "keep", "create", "replace", "pack again", "layout", *reversed(STRIPED)]
 
 
 @pytest.mark.parametrize(
-    "name", one_in(3, ["save", "save again", "keep", "create", "replace", "pack again", "layout", *reversed(STRIPED)])
+    ("name", "step"),
+    [(name, 3) for name in INTERRUPTED[::3]] + [pytest.param(name, 1, marks=pytest.mark.stress) for name in INTERRUPTED],
 )
-def test_ctrl_c_after_any_step_leaves_the_old_or_the_new(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rename, fsync and removal in turn is done, and then Ctrl-C comes."""
+def test_ctrl_c_after_any_step_leaves_the_old_or_the_new(
+    name: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rename, fsync and removal in turn, or every third of them, is done, and then Ctrl-C comes."""
     with prepared(str(tmp_path), name) as (scenario, template, root, old, new):
-        k, seen, fired = 0, set(), True
+        k, seen, fired = 1 - step, set(), True
         while fired:
-            k, count, fired = k + 1, 0, False
+            k, count, fired = k + step, 0, False
             fresh(template, root)
 
             def wrap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ def write(path: Path, arrays: list[np.ndarray], n_bytes: int) -> SectionFile:
         return writer.finish()
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.tuples(st.sampled_from([0, 1, 3, 511, 512, 1023, 1024, 2048, 5000]), st.integers(0, 2)), max_size=9),
     n_bytes=st.sampled_from([4096, 8192, 65536]),

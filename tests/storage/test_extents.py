@@ -28,9 +28,12 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.writer import FileRecord, RowFileWriter
-from featstore.testing.faults import random_flips, run_in_child, sweep
+from featstore.testing.faults import random_flips, sweep
+from tests.support.programs import run_in_fork
 from tests.support.rowfiles import check_sums
 from tests.support.sampled import covering
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 WIDTHS = [1, 4, 100, 400, 512, 3072, 4095, 4096, 4097, 5732, 65536, 1 << 20, (1 << 20) + 12]
 
@@ -352,12 +355,12 @@ def test_disk_budget_and_interruption(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["base.rows", "base.rows.sums"]
 
 
-def _failing(folder: str) -> None:
+def _failing(folder: str, step: int) -> None:
     path = Path(folder)
     _, reader, _, base, batches = small_set(path)
     (path / "out").mkdir()
     for operation, error in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO"), ("open", "EMFILE")):
-        for fault in sweep(str(path / "out"), operation, error):
+        for fault in sweep(str(path / "out"), operation, error, step=step):
             with fault:
                 try:
                     extents = ExtentMap(np.array([len(batch) for batch in batches]), 512)
@@ -374,8 +377,9 @@ def _failing(folder: str) -> None:
     reader.close()
 
 
-def test_a_failing_disk_leaves_nothing(tmp_path: Path) -> None:
-    run_in_child(_failing, str(tmp_path), faults=True)
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.stress)])
+def test_a_failing_disk_leaves_nothing(tmp_path: Path, step: int) -> None:
+    run_in_fork(_failing, str(tmp_path), step)
 
 
 def test_checksum_tables_beyond_the_budget(tmp_path: Path) -> None:

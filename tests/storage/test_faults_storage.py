@@ -16,8 +16,11 @@ import featstore
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import CATALOG_FILE
-from featstore.testing.faults import Fault, random_flips, run_in_child, truncated
+from featstore.testing.faults import Fault, random_flips, truncated
+from tests.support.programs import run_in_fork
 from tests.support.rowfiles import snapshot
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 # A file of each kind: what it is called, and what reading it gives.
 KINDS: dict[str, tuple[str, Callable[[OutOfCoreGraph], Any]]] = {
@@ -179,4 +182,4 @@ def reads_end(folder: str) -> None:
 
 
 def test_reads_of_nothing_end(copy: Path) -> None:
-    run_in_child(reads_end, str(copy), faults=True)
+    run_in_fork(reads_end, str(copy))

@@ -25,7 +25,10 @@ from featstore.storage import builddir
 from featstore.storage.catalog import read_catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.update import Update
-from featstore.testing.faults import forked, run_in_child, sweep
+from featstore.testing.faults import forked, sweep
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 # --- killed writers -------------------------------------------------------------------------------------------------------------
 
@@ -109,7 +112,7 @@ def kill_create(folder: str, step: int, old: bool, in_stripes: bool = False) -> 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("in_stripes", [False, True])
 def test_builders_killed_at_every_system_call(tmp_path: Path, old: bool, in_stripes: bool) -> None:
-    run_in_child(kill_create, str(tmp_path), 1, old, in_stripes, faults=True, timeout_s=1800)
+    run_in_fork(kill_create, str(tmp_path), 1, old, in_stripes, timeout_s=1800)
 
 
 def kill_at_random(folder: str, n: int) -> None:
@@ -137,7 +140,7 @@ def kill_at_random(folder: str, n: int) -> None:
 
 @pytest.mark.stress
 def test_three_hundred_builders_killed_at_random(tmp_path: Path) -> None:
-    run_in_child(kill_at_random, str(tmp_path), 300, faults=True, timeout_s=1800)
+    run_in_fork(kill_at_random, str(tmp_path), 300, timeout_s=1800)
 
 
 def kill_careless(folder: str) -> None:
@@ -230,22 +233,22 @@ def kill_convert(folder: str, step: int) -> None:
 
 @pytest.mark.stress
 def test_conversions_killed_at_every_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_convert, str(tmp_path), 1, faults=True, timeout_s=1800)
+    run_in_fork(kill_convert, str(tmp_path), 1, timeout_s=1800)
 
 
 @pytest.mark.stress
 def test_updates_killed_at_every_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_update, str(tmp_path), 1, faults=True)
+    run_in_fork(kill_update, str(tmp_path), 1)
 
 
 def kill_some(folder: str) -> None:
     """A sample of all the kills above, and their control; in one child, as starting one takes longer than the kills."""
     for name, campaign in (
-        ("fresh", lambda path: kill_create(path, 29, False)),
-        ("over", lambda path: kill_create(path, 29, True)),
-        ("over stripes", lambda path: kill_create(path, 23, True, True)),
+        ("fresh", lambda path: kill_create(path, 41, False)),
+        ("over", lambda path: kill_create(path, 41, True)),
+        ("over stripes", lambda path: kill_create(path, 43, True, True)),
         ("update", lambda path: kill_update(path, 9)),
-        ("convert", lambda path: kill_convert(path, 17)),
+        ("convert", lambda path: kill_convert(path, 31)),
         ("careless", kill_careless),
     ):
         os.mkdir(f"{folder}/{name}")
@@ -253,10 +256,10 @@ def kill_some(folder: str) -> None:
 
 
 def test_writers_killed_at_a_system_call(tmp_path: Path) -> None:
-    run_in_child(kill_some, str(tmp_path), faults=True)
+    run_in_fork(kill_some, str(tmp_path))
 
 
-def few_descriptors(folder: str) -> None:
+def few_descriptors(folder: str, step: int) -> None:
     """Too few descriptors for what makes, replaces or converts a dataset: nothing is left; in the child."""
     path, drive, form = Path(folder) / "g", Path(folder) / "drive", striped(folder)
     make(path, "old", **form)  # what opens something once does it now
@@ -287,7 +290,7 @@ def few_descriptors(folder: str) -> None:
                 n_failed += 1
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-            spare += 1
+            spare += step
             where = (name, spare)
             assert sorted(os.listdir(folder)) == (["drive", "g"] if catalog is not None or is_done else ["drive"]), where
             if is_done:
@@ -297,11 +300,12 @@ def few_descriptors(folder: str) -> None:
                 assert catalog is None or read_catalog(path) == catalog, where
             make(path, "old")
             assert not os.listdir(drive), where
-        assert n_failed >= 5, (name, n_failed)
+        assert n_failed >= 5 // step, (name, n_failed)
 
 
-def test_too_few_descriptors_leave_nothing(tmp_path: Path) -> None:
-    run_in_child(few_descriptors, str(tmp_path))
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.stress)])
+def test_too_few_descriptors_leave_nothing(tmp_path: Path, step: int) -> None:
+    run_in_fork(few_descriptors, str(tmp_path), step)
 
 
 # --- power cuts -----------------------------------------------------------------------------------------------------------------

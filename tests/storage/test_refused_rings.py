@@ -20,9 +20,12 @@ from featstore.storage.pagestream import PageStream
 from featstore.storage.reader import MIN_ARENA_BYTES, STREAM_THREADS
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
-from featstore.testing.faults import Fault, deny_syscalls, forked, run_in_child
+from featstore.testing.faults import Fault, deny_syscalls, forked
+from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
 from tests.support.written_rows import opened, write_rows
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 ROWS = np.random.default_rng(0).integers(0, 256, (90_000, 512), dtype=np.uint8)
 
@@ -67,7 +70,7 @@ def test_refused_from_the_start(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((300, 75), dtype=np.float32)
     indptr, indices = np.arange(301), np.zeros(300, np.int64)
     featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, features={"x": x}, progress=False).close()
-    run_in_child(refused_with_each_error, str(tmp_path / "g"))
+    run_in_fork(refused_with_each_error, str(tmp_path / "g"))
 
 
 # What the kernel refuses cannot be undone: each runs in a fork of one child.
@@ -146,7 +149,7 @@ def refused_later(folder: str) -> None:
 
 
 def test_refused_later(tmp_path: Path) -> None:
-    run_in_child(refused_later, str(tmp_path))
+    run_in_fork(refused_later, str(tmp_path))
 
 
 def direct_reads_are_refused(folder: str) -> None:
@@ -181,4 +184,4 @@ def direct_reads_are_refused(folder: str) -> None:
 
 
 def test_direct_reads_are_refused(tmp_path: Path) -> None:
-    run_in_child(direct_reads_are_refused, str(tmp_path), faults=True)
+    run_in_fork(direct_reads_are_refused, str(tmp_path))

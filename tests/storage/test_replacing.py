@@ -86,7 +86,7 @@ def open_often(path: Path, n_opens: int, n_rows: int, verify: str) -> None:
 @pytest.mark.parametrize(("verify", "how"), covering(["always", "open", "off"], ["exchange", "two steps"]))
 def test_some_hundred_opens_of_a_dataset_that_is_replaced_without_pause(tmp_path: Path, verify: str, how: str) -> None:
     with replaced_without_pause(tmp_path, 20, how) as path:
-        open_often(path, 100, 20, verify)
+        open_often(path, 50, 20, verify)
 
 
 def test_opening_takes_longer_than_replacing(tmp_path: Path) -> None:

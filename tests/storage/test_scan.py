@@ -52,7 +52,7 @@ def words_of(n: int, width: int, folder: Path) -> tuple[npt.NDArray[Any], Any]:
     return words, write_rows(folder, words.view(np.uint8).reshape(n, width))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(n_bytes=SIZES, most_bytes=st.integers(0, 400_000), width=st.sampled_from([4, 8]))
 def test_all_words_come_in_order_within_the_memory(tmp_path_factory, streams, n_bytes, most_bytes, width) -> None:
     streams.clear()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -69,7 +69,6 @@ def both(forms: SimpleNamespace) -> Iterator[list[tuple[Any, Any]]]:
 
 
 def test_rows_are_those_of_the_one_file(both: list[tuple[Any, Any]]) -> None:
-    @settings(max_examples=60, deadline=None)
     @given(data=st.data(), number=st.integers(0, 2), piece=st.sampled_from([1, 7, 1 << 16]), room=st.sampled_from([0, 20, 999]))
     def check(data: st.DataObject, number: int, piece: int, room: int) -> None:
         same_rows(*both[number], data, piece, room)

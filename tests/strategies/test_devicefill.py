@@ -228,13 +228,14 @@ def interrupted_at(step: int, call: Any, *files: str) -> bool:
     return False
 
 
-def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path) -> None:
-    """At each line of making a tier, those included at which nobody has the tier yet."""
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.stress)])
+def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path, every: int) -> None:
+    """At lines of making a tier, those included at which nobody has the tier yet."""
     files = "cache/devicetier.py", "gather/device.py", "strategies/devicefill.py"
     with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": 0}) as made:
-        context, step = made._runner.context, 0
-        while interrupted_at(step + 1, lambda: made_tier(context), *files):
-            step += 1
+        context, step = made._runner.context, 1
+        while interrupted_at(step, lambda: made_tier(context), *files):
+            step += every
             gc.collect()
             assert not {"device cache", "device map"} & g.memory_report().keys(), f"after {step} lines"
     assert step > 50

@@ -36,9 +36,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         yield g
 
 
-EACH_FORM = pytest.mark.parametrize("graph", FORMS, indirect=True)
-
-
 def load(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, sampler: str = "neighbor", **more: Any) -> dict[str, Any]:
     """Run two epochs, each batch checked, of a pack where the strategy has one; return the counts of edges."""
     options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy, **more}
@@ -62,8 +59,7 @@ def check_caches(g: featstore.OutOfCoreGraph) -> None:
         assert g.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
 
 
-@EACH_FORM
-@pytest.mark.parametrize(("policy", "sampler"), covering(ONLINE, SAMPLERS))
+@pytest.mark.parametrize(("graph", "policy", "sampler"), covering(FORMS, ONLINE, SAMPLERS), indirect=["graph"])
 def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str, device: str) -> None:
     without = load(graph, featstore.OnDemand(), sampler, device=device)
     with_cache = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler, device=device)

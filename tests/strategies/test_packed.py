@@ -23,12 +23,15 @@ from featstore.pack.nodedata import named
 from featstore.pack.record import read_record, write_record
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
-from featstore.testing.faults import forked, run_in_child, sweep
+from featstore.testing.faults import forked, sweep
 from tests.strategies.test_superbatch import N, dataset, ondemand, same
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
+from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
 from tests.support.sampled import one_in
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 __all__ = ["dataset", "ondemand"]  # fixtures
 
@@ -265,7 +268,7 @@ SHARING = pytest.mark.parametrize(
 def test_a_failing_disk_leaves_nothing(dataset, pack, tmp_path, policy, disk, step) -> None:
     """Every rename fails once, and every fourth flush and 61st write, or every one."""
     (copied(pack, tmp_path) / "writer.lock").touch()
-    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, step, faults=True)
+    run_in_fork(_failing, str(tmp_path), str(dataset), policy, disk, step)
 
 
 def dying_fsync(step: int) -> Callable[[int], None]:
@@ -297,7 +300,7 @@ def killed(make: Callable[..., None], pack: Path, folder: Path, steps: range, *a
 
     ``make(pack, folder, steps, *arguments)`` calls :func:`die_at_each`; all makers are forks of one child.
     """
-    run_in_child(make, str(pack), str(folder), [*steps], *arguments)
+    run_in_fork(make, str(pack), str(folder), [*steps], *arguments)
     return [mine for step in steps if (mine := folder / str(step) / "copy").exists()]
 
 

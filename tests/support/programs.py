@@ -1,37 +1,54 @@
-"""Python programs, each in a process of its own: forked from one that has imported torch, which takes a second and more."""
+"""Programs and campaigns, each in a process of its own: forked from one that has imported torch, which takes seconds."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["OF_PYG", "run_program", "start_server"]
+from featstore.testing import faults
+
+__all__ = ["OF_PYG", "run_in_fork", "run_program", "start_server"]
 
 OF_PYG = ["`torch.jit.script` is deprecated"]  # what PyG warns of when it is imported
 
 _FORKS = multiprocessing.get_context("forkserver")
+_LIBRARY = contextlib.ExitStack()  # the fault library's file, which is there as long as the server
+
+
+@contextlib.contextmanager
+def _environment(**changes: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def start_server() -> None:
-    """Start the process that programs are forked from; it stays until this one ends. Its torch has one thread."""
-    _FORKS.set_forkserver_preload(["torch", "numpy", "featstore", "tests.support.programs"])
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
+    """Start the process that is forked; it stays until this one ends. It has the fault library, and its torch one thread."""
+    _FORKS.set_forkserver_preload(["tests.support.preloaded", "tests.support.programs"])
+    library = _LIBRARY.enter_context(faults.fault_library())
+    preloaded = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()
+    with _environment(OMP_NUM_THREADS="1", LD_PRELOAD=preloaded, **{faults._LOADED: library}):
         multiprocessing.forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 def run_program(
@@ -44,26 +61,55 @@ def run_program(
     """Run a script as ``python -W error script arguments`` would in ``cwd``, and return what it printed and its exit status.
 
     Messages of ``DeprecationWarning`` that begin like one of ``ignored`` are no errors. What the import of featstore and of torch
-    does is not seen here, nor what happens when an interpreter ends.
+    does is not seen here, nor what happens when an interpreter ends. Drives are measured on a small file, as in other tests.
     """
-    with tempfile.TemporaryDirectory(prefix="program-") as folder:
-        printed = Path(folder) / "stdout", Path(folder) / "stderr"
-        line = [os.fspath(script), *map(str, arguments)]
-        process = _FORKS.Process(target=_run, args=(line, os.fspath(cwd), list(ignored), {**os.environ, **environment}, printed))
-        process.start()
-        try:
-            process.join()
-        finally:
-            if process.is_alive():  # the run of the tests was interrupted
-                process.kill()
-                process.join()
-        status = process.exitcode
-        process.close()
-        assert status is not None
+    line = [os.fspath(script), *map(str, arguments)]
+    with _printed() as printed:
+        status = _fork(_program, line, os.fspath(cwd), list(ignored), {**os.environ, **environment}, printed)
         return subprocess.CompletedProcess(line, status, *(each.read_text() for each in printed))
 
 
-def _run(line: list[str], cwd: str, ignored: list[str], environment: dict[str, str], printed: tuple[Path, Path]) -> None:
+def run_in_fork(function: Callable[..., None], *arguments: Any, timeout_s: float = 500) -> None:
+    """Call ``function(*arguments)`` and raise AssertionError, with its output, unless it returns.
+
+    As :func:`featstore.testing.faults.run_in_child` does with its faults, but in a fork of the server: for campaigns that do
+    not care what an interpreter's start does, nor how much memory one holds then.
+    """
+    __tracebackhide__ = True
+    with _printed() as printed:
+        name = function.__module__, function.__qualname__
+        status = _fork(_call, *name, arguments, timeout_s, os.getcwd(), dict(os.environ), printed)
+        if status:
+            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            shown = "".join(each.read_text() for each in printed)
+            raise AssertionError(f"{function.__qualname__} in the child: {how}\n{shown}")
+
+
+@contextlib.contextmanager
+def _printed() -> Iterator[tuple[Path, Path]]:
+    """Yield files for what a child prints, and for its errors."""
+    with tempfile.TemporaryDirectory(prefix="program-") as folder:
+        yield Path(folder) / "stdout", Path(folder) / "stderr"
+
+
+def _fork(target: Callable[..., None], *arguments: Any) -> int:
+    """Run ``target`` in a fork of the server and return its exit status."""
+    process = _FORKS.Process(target=target, args=arguments)
+    process.start()
+    try:
+        process.join()
+    finally:
+        if process.is_alive():  # the run of the tests was interrupted
+            process.kill()
+            process.join()
+    status = process.exitcode
+    process.close()
+    assert status is not None
+    return status
+
+
+def _begin(cwd: str, ignored: list[str], environment: dict[str, str], printed: tuple[Path, Path]) -> None:
+    """Let the fork be what a new process would be."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -75,6 +121,31 @@ def _run(line: list[str], cwd: str, ignored: list[str], environment: dict[str, s
     warnings.simplefilter("error")
     for message in ignored:
         warnings.filterwarnings("ignore", message=message, category=DeprecationWarning)
+
+
+def _program(line: list[str], cwd: str, ignored: list[str], environment: dict[str, str], printed: tuple[Path, Path]) -> None:
+    from featstore.storage import drive
+
+    _begin(cwd, ignored, environment, printed)
+    drive.SCRATCH_BYTES = 1 << 20
     sys.argv[:] = line
     sys.path.insert(0, os.path.dirname(os.path.abspath(line[0])))
     runpy.run_path(line[0], run_name="__main__")
+
+
+def _call(
+    module: str,
+    name: str,
+    arguments: tuple[Any, ...],
+    timeout_s: float,
+    cwd: str,
+    environment: dict[str, str],
+    printed: tuple[Path, Path],
+) -> None:
+    _begin(cwd, [], environment, printed)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    function: Any = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    function(*arguments)

@@ -19,6 +19,9 @@ import torch
 import featstore
 from featstore.testing.faults import Fault, run_in_child, sweep
 from featstore.testing.limits import memory_group
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 N, DIM = 600, 75  # rows of 300 bytes: 13 a page, 47 pages
 
@@ -78,12 +81,12 @@ def _descriptors() -> set[str]:
 
 def short_writes(folder: str) -> None:
     root = Path(folder)
-    for k in (1, 2, 3, 5, 8):
+    for k in (1, 2, 5):
         with Fault(root, ["write", "read"], "short", k=k, times=40) as fault:
             create(root / f"g{k}", k)
         assert fault.fired
         assert holds(root / f"g{k}", k)
-    for k in range(1, 12):
+    for k in range(1, 12, 3):
         with Fault(root, ["write", "read", "open"], "EINTR", k=k, times=3) as fault:
             create(root / f"i{k}", k)
         assert fault.fired == 3
@@ -91,7 +94,7 @@ def short_writes(folder: str) -> None:
 
 
 def test_create_goes_on_after_short_and_interrupted_writes(tmp_path: Path) -> None:
-    run_in_child(short_writes, str(tmp_path), faults=True)
+    run_in_fork(short_writes, str(tmp_path))
 
 
 def file_size_limit(folder: str) -> None:
@@ -108,7 +111,7 @@ def file_size_limit(folder: str) -> None:
 
 
 def test_create_under_a_file_size_limit(tmp_path: Path) -> None:
-    run_in_child(file_size_limit, str(tmp_path))
+    run_in_fork(file_size_limit, str(tmp_path))
 
 
 # -- open and gather -----------------------------------------------------------------------------------------------------------
@@ -151,10 +154,10 @@ def opening_fails_at(path: str, operation: str, action: str, step: int) -> None:
     use()
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.stress)])
 def test_open_and_use_fail_cleanly(tmp_path: Path, step: int) -> None:
     create(tmp_path / "g", 0)
-    run_in_child(opening_fails, str(tmp_path / "g"), step, faults=True)
+    run_in_fork(opening_fails, str(tmp_path / "g"), step)
 
 
 def gather_meets(path: str) -> None:
@@ -186,7 +189,7 @@ def gather_meets(path: str) -> None:
 
 def test_pread_gather_meets_errors_and_short_reads(tmp_path: Path) -> None:
     create(tmp_path / "g", 0)
-    run_in_child(gather_meets, str(tmp_path / "g"), faults=True)
+    run_in_fork(gather_meets, str(tmp_path / "g"))
 
 
 def allocations_fail(path: str) -> None:
@@ -213,7 +216,7 @@ def allocations_fail(path: str) -> None:
 
 def test_every_large_allocation_may_fail(tmp_path: Path) -> None:
     create(tmp_path / "g", 0)
-    run_in_child(allocations_fail, str(tmp_path / "g"), faults=True)
+    run_in_fork(allocations_fail, str(tmp_path / "g"))
 
 
 MANY = 12_000  # rows of a batch: NumPy goes through more than 8,192 in buffers of its own, and 2.4 dies where it gets none
@@ -261,12 +264,12 @@ def epochs_lack_memory(path: str, step: int) -> None:
 
 
 def test_allocations_of_epochs_may_fail(tmp_path: Path) -> None:
-    run_in_child(epochs_lack_memory, str(tmp_path), 5, faults=True)
+    run_in_fork(epochs_lack_memory, str(tmp_path), 9)
 
 
 @pytest.mark.stress
 def test_every_allocation_of_epochs_may_fail(tmp_path: Path) -> None:
-    run_in_child(epochs_lack_memory, str(tmp_path), 1, faults=True, timeout_s=1200)
+    run_in_fork(epochs_lack_memory, str(tmp_path), 1, timeout_s=1200)
 
 
 def few_descriptors(path: str) -> None:
@@ -287,7 +290,7 @@ def few_descriptors(path: str) -> None:
 
 def test_too_few_descriptors(tmp_path: Path) -> None:
     create(tmp_path / "g", 0)
-    run_in_child(few_descriptors, str(tmp_path / "g"))
+    run_in_fork(few_descriptors, str(tmp_path / "g"))
 
 
 # -- little memory -------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email
-import fcntl
 import os
 import runpy
 import shutil
@@ -21,6 +20,7 @@ import setuptools
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".git", ".venv", "build", "dist", "demo", "*.egg-info", "*.so", ".*_cache", ".hypothesis", "__pycache__")
+GENERATED = "build/cython-release"
 MODULES = sorted(
     path.relative_to(ROOT / "src_cython").with_suffix("").as_posix() for path in (ROOT / "src_cython").rglob("*.pyx")
 )
@@ -37,47 +37,46 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An sdist of the tree, and a wheel made from that sdist, each in an environment of its own: (sdist, wheel).
+def build(folder: Path) -> tuple[Path, Path]:
+    """Make an sdist of the tree, and a wheel from that sdist in an environment of its own; return both.
 
     Compiled without optimization, by a compiler that takes the last of its ``-O`` options: that is most of a build's time, and
-    the modules that all other tests use were built with it.
+    the modules that all other tests use were built with it. To make the sdist, the C that is there is not generated anew.
     """
-    of_all = tmp_path_factory.getbasetemp()
-    folder = (of_all.parent if "PYTEST_XDIST_WORKER" in os.environ else of_all) / "packaging"
-    folder.mkdir(exist_ok=True)
-    with open(folder / "lock", "w") as lock:  # one worker builds for all
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "dist").exists():
-            for left in ("tree", "made"):  # of a worker whose build failed
-                shutil.rmtree(folder / left, ignore_errors=True)
-            shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
-            compiler = folder / "cc"
-            compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC")} "$@" -O0\n')
-            compiler.chmod(0o755)
-            run(sys.executable, "-m", "build", "--outdir", folder / "made", folder / "tree", cwd=folder, CC=str(compiler))
-            (folder / "made").rename(folder / "dist")
-    (sdist,) = (folder / "dist").glob("*.tar.gz")
-    (wheel,) = (folder / "dist").glob("*.whl")
+    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(ROOT / GENERATED, folder / "tree" / GENERATED)
+    compiler = folder / "cc"
+    compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC")} "$@" -O0\n')
+    compiler.chmod(0o755)
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "tree", cwd=folder, CC=str(compiler))
+    (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
     return sdist, wheel
 
 
-@pytest.fixture(scope="module")
-def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a fresh environment with nothing but the wheel; the dependencies are lent by this one."""
-    folder = tmp_path_factory.mktemp("installed")
+def install(wheel: Path, folder: Path) -> Path:
+    """Return the Python of a fresh environment with nothing but the wheel; the dependencies are lent by this one."""
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", built[1], cwd=folder)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     # A path file adds the folder without running the path files in it, so the editable install there stays out.
     (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"])
     return python
 
 
-def test_sdist_holds_the_sources(built: tuple[Path, Path]) -> None:
-    with tarfile.open(built[0]) as archive:
+def test_what_is_packaged_is_whole_and_works(tmp_path: Path) -> None:
+    """One test, for one worker: others that wait for the same build would do nothing meanwhile."""
+    sdist, wheel = build(tmp_path)
+    sdist_holds_the_sources(sdist)
+    wheel_holds_modules_stubs_and_no_sources(wheel)
+    wheel_has_its_metadata(wheel)
+    python = install(wheel, tmp_path)
+    installed_wheel_works(python, tmp_path)
+    installed_command_line_has_its_commands(python, tmp_path)
+
+
+def sdist_holds_the_sources(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     wanted = {
         "setup.py",
@@ -98,9 +97,9 @@ def test_sdist_holds_the_sources(built: tuple[Path, Path]) -> None:
     assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith("build/")]
 
 
-def test_wheel_holds_modules_stubs_and_no_sources(built: tuple[Path, Path]) -> None:
+def wheel_holds_modules_stubs_and_no_sources(wheel: Path) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    with zipfile.ZipFile(built[1]) as archive:
+    with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert MODULES
     for module in MODULES:
@@ -108,12 +107,12 @@ def test_wheel_holds_modules_stubs_and_no_sources(built: tuple[Path, Path]) -> N
         assert f"{module}.pyi" in names
     python = {path.relative_to(ROOT).as_posix() for path in (ROOT / "featstore").rglob("*.py")}
     assert python | {"featstore/py.typed"} <= names
-    assert {name.split("/")[0] for name in names} == {"featstore", "-".join(built[1].name.split("-")[:2]) + ".dist-info"}
+    assert {name.split("/")[0] for name in names} == {"featstore", "-".join(wheel.name.split("-")[:2]) + ".dist-info"}
     assert not [name for name in names if name.endswith((".pyx", ".pxd", ".h"))]
 
 
-def test_wheel_metadata(built: tuple[Path, Path]) -> None:
-    with zipfile.ZipFile(built[1]) as archive:
+def wheel_has_its_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
         (info,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(info))
         entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
@@ -127,7 +126,7 @@ def test_wheel_metadata(built: tuple[Path, Path]) -> None:
     assert "featstore = featstore.cli.main:main" in entry_points
 
 
-def test_installed_wheel_works(installed: Path, tmp_path: Path) -> None:
+def installed_wheel_works(installed: Path, folder: Path) -> None:
     program = f"""
 import sys, numpy, featstore
 assert featstore.__file__.startswith({str(installed.parent.parent)!r}), featstore.__file__
@@ -138,11 +137,11 @@ with featstore.open("g", memory="64MiB") as g:
     assert g.features["x"][[3, 0]].tolist() == x[[3, 0]].tolist()
 print("works")
 """
-    assert run(installed, "-W", "error", "-c", program, cwd=tmp_path).endswith("works\n")
+    assert run(installed, "-W", "error", "-c", program, cwd=folder).endswith("works\n")
 
 
-def test_installed_command_line(installed: Path, tmp_path: Path) -> None:
-    shown = run(installed.parent / "featstore", "--help", cwd=tmp_path)
+def installed_command_line_has_its_commands(installed: Path, folder: Path) -> None:
+    shown = run(installed.parent / "featstore", "--help", cwd=folder)
     for command in ("create", "info", "verify", "train", "bench"):
         assert command in shown
 

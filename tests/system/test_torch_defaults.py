@@ -15,7 +15,7 @@ from torch.utils._device import _device_constructors
 import featstore
 from featstore.inference.layers import Aggregate
 from tests.support.pyg import Data, NodeSamplerInput
-from tests.support.sampled import covering
+from tests.support.sampled import covering, one_in
 
 from featstore.adapters import pyg  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
 
@@ -160,16 +160,19 @@ def test_every_factory_names_its_device() -> None:
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # PyG's index_select, in the place of torch's
 @pytest.mark.parametrize(
     "read",
-    [
-        lambda store, ids: store[ids],
-        lambda store, ids: store.take(ids),
-        lambda store, ids: store.take(ids, out=torch.empty((len(ids), 20), device="cpu")),
-        lambda store, ids: store.take_async(ids).result(),
-        lambda store, ids: store.gather(ids),
-        lambda store, ids: store(ids),
-        lambda store, ids: torch.index_select(store, 0, ids),
-        lambda store, ids: torch.nn.functional.embedding(ids, store),
-    ],
+    one_in(
+        2,
+        [
+            lambda store, ids: store[ids],
+            lambda store, ids: store.take(ids),
+            lambda store, ids: store.take(ids, out=torch.empty((len(ids), 20), device="cpu")),
+            lambda store, ids: store.take_async(ids).result(),
+            lambda store, ids: store.gather(ids),
+            lambda store, ids: store(ids),
+            lambda store, ids: torch.index_select(store, 0, ids),
+            lambda store, ids: torch.nn.functional.embedding(ids, store),
+        ],
+    ),
 )
 @pytest.mark.shares_resources  # the store's threads outlive the test
 def test_compiled_code(stored: Path, read: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
@@ -179,7 +182,7 @@ def test_compiled_code(stored: Path, read: Callable[[Any, torch.Tensor], torch.T
         g.cache("x", "20KiB", policy="lru")
         store = g.features["x"]
         compiled = torch.compile(lambda ids: read(store, ids * 2 - 5) * 2 + 1, backend="aot_eager")
-        for n, size in enumerate((3, 10, 40, 250)):
+        for n, size in enumerate((3, 10, 250)):
             ids = torch.from_numpy(RNG.integers(3, N // 2, size))
             assert torch.equal(compiled(ids), X[ids * 2 - 5] * 2 + 1)
             assert store.stats()["takes"] == n + 1

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -83,7 +83,6 @@ def asked_of(topology: Topology, nodes: Int64s, block_bytes: int = 1 << 20) -> d
     return found
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     degrees=DEGREES,
     dtype=st.sampled_from([np.int32, np.int64]),
@@ -139,7 +138,6 @@ def test_an_id_that_is_no_node_is_named_where_it_lies(nodes: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-@settings(max_examples=60, deadline=None)
 @given(
     degrees=DEGREES,
     dtype=st.sampled_from([np.int32, np.int64]),
@@ -246,7 +244,6 @@ def test_edges_out_of_range_are_named(at: int) -> None:
 # -- damage ----------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_hostile_directory_is_refused(data: st.DataObject) -> None:
     """Any entry changed to anything: an error with path and offset, or a directory that keeps all reads inside the file."""
@@ -268,7 +265,6 @@ def test_a_hostile_directory_is_refused(data: st.DataObject) -> None:
     assert int((found.ids_at + found.n_edges).max()) <= n_words
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_hostile_words_of_chunks_never_crash(data: st.DataObject) -> None:
     """Without checksums: an error that names the page, or ids and offsets that are in range; never a hang or a crash."""
