@@ -102,8 +102,8 @@ def is_writable(size_t address, size_t n_bytes):
     return fs_probe(<void *>address) and fs_probe(<void *>(address + n_bytes - 1))
 
 
-def wrap_ids(const int64_t[::1] ids not None, int64_t n, int64_t[::1] out, int64_t first=0):
-    """Check that every id is in ``[first, first + n)``, or in ``[-n, 0)``, and write its row to ``out`` (None: only check).
+def wrap_ids(const int64_t[::1] ids not None, int64_t n, int64_t[::1] out):
+    """Check that every id is in ``[-n, n)``, and write its row to ``out`` (None: only check).
 
     Returns (position of the first bad id or −1, whether an id was negative).
     """
@@ -125,8 +125,6 @@ def wrap_ids(const int64_t[::1] ids not None, int64_t n, int64_t[::1] out, int64
             if value < 0:
                 negative = True
                 value += n
-            else:
-                value -= first
             if <uint64_t>value >= <uint64_t>n:
                 bad = i
                 break
