@@ -25,14 +25,15 @@ from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import LoadedBatch, MiniBatch
 from featstore.load.seedlabels import SeedLabels
 from featstore.load.transfer import Assembled, Transfer
+from featstore.sampling.batch import Block
 from featstore.sampling.batches import EpochSeeds
-from featstore.sampling.edgenumbers import blocks_of, edge_numbers
+from featstore.sampling.edgenumbers import blocks_of, edge_numbers, edge_type_of
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
 from featstore.topology.noderows import NodeRows
-from featstore.topology.types import NodeType, Types
+from featstore.topology.types import EdgeKey, NodeType, Types
 
 __all__ = ["Stages"]
 
@@ -263,19 +264,21 @@ class Stages:
 
     def _gather_edges(self, batch: Batch) -> None:
         """Gather the edge features that the batch still lacks, each for all blocks at once."""
-        context, sampled = self._context, batch.sampled
+        context, types = self._context, self._types
+        of_types: dict[EdgeKey | None, tuple[Block, ...]] = {None: batch.sampled.blocks}
         for name, store in context.edges.stores.items():
             if name not in batch.edge_features:
-                tally, blocks, of = Tally(), sampled.blocks, name.rpartition("/")[0]
-                if self._types is not None:  # the blocks of the feature's type alone, and the numbers within it
-                    blocks = blocks_of(self._types, name, blocks)
+                tally, kind = Tally(), None if types is None else edge_type_of(types, name).key
+                if types is not None and kind not in of_types:  # the blocks of the type alone, and the numbers within it
+                    of_types[kind] = blocks_of(types, name, batch.sampled.blocks)
+                blocks = of_types[kind]
                 try:
                     with self.watch.time("edges"):
                         by: EdgePlan | npt.NDArray[np.int64] | None = batch.edge_plans.get(name)
                         if by is None:  # checked and joined once, even if the gather is repeated for lack of memory
-                            if of not in batch.edge_numbers:
-                                batch.edge_numbers[of] = edge_numbers(blocks, len(store), self._g.pool.array)
-                            by = batch.edge_numbers[of]
+                            if kind not in batch.edge_numbers:
+                                batch.edge_numbers[kind] = edge_numbers(blocks, len(store), self._g.pool.array)
+                            by = batch.edge_numbers[kind]
                         batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, by)
                 finally:
                     context.edges.reads.add(tally.read)

@@ -11,8 +11,12 @@ from featstore.config import check_integer
 from featstore.errors import PluginError
 from featstore.gather.arrays import first_seen
 from featstore.sampling.batches import Batches, CutBatches, EpochSeeds, warn_of_none
+from featstore.sampling.hops import as_ids
+from featstore.sampling.scratch import EMPTY
 
 __all__ = ["ShareOfBatches", "ShareOfEpoch", "check_ranks"]
+
+MOST_NODES = 2**63 - 1  # the sampler knows how many there are
 
 
 def check_ranks(rank: int | None, world_size: int | None, group: tuple[int, int] | None = None) -> tuple[int, int]:
@@ -149,8 +153,8 @@ class ShareOfEpoch:
         step, number = divmod(index, self._ranks)
         first, stop = max(step * self._ranks, self._n_done), min((step + 1) * self._ranks, self._n)
         if step < self._n_steps - 1 and first == step * self._ranks:
-            return torch.as_tensor(of(index))
-        whole = np.concatenate([np.asarray(of(each), np.int64) for each in range(first, stop)] or [np.empty(0, np.int64)])
+            return torch.from_numpy(as_ids(of(index), MOST_NODES))
+        whole = np.concatenate([EMPTY, *(as_ids(of(each), MOST_NODES) for each in range(first, stop))])
         if len(whole) < self._ranks:
             raise PluginError(
                 f"step {step} of an epoch has {len(whole)} seeds for {self._ranks} ranks: take another batch size, or fewer ranks"

@@ -31,6 +31,7 @@ from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
 from featstore.strategies.options import check_fields
 from featstore.topology.noderows import NodeRows
+from featstore.topology.types import EdgeKey
 
 __all__ = ["Batch", "EpochRun", "Runner", "Strategy"]
 
@@ -54,8 +55,8 @@ class Batch:
     ----------
     split : dict of NodeRows to (DeviceRows, tensor)
         Of a batch without plans: the rows that the device holds, and the others, of features with these rows.
-    edge_numbers : dict of str to int64 array
-        The numbers of the edges, by type of edges, of features without a plan.
+    edge_numbers : dict of (str, str, str) to int64 array
+        The numbers of the edges, by type of edges (None: there are no types), of features without a plan.
     features, edge_features : dict
         The rows that the host has gathered. They are kept while the loader finds memory for the rest.
     apart : dict of str to Apart
@@ -71,7 +72,7 @@ class Batch:
     plans: Mapping[str, BatchPlan] | None = None
     edge_plans: Mapping[str, EdgePlan] = field(default_factory=dict)
     split: dict[NodeRows, tuple[DeviceRows, torch.Tensor]] = field(default_factory=dict, init=False)
-    edge_numbers: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict, init=False)
+    edge_numbers: dict[EdgeKey | None, npt.NDArray[np.int64]] = field(default_factory=dict, init=False)
     features: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict, init=False)
     apart: dict[str, Apart] = field(default_factory=dict, init=False)

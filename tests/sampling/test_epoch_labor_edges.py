@@ -168,8 +168,8 @@ def test_more_edges_than_words_of_logs_count(tmp_path: Path, first: int, monkeyp
     """Logs hold places in lists: graphs of less than 2**31 nodes have 32-bit words however many edges there are."""
     locate = Scratch.locate_edges
 
-    def far(self: Scratch, topology: Any, begin: int, end: int, *, is_located: bool) -> None:
-        locate(self, topology, begin, end, is_located=is_located)
+    def far(self: Scratch, topology: Any, begin: int, end: int) -> None:
+        locate(self, topology, begin, end)
         self.starts[begin:end] += first
 
     g = EpochGraph.of(random_graph(500, 12, seed=4), tmp_path)

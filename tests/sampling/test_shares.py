@@ -146,6 +146,14 @@ def test_batches_of_a_users_own() -> None:
         short.epoch(0).seeds(short.number(1))
 
 
+def test_seeds_that_are_no_ids() -> None:
+    own = Own([4, 4])
+    own.parts = [torch.tensor([1.5, 2.5]), torch.tensor([3.5, 4.5])]
+    share = ShareOfBatches(own, 0, 2)
+    refuses(TypeError, "seeds must be integers, not float32", lambda: share.epoch(0).seeds(0))
+    assert ShareOfBatches(own, 0, 1).epoch(0) is not None
+
+
 def test_what_they_say_of_themselves() -> None:
     share = ShareOfBatches(RandomBatches(np.arange(51), 8), 1, 3)
     assert (share.batch_size, share.n_seeds, share.run_length, share.repeats) == (8, 51, 1, False)
