@@ -65,6 +65,8 @@ EVERYBODYS: dict[str, Any] = {
     "device": "cpu",
     "drop_last": False,
     "history": None,
+    "rank": 0,
+    "world_size": 1,
 }
 POLICIES = {"ondemand": "lru"}
 
@@ -193,6 +195,8 @@ WRONG: dict[str, list[Any]] = {
     "device": ["nowhere"],
     "drop_last": ["no", 1, None],
     "history": ["no", 1, True, featstore.History],
+    "rank": [0, -1, 0.5, "0"],  # each of the two goes with the other
+    "world_size": [1, 0, 2.5, "2"],
     "strategy": ["", "on demand", "Auto", 5, object],
 }
 
