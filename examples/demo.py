@@ -138,7 +138,18 @@ def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> d
         graph: Any = g
         options: dict[str, Any] = {"strategy": featstore.OnDemand(cache="auto", policy="frequency")}
         if kind in THREADS:
-            names = ("num_nodes", "num_edges", "node_data", "budget", "options", "pool", "reader", "topology", "neighbor_cache")
+            names = (
+                "num_nodes",
+                "num_edges",
+                "types",
+                "node_data",
+                "budget",
+                "options",
+                "pool",
+                "reader",
+                "topology",
+                "neighbor_cache",
+            )
             store = MapStore(folder / "x.npy", THREADS[kind])
             graph = SimpleNamespace(**{name: getattr(g, name) for name in names}, features={"x": store})
             options = {"strategy": featstore.OnDemand(cache=None)}  # the page cache is its cache
