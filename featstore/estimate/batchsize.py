@@ -105,28 +105,24 @@ def measure(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows] 
     """
     if not len(batches):
         return BatchSize(0)
-    size, sampled = _sample(graph, batches, 0)
-    ids = sampled.input_ids.numpy()
-    size = replace(size, rows_of={name: len(each.of(ids)) for name, each in rows.items() if each.kinds})
-    if sampled.copies is not None:
-        nodes = sampled.nodes.numpy()
-        size = replace(size, delivered_of={name: len(each.of(nodes)) for name, each in rows.items()}, n_nodes=len(nodes))
+    size, sampled = _sample(graph, batches, 0, rows)
     if batches.most_rows is not None:
         return size.of(batches.most_rows)
     batches.remember(_First(sampled, size.sample_bytes, graph))
     del sampled  # so that it can be given back if there is no memory for others
-    return size if batches.run_length == 1 else _upper(graph, batches, size)
+    return size if batches.run_length == 1 else _upper(graph, batches, size, rows)
 
 
-def _upper(graph: Graph, batches: SampledBatches, first: BatchSize) -> BatchSize:
+def _upper(graph: Graph, batches: SampledBatches, first: BatchSize, rows: Mapping[str, NodeRows]) -> BatchSize:
     """Estimate the size of an epoch's largest batch from the first one and some others."""
-    others = _others(graph, batches)
-    most = max([first, *others], key=lambda each: first.rows_like(each.n_rows, each.n_nodes))
-    mean = (first.n_rows + sum(each.n_rows for each in others)) // (1 + len(others))
-    return most.of(min(int(graph.num_nodes), 2 * most.n_rows - mean))
+    sizes = [first, *_others(graph, batches, rows)]
+    like = [first.rows_like(each.n_rows, each.n_nodes) for each in sizes]  # with copies, of which a batch may have many more
+    most = sizes[like.index(max(like))]
+    larger_one = most.n_rows * (2 * max(like) - sum(like) // len(like)) // max(1, max(like))
+    return most.of(larger_one if batches.disjoint else min(int(graph.num_nodes), larger_one))
 
 
-def _sample(graph: Graph, batches: SampledBatches, position: int) -> tuple[BatchSize, SampledBatch]:
+def _sample(graph: Graph, batches: SampledBatches, position: int, rows: Mapping[str, NodeRows]) -> tuple[BatchSize, SampledBatch]:
     """Sample a batch of epoch 0; idle buffers go back to the system before and after."""
     pool = graph.pool
     pool.trim()
@@ -142,8 +138,13 @@ def _sample(graph: Graph, batches: SampledBatches, position: int) -> tuple[Batch
     pool.trim()
     n_edges = sum(len(block.src) for block in sampled.blocks)
     scratch = after.get(SCRATCH, 0) - before.get(SCRATCH, 0) or after.get(SCRATCH, 0)  # a used sampler has its scratch
-    n_nodes = 0 if sampled.copies is None else sampled.n_nodes
-    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges, scratch, n_nodes=n_nodes), sampled
+    ids = sampled.input_ids.numpy()
+    rows_of = {name: len(each.of(ids)) for name, each in rows.items() if each.kinds}
+    size = BatchSize(len(ids), stored, held, max(held, drawn), n_edges, scratch, rows_of)
+    if sampled.copies is not None:
+        nodes = sampled.nodes.numpy()
+        size = replace(size, delivered_of={name: len(each.of(nodes)) for name, each in rows.items()}, n_nodes=len(nodes))
+    return size, sampled
 
 
 class _First(Memo):
@@ -203,12 +204,12 @@ def most_of(graph: Graph, batches: SampledBatches, features: Iterable[str] = ())
     return BatchSize(rows, edges + 3 * nodes, held, 2 * held, edges, delivered_of=dict.fromkeys(features, nodes), n_nodes=nodes)
 
 
-def _others(graph: Graph, batches: SampledBatches) -> list[BatchSize]:
+def _others(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows]) -> list[BatchSize]:
     """Measure some batches of epoch 0 besides its first, spread over the epoch, while there is memory."""
     found: list[BatchSize] = []
     for position in sorted({k * (len(batches) - 1) // N_OTHERS for k in range(1, N_OTHERS + 1)} - {0}):
         try:
-            found.append(_sample(graph, batches, position)[0])
+            found.append(_sample(graph, batches, position, rows)[0])
         except BudgetError:
             break
     return found

@@ -437,7 +437,7 @@ class Loader:
         ------
         ValueError
             The state is of another graph, or of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed``
-            or ``drop_last``.
+            or ``drop_last``; it ends within a step of fewer seeds than there are ranks.
         """
         if state.get("version") != 1:
             raise ValueError(f"not a loader's state: {sorted(state)}")
@@ -463,8 +463,8 @@ class Loader:
             seconds of loading that the loop did not wait for.
 
             If superbatches are planned, ``superbatch``: its ``batches``, the number ``of`` batches in an epoch, and, if
-            streamed, the ``passes`` over the features in an epoch. With rows on the device ``device_cache``: ``rows`` of each
-            feature and ``bytes`` of all, or ``why`` there are none. With :class:`~featstore.Auto` ``auto``: ``taken``,
+            streamed, the ``passes`` over the features in an epoch. With rows on the device ``device_cache``: ``rows`` of all
+            columns together and ``bytes`` of all, or ``why`` there are none. With :class:`~featstore.Auto` ``auto``: ``taken``,
             ``reason``, and the ``estimates`` of all strategies. With a pack ``layout``: its ``name``, and whether it was ``made``
             for this loader; ``layouts``, a list of these, if types of nodes do not share their rows. With edge features
             ``edge_features``: the reads of these alone, by the same names, and the stage ``edges``. With

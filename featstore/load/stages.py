@@ -182,7 +182,7 @@ class Stages:
                 check(batch, position)
             tiers = self._context.tiers if batch.plans is None else ()
             for part, tier in zip(self._context.nodes.each, tiers, strict=bool(tiers)):
-                if tier is not None:
+                if tier is not None and tier.map is not None:  # without a map plans alone name its slots
                     held, others = tier.split(batch.rows_of(part.rows, self._g.pool), self._g.pool.array)
                     batch.split[part.rows] = held, torch.from_numpy(others)
             return batch

@@ -213,6 +213,7 @@ class _ForeignSampler(CheckedSampler):
     def __init__(self, sampler: Any, num_nodes: int) -> None:
         self._sampler, self.num_nodes = sampler, num_nodes
         self._method = getattr(sampler, "sample", None)
+        self.disjoint = bool(getattr(sampler, "disjoint", False))
         fanouts = getattr(sampler, "fanouts", None)  # used to bound the largest batch
         self._fanouts = fanouts if isinstance(fanouts, (list, tuple)) else None
 

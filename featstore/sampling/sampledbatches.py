@@ -305,8 +305,10 @@ class Drawn(SampledBatches):
 
     def resume(self, epoch: int, n_done: int) -> None:
         """Let ``epoch`` go on after its first ``n_done`` batches, those of all ranks together; ValueError as of the share."""
-        if isinstance(self.batches, ShareOfBatches):
-            self.batches.resume(epoch, n_done)
+        if isinstance(self.batches, ShareOfBatches) and self.batches.resume(epoch, n_done):
+            for memo in self._memos:
+                memo.forget()
+            self._memos = ()
             self.order.forget()
             self.keep_ahead(-1)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
 from featstore.config import check_integer
-from featstore.errors import PluginError
+from featstore.errors import FeatstoreWarning, PluginError
 from featstore.gather.arrays import first_seen
-from featstore.sampling.batches import Batches, CutBatches, EpochSeeds, warn_of_none
+from featstore.sampling.batches import Batches, CutBatches, EpochSeeds, run_length_of
 from featstore.sampling.hops import as_ids
 from featstore.sampling.scratch import EMPTY
+from featstore.sampling.typedbatches import BatchesOfType
 
 __all__ = ["ShareOfBatches", "ShareOfEpoch", "check_ranks"]
 
@@ -58,10 +60,16 @@ class ShareOfBatches:
         n, drops = len(batches), bool(getattr(batches, "drop_last", False))
         self._n_steps = n // world_size if drops else -(-n // world_size)
         self._resumed: tuple[int, int] | None = None  # an epoch, and how many of its batches are done
-        cut: Any = getattr(batches, "of_type", batches)
+        cut = batches.of_type if isinstance(batches, BatchesOfType) else batches
         if isinstance(cut, CutBatches):
             n_seeds, size = cut.n_seeds, cut.batch_size
-            warn_of_none(n_seeds, size * world_size, drops and n > 0)
+            if drops and n and not self._n_steps:
+                warnings.warn(
+                    f"drop_last=True leaves no batch: {n_seeds} seeds are no batch of {size} for each of {world_size} ranks, "
+                    "and every epoch is empty",
+                    FeatstoreWarning,
+                    stacklevel=3,
+                )
             last = n_seeds - (self._n_steps - 1) * size * world_size
             if not drops and 0 < last < world_size:
                 raise ValueError(self._too_few(n_seeds, size, last))
@@ -99,26 +107,34 @@ class ShareOfBatches:
         """Compute the number, among the batches of all ranks, of this rank's batch ``position``."""
         return position * self.world_size + self.rank
 
-    def resume(self, epoch: int, n_done: int) -> None:
-        """Let ``epoch`` go on after the first ``n_done`` batches, of any number of ranks.
+    @property
+    def run_length(self) -> int:
+        """Consecutive similar batches, see :class:`Batches`: of those of all ranks, each has its part."""
+        length = run_length_of(self.of_all)
+        return 1 if length == 1 else max(2, -(-length // self.world_size))
+
+    def resume(self, epoch: int, n_done: int) -> bool:
+        """Let ``epoch`` go on after the first ``n_done`` batches, of any number of ranks; return whether batches are others now.
 
         If they end within a step, the seeds of its other batches are divided anew. ValueError: these are fewer than the ranks.
         """
-        self._resumed = (epoch, n_done) if n_done % self.world_size else None
-        if n_done % self.world_size:
+        step, begun = divmod(n_done, self.world_size)
+        before, self._resumed = self._resumed, (epoch, n_done) if begun and step < self._n_steps else None
+        if self._resumed is not None:
             try:
-                self.epoch(epoch).seeds(self.number(n_done // self.world_size))
+                self.epoch(epoch).seeds(self.number(step))
             except PluginError as error:
-                self._resumed = None
+                self._resumed = before
                 raise ValueError(f"the state is after batch {n_done} of an epoch: {error}") from None
+        return self._resumed != before
 
     def epoch(self, epoch: int) -> ShareOfEpoch:
         """See :class:`Batches`; batches of the epoch are asked for by their number among those of all ranks."""
         resumed = self._resumed
         n_done = resumed[1] if resumed is not None and resumed[0] == epoch else 0
         order, ranks = self.of_all.epoch(epoch), self.world_size
-        share = _GivenOfEpoch if callable(getattr(order, "given", None)) else ShareOfEpoch
-        return share(order, len(self.of_all), ranks, self._n_steps, n_done)
+        says = all(callable(getattr(order, name, None)) for name in ("given", "positions"))
+        return (_GivenOfEpoch if says else ShareOfEpoch)(order, len(self.of_all), ranks, self._n_steps, n_done)
 
 
 class ShareOfEpoch:
@@ -144,17 +160,31 @@ class ShareOfEpoch:
 
     def seeds(self, index: int) -> torch.Tensor:
         """See :class:`EpochSeeds`."""
-        seeds = self._part(index, self.order.seeds)
+        if not self._is_divided(index):
+            return self._of(self.order.seeds, index)
         # Batches that are joined and divided may each have had a node that repeats.
-        return torch.from_numpy(seeds.numpy()[first_seen(seeds.numpy())[0]])
+        seeds = self._given(index).numpy()
+        return torch.from_numpy(seeds[first_seen(seeds)[0]])
 
-    def _part(self, index: int, of: Any) -> torch.Tensor:
-        """Get what ``of`` has for batch ``index``, or its part of what it has for all batches of its step."""
+    def _given(self, index: int) -> torch.Tensor:
+        """Get a batch's seeds as they were given, as far as the batches say it."""
+        return self._part(self.order.seeds, index)
+
+    def _is_divided(self, index: int) -> bool:
+        """Tell whether a batch is of the last step, or of one that had begun: the seeds of all its ranks are divided anew."""
+        step = index // self._ranks
+        return step == self._n_steps - 1 or step * self._ranks < self._n_done < (step + 1) * self._ranks
+
+    def _of(self, what: Any, index: int) -> torch.Tensor:
+        return torch.from_numpy(as_ids(what(index), MOST_NODES))
+
+    def _part(self, what: Any, index: int) -> torch.Tensor:
+        """Get what ``what`` has for a batch, or its part of what it has for those of its step that are to be divided."""
+        if not self._is_divided(index):
+            return self._of(what, index)
         step, number = divmod(index, self._ranks)
         first, stop = max(step * self._ranks, self._n_done), min((step + 1) * self._ranks, self._n)
-        if step < self._n_steps - 1 and first == step * self._ranks:
-            return torch.from_numpy(as_ids(of(index), MOST_NODES))
-        whole = np.concatenate([EMPTY, *(as_ids(of(each), MOST_NODES) for each in range(first, stop))])
+        whole = np.concatenate([EMPTY, *(self._of(what, each).numpy() for each in range(first, stop))])
         if len(whole) < self._ranks:
             raise PluginError(
                 f"step {step} of an epoch has {len(whole)} seeds for {self._ranks} ranks: take another batch size, or fewer ranks"
@@ -165,14 +195,13 @@ class ShareOfEpoch:
 class _GivenOfEpoch(ShareOfEpoch):
     """The same, of batches that say where their seeds were given."""
 
-    def seeds(self, index: int) -> torch.Tensor:
-        given = self.given(index).numpy()
-        return torch.from_numpy(given[first_seen(given)[0]])
+    def _given(self, index: int) -> torch.Tensor:
+        return self.given(index)
 
     def given(self, index: int) -> torch.Tensor:
         """See :class:`EpochSeeds`."""
-        return self._part(index, self.order.given)
+        return self._part(self.order.given, index)
 
     def positions(self, index: int) -> torch.Tensor:
         """See :class:`EpochSeeds`."""
-        return self._part(index, self.order.positions)
+        return self._part(self.order.positions, index)

@@ -103,6 +103,25 @@ def test_where_others_go_on(g: Any) -> None:
         loader.close()
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("n_done", [3, 1])
+def test_batches_that_were_drawn_before_are_drawn_anew(g: Any, way: str, n_done: int) -> None:
+    """A loader has measured or profiled batches of epoch 0 whose step it then goes on within; the epoch after it is whole."""
+    sampler, strategy = WAYS[way]
+    draws = sampler(g, [4, 3], window=5, seed=3) if sampler is EpochSampler else sampler(g, [4, 3], seed=3)
+    options: dict[str, Any] = {"strategy": strategy, "labels": np.arange(len(SEEDS))}
+    with Loader(g, draws, SEEDS, BATCH, **options, rank=0, world_size=1) as whole:
+        state, order = whole.state_dict(), featstore.RandomBatches(SEEDS, BATCH).epoch(0)
+    done = [int(i) for number in range(n_done) for i in order.positions(number)]
+    seen, after = list(done), list[int]()
+    for rank in range(2):
+        with Loader(g, draws, SEEDS, BATCH, **options, rank=rank, world_size=2) as loader:
+            loader.load_state_dict({**state, "batch": n_done})
+            seen += [int(i) for batch in loader for i in batch.seed_positions]
+            after += [int(i) for batch in loader for i in batch.seed_positions]
+    assert sorted(seen) == sorted(after) == list(range(len(SEEDS)))
+
+
 def test_parts_and_a_history(g: Any) -> None:
     """Macro-batches and their lists serve the ranks' batches; a history is that of its rank."""
     featstore.partition(g, 30, method="ranges", keep_lists=True, name="thirty", progress=False)

@@ -158,6 +158,10 @@ def test_what_they_say_of_themselves() -> None:
     share = ShareOfBatches(RandomBatches(np.arange(51), 8), 1, 3)
     assert (share.batch_size, share.n_seeds, share.run_length, share.repeats) == (8, 51, 1, False)
     assert repr(share).endswith("rank 1 of 3")
+    own = Own([4, 4])
+    own.run_length = 7  # type: ignore[attr-defined]
+    assert ShareOfBatches(own, 0, 2).run_length == 4
+    assert [share.resume(1, n) for n in (3, 4, 4, 6)] == [False, True, False, True]
     refuses(IndexError, "not a node", lambda: share.check(50))
     for again in (copy.copy(share), pickle.loads(pickle.dumps(ShareOfBatches(RandomBatches(np.arange(51), 8), 1, 3)))):
         assert repr(again) == repr(share)

@@ -399,3 +399,18 @@ def test_memory_for_reading_ahead_is_given_to_batches(tmp_path: Path, policy: st
             assert after["bytes_read"] > before["bytes_read"]
             for batch in loader:  # the next epoch, too
                 assert torch.equal(batch.x, x[batch.input_ids])
+
+
+def test_an_epoch_beside_another_one_with_rows_on_the_device(tmp_path: Path) -> None:
+    """Epochs that read on demand, while another one follows the plans, take all rows from the host."""
+    rng = np.random.default_rng(0)
+    x, pairs = rng.standard_normal((600, 8)).astype(np.float32), rng.integers(0, 600, (2, 6000))
+    with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", pairs, 600, features={"x": x}) as g:
+        sampler = featstore.NeighborSampler(g, [4, 3])
+        featstore.sample_offline(g, sampler, np.arange(300), 50, path=tmp_path / "p", progress=False).close()
+        for policy in ("belady", "degree"):
+            options = {"strategy": featstore.Packed(tmp_path / "p", cache=0.1, policy=policy), "device_cache": 0.1}
+            with featstore.Loader(g, features="x", labels=None, **options) as loader:
+                for one, other in zip(loader, loader, strict=True):
+                    for batch in (one, other):
+                        assert np.array_equal(batch.x.numpy(), x[batch.input_ids.numpy()])

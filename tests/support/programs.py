@@ -148,4 +148,7 @@ def _call(
     function: Any = importlib.import_module(module)
     for part in name.split("."):
         function = getattr(function, part)
-    function(*arguments)
+    try:
+        function(*arguments)
+    except SystemExit as error:  # its status might say that all was well
+        raise AssertionError(f"{name} ended the process") from error

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from featstore.testing.faults import (
     truncated,
 )
 from featstore.testing.limits import memory_group
+from tests.support.programs import run_in_fork
 
 
 def write_then_read(folder: Path) -> bytes:
@@ -217,11 +219,29 @@ def test_no_library_is_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "temporary") == []
 
 
-def test_a_failing_child_is_reported(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_program_server")
+@pytest.mark.parametrize("run", [run_in_child, run_in_fork])
+def test_a_failing_child_is_reported(tmp_path: Path, run: Any) -> None:
     with pytest.raises(AssertionError, match=r"(?s)fails in the child: exit status 1.*as it should"):
-        run_in_child(fails, str(tmp_path))
+        run(fails, str(tmp_path))
     with pytest.raises(AssertionError, match="SIGSEGV"):
-        run_in_child(dies)
+        run(dies)
+
+
+def leaves() -> None:
+    raise SystemExit(0)
+
+
+def waits() -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.usefixtures("_program_server")
+def test_a_forked_child_that_does_not_return_is_reported() -> None:
+    with pytest.raises(AssertionError, match=r"(?s)exit status 1.*leaves ended the process"):
+        run_in_fork(leaves)
+    with pytest.raises(AssertionError, match=r"(?s)exit status 1.*in waits"):
+        run_in_fork(waits, timeout_s=0.5)
 
 
 def ring_is_denied(error: int) -> None:

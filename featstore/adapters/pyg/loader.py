@@ -105,7 +105,8 @@ class NeighborLoader:
     num_workers : int
         Threads that sample, if not 0; there are no worker processes.
     **options : Any
-        Options of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others.
+        Options of :class:`~featstore.Loader`: ``prefetch``, ``threads``, ``device``, ``device_cache`` and others. As PyG's, this
+        loader delivers all batches in each process of a group, unless ``rank`` and ``world_size`` say which.
         Keywords of PyG's loader that change nothing here are accepted, too; others raise OptionError with advice.
 
     Attributes
@@ -202,6 +203,8 @@ class NeighborLoader:
         is_disjoint = getattr(sampler, "disjoint", False)
         check_names((*_flat(names), *_flat(of_edges)), tuple(of_seeds), is_disjoint=is_disjoint)
         self._gives_positions = is_ids and not _is_mask(ids)
+        if not {"rank", "world_size"} & options.keys():  # as PyG's: a process group changes nothing
+            options |= {"rank": 0, "world_size": 1}
         self.loader = Loader(
             g,
             sampler,
