@@ -10,7 +10,7 @@ import torch
 
 from featstore._core.rows import copy_rows
 from featstore.gather.buffers import BufferPool, as_bytes
-from featstore.sampling.batch import SampledBatch
+from featstore.sampling.batch import NodeCopies, SampledBatch
 from featstore.topology.noderows import NodeRows, by_type
 
 __all__ = ["Places", "batch_nodes", "places_of", "room_for"]
@@ -27,13 +27,11 @@ def batch_nodes(sampled: SampledBatch, pool: BufferPool) -> torch.Tensor:
     return nodes
 
 
-def places_of(rows: NodeRows, sampled: SampledBatch, pool: BufferPool) -> torch.Tensor | None:
-    """Find the place of each row that is delivered among the gathered ones, in pooled memory; None: they are the same rows."""
-    if sampled.copies is None:
-        return None
+def places_of(rows: NodeRows, sampled: SampledBatch, copies: NodeCopies, pool: BufferPool) -> torch.Tensor:
+    """Find the place of each row that is delivered among the gathered ones, in pooled memory."""
     if not rows.kinds:
-        return sampled.copies.rows
-    ids, copied = sampled.input_ids.numpy(), sampled.copies.rows.numpy()
+        return copies.rows
+    ids, copied = sampled.input_ids.numpy(), copies.rows.numpy()
     place = pool.array((len(ids),), np.int64)
     n = 0
     for gathered in by_type(ids, rows.kinds):

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.rows import copy_rows
-from featstore.gather.buffers import BufferPool, as_bytes
+from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan
 from featstore.graph.feature import FeatureStore
+from featstore.load.disjoint import Places
 from featstore.sampling.batch import Block
 from featstore.sampling.edgenumbers import are_one_array
 
@@ -53,9 +53,8 @@ def gather_edges(
     elif not len(by.places):
         rows = store.gather(torch.from_numpy(by.ids), by.plan, tally=tally)
     else:
-        rows = pool.tensor((len(by.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
-        found = store.gather(torch.from_numpy(by.ids), by.plan, tally=tally)
-        copy_rows(as_bytes(found, store.row_bytes), by.places, as_bytes(rows, store.row_bytes), None)
+        room = pool.tensor((len(by.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
+        rows = Places(torch.from_numpy(by.places), room).of(store.gather(torch.from_numpy(by.ids), by.plan, tally=tally))
     sizes = [len(block.src) for block in blocks]
     if not isinstance(by, EdgePlan) and are_one_array(blocks):
         return tuple(rows[:size] for size in sizes)

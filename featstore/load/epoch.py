@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,18 +11,11 @@ from featstore.gather.buffers import memory_errors
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
 from featstore.load.stages import Stages
+from featstore.load.trainingstate import Position
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Batch, EpochRun
 
-__all__ = ["EpochIterator", "Position", "RunningEpoch"]
-
-
-@dataclass
-class Position:
-    """The batch that an iterator delivers next."""
-
-    epoch: int
-    batch: int
+__all__ = ["EpochIterator", "RunningEpoch"]
 
 
 class RunningEpoch(Iterator[MiniBatch]):

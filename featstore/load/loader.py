@@ -23,19 +23,20 @@ from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
 from featstore.load.arguments import check_edge_features, check_features, check_prefetch, process_group
 from featstore.load.batchcheck import batch_check
-from featstore.load.epoch import EpochIterator, Position, RunningEpoch
+from featstore.load.epoch import EpochIterator, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
 from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
+from featstore.load.trainingstate import TrainingState
 from featstore.load.transfer import numbered
 from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.pack.typedarguments import seeds_of_type, types_of
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
-from featstore.sampling.foreign import check_same_graph, checked_sampler, graph_id
+from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.macrolists import macro_lists
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
 from featstore.sampling.shares import ShareOfBatches, check_ranks
@@ -224,8 +225,6 @@ class Loader:
         self._iterators: Living[RunningEpoch] = Living()  # the epochs that have begun
         self._beginning = threading.RLock()
         self._adapts = prefetch == "auto"
-        self._next_epoch = self._next_start = 0
-        self._position, self._resumed = Position(0, 0), (0, 0)
         self._closed = False
         self._pid = os.getpid()
         self._history: History | None = None
@@ -317,6 +316,7 @@ class Loader:
         if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
+        self._state = TrainingState(self._g, self._runner.context.batches)
         self._stages = Stages(self._runner.context, self._runner.memory, self._labels, self._history, self._types, self._kind)
 
     def _reserve_order(self, context: Context) -> None:
@@ -383,35 +383,24 @@ class Loader:
             self._check_open()
             if self._history is not None:
                 self._history.check_idle()
-            epoch, start = self._next_epoch, self._next_start
-            run = self._runner.prepare(epoch, start)
-            position = Position(epoch, start)
+            position = replace(self._state.next)
+            run = self._runner.prepare(position.epoch, position.batch)
             try:
                 depth = self._runner.prefetch
                 most = MOST_AHEAD if self._adapts and depth > 1 else depth  # not where memory was short from the start
                 n_numbers = self._runner.context.batches.n_numbers
-                check = batch_check(self._strategy.name, n_numbers, None if self._sampler is None else epoch)
+                check = batch_check(self._strategy.name, n_numbers, None if self._sampler is None else position.epoch)
                 running = RunningEpoch(run, self._stages, position, len(self), depth, self, most, check)
             except BaseException:
                 run.close()
                 raise
-            self._next_epoch, self._next_start = epoch + 1, 0
-            self._position = position
+            self._state.begun(position)
             self._iterators.add(running)
             return running
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` loop run ``epoch``, from its first batch; by default epochs count up from 0."""
-        epoch = check_at_least("epoch", epoch, 0)
-        self._go_on(epoch, 0)
-
-    def _go_on(self, epoch: int, n_done: int) -> None:
-        """Let the next loop run ``epoch`` after its first ``n_done`` batches, those of all ranks together."""
-        batches = self._runner.context.batches
-        if isinstance(batches, Drawn):
-            batches.resume(epoch, n_done)
-        self._next_epoch, self._next_start = epoch, n_done // self._world_size
-        self._position, self._resumed = Position(epoch, self._next_start), (epoch, n_done)
+        self._state.go_on(check_at_least("epoch", epoch, 0), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training: the epoch and the batch after the last one delivered, of all ranks together.
@@ -421,14 +410,7 @@ class Loader:
         ahead do not count, nor does an iterator whose first batch was not asked for. With several running iterators, the
         position is that of the last one begun.
         """
-        epoch, batch = self._position.epoch, self._position.batch
-        if batch >= len(self) > 0:
-            epoch, batch = epoch + 1, 0
-        batch *= self._world_size
-        if epoch == self._resumed[0]:  # within a step of the ranks that there are now
-            batch = max(batch, self._resumed[1])
-        batches = self._runner.context.batches.digest()
-        return {"version": 1, "epoch": epoch, "batch": batch, "batches": batches, "graph": graph_id(self._g)}
+        return self._state.to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position that :meth:`state_dict` returned. The sampler is not in the state: give the same one.
@@ -439,15 +421,7 @@ class Loader:
             The state is of another graph, or of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed``
             or ``drop_last``; it ends within a step of fewer seeds than there are ranks.
         """
-        if state.get("version") != 1:
-            raise ValueError(f"not a loader's state: {sorted(state)}")
-        if state["batches"] != self._runner.context.batches.digest():
-            raise ValueError(
-                "the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last, or whose batches of a pack "
-                "ran in another order (policy, length)"
-            )
-        check_same_graph(state, graph_id(self._g))
-        self._go_on(int(state["epoch"]), int(state["batch"]))
+        self._state.restore(state)
 
     def stats(self) -> dict[str, Any]:
         """Return the loader's counts and seconds since it was made.

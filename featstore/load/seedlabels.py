@@ -14,7 +14,7 @@ from featstore.gather.arrays import as_array, find_ids
 from featstore.load.arguments import check_labels
 from featstore.pack.packgraph import Graph
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import CutSeeds, EpochSeeds
+from featstore.sampling.batches import CutSeeds, EpochSeeds, says_where_given, underlying
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
 from featstore.topology.types import NodeType
 
@@ -86,7 +86,7 @@ class SeedLabels:
         n = None if self._drawn is None else getattr(self._drawn.batches, "n_seeds", None)
         for name, rows in self._given.items():
             if n is None:
-                who = "a pack" if self._drawn is None else type(self._drawn.batches).__name__
+                who = "a pack" if self._drawn is None else _class_of(self._drawn.batches)
                 raise ValueError(
                     f"labels: {name!r} has rows beside the seeds, and {who} does not say where its seeds were given (n_seeds, "
                     "and given and positions of an epoch, see featstore.Batches); give names of node data instead"
@@ -98,9 +98,9 @@ class SeedLabels:
     def order(self, epoch: int) -> EpochSeeds | None:
         """Get the seeds of an epoch as they were given, for as long as the epoch runs; None if nothing says it."""
         order = None if self._drawn is None else self._drawn.order(epoch)
-        says = all(callable(getattr(order, name, None)) for name in ("given", "positions"))
+        says = says_where_given(order)
         if self._given and not says:
-            raise PluginError(f"{type(order).__name__} has no given and positions, by which labels beside the seeds are found")
+            raise PluginError(f"{_class_of(order)} has no given and positions, by which labels beside the seeds are found")
         return order if says else None
 
     def of(
@@ -130,6 +130,11 @@ class SeedLabels:
         labels = {name: data[field][nodes[number]] for name, field in self._fields.items()}
         labels |= {name: _taken(name, rows, positions) for name, rows in self._given.items()}
         return labels, number, positions
+
+
+def _class_of(batches: Any) -> str:
+    """Get the name of the class of a user's batches, or of an epoch's seeds."""
+    return type(underlying(batches)).__name__
 
 
 def _checked(name: str, rows: Any) -> Rows:
@@ -169,7 +174,7 @@ def _given(seeds: Int64s, order: Any, index: int) -> tuple[Int64s, Int64s] | Non
     given, positions = (np.asarray(each(index)).astype(np.int64, copy=False) for each in (order.given, order.positions))
     if given.ndim != 1 or given.shape != positions.shape or (positions < 0).any():
         shapes = f"seeds of shape {given.shape}, and positions of {positions.shape}"
-        raise PluginError(f"batch {index}: {type(order).__name__} gave {shapes}: as many, and none below 0, were expected")
+        raise PluginError(f"batch {index}: {_class_of(order)} gave {shapes}: as many, and none below 0, were expected")
     if np.array_equal(given, seeds):
         # The user's own memory may be what their batches return; the library's return a copy.
         return np.arange(len(seeds)), positions if isinstance(order, CutSeeds) else positions.copy()

@@ -223,26 +223,28 @@ class Stages:
             return typed_batch(self._types, self._kind, self._context.nodes, batch, features, pool, labels, number, positions)
         nodes = batch_nodes(sampled, pool)
         seeds = nodes[: sampled.n_seeds]
-        made = MiniBatch(seeds, nodes, sampled.blocks, features, labels, sampled.index, number, positions, batch.edge_features)
-        if sampled.copies is not None:
-            made.batch = sampled.copies.batch
+        of_nodes = None if sampled.copies is None else sampled.copies.batch
+        of_edges = batch.edge_features
+        made = MiniBatch(
+            seeds, nodes, sampled.blocks, features, labels, sampled.index, number, positions, of_edges, batch=of_nodes
+        )
         if self._history is not None and sampled.history is not None:
             made.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         return made
 
     def _delivered(self, batch: Batch) -> tuple[dict[str, torch.Tensor], dict[str, Places]]:
         """Make the rows that the loop gets from the gathered ones, or find the places where the transfer gets them."""
-        if batch.sampled.copies is None:
+        copies = batch.sampled.copies
+        if copies is None:
             return batch.features, {}
         pool, nodes, on_host = self._g.pool, self._context.nodes, self._context.device.type == "cpu"
-        at: dict[NodeRows, torch.Tensor | None] = {}
+        at: dict[NodeRows, torch.Tensor] = {}
         places: dict[str, Places] = {}
         for name, gathered in batch.features.items():
             rows = nodes.rows_of(name)
             if rows not in at:
-                at[rows] = places_of(rows, batch.sampled, pool)
-            if (found := at[rows]) is not None:
-                places[name] = Places(found, room_for(gathered, found, pool) if on_host else None)
+                at[rows] = places_of(rows, batch.sampled, copies, pool)
+            places[name] = Places(at[rows], room_for(gathered, at[rows], pool) if on_host else None)
         if self._transfer is not None:
             return batch.features, places
         with self.watch.time("gather"):

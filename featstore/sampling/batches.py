@@ -20,6 +20,8 @@ __all__ = [
     "Batches",
     "CutBatches",
     "CutSeeds",
+    "DerivedBatches",
+    "DerivedSeeds",
     "EpochSeeds",
     "RandomBatches",
     "as_batches",
@@ -27,6 +29,8 @@ __all__ = [
     "check_seeds",
     "refuse_repeats",
     "run_length_of",
+    "says_where_given",
+    "underlying",
     "warn_of_none",
 ]
 
@@ -148,6 +152,51 @@ class Batches(Protocol):
     def epoch(self, epoch: int) -> EpochSeeds:
         """Get the batches of ``epoch``; the same for the same arguments, in any process."""
         ...
+
+
+class DerivedBatches:
+    """Base of batches that are made of others; all that these say of themselves, such as ``n_seeds``, holds here, too."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.made_of = batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "made_of":  # not there yet, while a copy is made
+            raise AttributeError(name)
+        return getattr(self.made_of, name)
+
+    def __len__(self) -> int:
+        return len(self.made_of)
+
+    def check(self, num_nodes: int) -> None:
+        """See :class:`Batches`."""
+        self.made_of.check(num_nodes)
+
+    def digest(self) -> str:
+        """See :class:`Batches`."""
+        return self.made_of.digest()
+
+
+class DerivedSeeds:
+    """Base of an epoch's seeds that are made of others; they say where they were given if the others do."""
+
+    def __init__(self, order: EpochSeeds) -> None:
+        self.made_of: Any = order
+
+    def __len__(self) -> int:
+        return len(self.made_of)
+
+
+def underlying(batches: Any) -> Any:
+    """Get what derived batches, or derived seeds of an epoch, are made of in the end."""
+    while isinstance(batches, (DerivedBatches, DerivedSeeds)):
+        batches = batches.made_of
+    return batches
+
+
+def says_where_given(order: Any) -> bool:
+    """Tell whether the seeds of an epoch say where they were given, see :class:`EpochSeeds`."""
+    return all(callable(getattr(underlying(order), name, None)) for name in ("given", "positions"))
 
 
 def warn_of_none(n_seeds: int, batch_size: int, drop_last: bool) -> None:

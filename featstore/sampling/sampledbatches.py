@@ -14,13 +14,13 @@ import torch
 
 from featstore.budget import Reservation
 from featstore.sampling.batch import CheckedSampler, SampledBatch
-from featstore.sampling.batches import UNKNOWN_RUN, Batches, EpochSeeds, run_length_of
+from featstore.sampling.batches import UNKNOWN_RUN, Batches, EpochSeeds, run_length_of, underlying
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpushed
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
-from featstore.sampling.shares import ShareOfBatches, ShareOfEpoch
+from featstore.sampling.shares import ShareOfBatches
 from featstore.sampling.window import Seeds
 from featstore.sampling.windowed import Turns, Windows
 from featstore.topology.partlists import NearbyLists
@@ -161,6 +161,14 @@ class SampledBatches(ABC):
     def n_numbers(self) -> int:
         """Batches of an epoch of all ranks together, by which a batch's ``index`` is bounded."""
         return len(self)
+
+    def resume(self, epoch: int, n_done: int) -> int:
+        """Let ``epoch`` go on after its first ``n_done`` batches, those of all ranks; return which comes next here."""
+        return n_done
+
+    def n_done(self, epoch: int, position: int) -> int:
+        """Count the batches of all ranks that are done where ``position`` comes next here."""
+        return position
 
     @abstractmethod
     def digest(self) -> str:
@@ -303,14 +311,21 @@ class Drawn(SampledBatches):
         """See :class:`SampledBatches`."""
         return len(self) * (self.batches.world_size if isinstance(self.batches, ShareOfBatches) else 1)
 
-    def resume(self, epoch: int, n_done: int) -> None:
-        """Let ``epoch`` go on after its first ``n_done`` batches, those of all ranks together; ValueError as of the share."""
-        if isinstance(self.batches, ShareOfBatches) and self.batches.resume(epoch, n_done):
+    def resume(self, epoch: int, n_done: int) -> int:
+        """See :class:`SampledBatches`; ValueError as of the share."""
+        if not isinstance(self.batches, ShareOfBatches):
+            return n_done
+        if self.batches.resume(epoch, n_done):
             for memo in self._memos:
                 memo.forget()
             self._memos = ()
             self.order.forget()
             self.keep_ahead(-1)
+        return n_done // self.batches.world_size
+
+    def n_done(self, epoch: int, position: int) -> int:
+        """See :class:`SampledBatches`."""
+        return self.batches.n_done(epoch, position) if isinstance(self.batches, ShareOfBatches) else position
 
     def digest(self) -> str:
         """See :class:`SampledBatches`."""
@@ -355,7 +370,7 @@ class Drawn(SampledBatches):
     def seeds_of(self, epoch: int) -> SeedsOf:
         """Make the function that lends each batch's number and seeds in ``epoch``, and the neighbour lists in memory for it."""
         order, lists, number_of = self.order(epoch), self.lists, self.number
-        parts = order.order if isinstance(order, ShareOfEpoch) else order
+        parts = underlying(order)
 
         def plain(position: int) -> AbstractContextManager[tuple[int, torch.Tensor, None]]:
             number = number_of(position)

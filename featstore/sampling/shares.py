@@ -11,10 +11,18 @@ import torch
 from featstore.config import check_integer
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.gather.arrays import first_seen
-from featstore.sampling.batches import Batches, CutBatches, EpochSeeds, run_length_of
+from featstore.sampling.batches import (
+    Batches,
+    CutBatches,
+    DerivedBatches,
+    DerivedSeeds,
+    EpochSeeds,
+    run_length_of,
+    says_where_given,
+    underlying,
+)
 from featstore.sampling.hops import as_ids
 from featstore.sampling.scratch import EMPTY
-from featstore.sampling.typedbatches import BatchesOfType
 
 __all__ = ["ShareOfBatches", "ShareOfEpoch", "check_ranks"]
 
@@ -36,12 +44,12 @@ def check_ranks(rank: int | None, world_size: int | None, group: tuple[int, int]
     return rank, world_size
 
 
-class ShareOfBatches:
+class ShareOfBatches(DerivedBatches):
     """The batches of one rank: number ``p * world_size + rank`` is its batch ``p`` of an epoch.
 
     All ranks have as many batches. A step is the batches of all ranks with one ``p``; the seeds of the last step, which may be
     fewer, are divided anew, so that sizes in a step differ by one at most. No seed is left out, unless the batches leave out a
-    last one that is not full (``drop_last``); none is repeated. All else that the batches say of themselves holds here, too.
+    last one that is not full (``drop_last``); none is repeated.
 
     Parameters
     ----------
@@ -56,11 +64,12 @@ class ShareOfBatches:
     """
 
     def __init__(self, batches: Batches, rank: int, world_size: int) -> None:
-        self.of_all, self.rank, self.world_size = batches, rank, world_size
+        super().__init__(batches)
+        self.rank, self.world_size = rank, world_size
         n, drops = len(batches), bool(getattr(batches, "drop_last", False))
         self._n_steps = n // world_size if drops else -(-n // world_size)
         self._resumed: tuple[int, int] | None = None  # an epoch, and how many of its batches are done
-        cut = batches.of_type if isinstance(batches, BatchesOfType) else batches
+        cut = underlying(batches)
         if isinstance(cut, CutBatches):
             n_seeds, size = cut.n_seeds, cut.batch_size
             if drops and n and not self._n_steps:
@@ -84,24 +93,11 @@ class ShareOfBatches:
             "them, and drop_last=True leaves them out"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "of_all":  # not there yet, while a copy is made
-            raise AttributeError(name)
-        return getattr(self.of_all, name)
-
     def __repr__(self) -> str:
-        return f"{self.of_all!r}, rank {self.rank} of {self.world_size}"
+        return f"{self.made_of!r}, rank {self.rank} of {self.world_size}"
 
     def __len__(self) -> int:
         return self._n_steps
-
-    def check(self, num_nodes: int) -> None:
-        """See :class:`Batches`."""
-        self.of_all.check(num_nodes)
-
-    def digest(self) -> str:
-        """See :class:`Batches`; the same for all ranks, and for any number of them."""
-        return self.of_all.digest()
 
     def number(self, position: int) -> int:
         """Compute the number, among the batches of all ranks, of this rank's batch ``position``."""
@@ -110,7 +106,7 @@ class ShareOfBatches:
     @property
     def run_length(self) -> int:
         """Consecutive similar batches, see :class:`Batches`: of those of all ranks, each has its part."""
-        length = run_length_of(self.of_all)
+        length = run_length_of(self.made_of)
         return 1 if length == 1 else max(2, -(-length // self.world_size))
 
     def resume(self, epoch: int, n_done: int) -> bool:
@@ -128,16 +124,19 @@ class ShareOfBatches:
                 raise ValueError(f"the state is after batch {n_done} of an epoch: {error}") from None
         return self._resumed != before
 
+    def n_done(self, epoch: int, position: int) -> int:
+        """Count the batches of all ranks that are done where ``position`` comes next; an epoch may have gone on within a step."""
+        n_done = position * self.world_size
+        return max(n_done, self._resumed[1]) if self._resumed is not None and self._resumed[0] == epoch else n_done
+
     def epoch(self, epoch: int) -> ShareOfEpoch:
         """See :class:`Batches`; batches of the epoch are asked for by their number among those of all ranks."""
         resumed = self._resumed
         n_done = resumed[1] if resumed is not None and resumed[0] == epoch else 0
-        order, ranks = self.of_all.epoch(epoch), self.world_size
-        says = all(callable(getattr(order, name, None)) for name in ("given", "positions"))
-        return (_GivenOfEpoch if says else ShareOfEpoch)(order, len(self.of_all), ranks, self._n_steps, n_done)
+        return ShareOfEpoch(self.made_of.epoch(epoch), len(self.made_of), self.world_size, self._n_steps, n_done)
 
 
-class ShareOfEpoch:
+class ShareOfEpoch(DerivedSeeds):
     """The seeds of an epoch's batches by their number, :class:`EpochSeeds`, those of the last step divided evenly.
 
     Parameters
@@ -152,7 +151,7 @@ class ShareOfEpoch:
     """
 
     def __init__(self, order: EpochSeeds, n: int, ranks: int, n_steps: int, n_done: int = 0) -> None:
-        self.order: Any = order
+        super().__init__(order)
         self._n, self._ranks, self._n_steps, self._n_done = n, ranks, n_steps, n_done
 
     def __len__(self) -> int:
@@ -161,14 +160,18 @@ class ShareOfEpoch:
     def seeds(self, index: int) -> torch.Tensor:
         """See :class:`EpochSeeds`."""
         if not self._is_divided(index):
-            return self._of(self.order.seeds, index)
+            return self._of(self.made_of.seeds, index)
         # Batches that are joined and divided may each have had a node that repeats.
-        seeds = self._given(index).numpy()
+        seeds = self._part(self.made_of.given if says_where_given(self) else self.made_of.seeds, index).numpy()
         return torch.from_numpy(seeds[first_seen(seeds)[0]])
 
-    def _given(self, index: int) -> torch.Tensor:
-        """Get a batch's seeds as they were given, as far as the batches say it."""
-        return self._part(self.order.seeds, index)
+    def given(self, index: int) -> torch.Tensor:
+        """See :class:`EpochSeeds`."""
+        return self._part(self.made_of.given, index)
+
+    def positions(self, index: int) -> torch.Tensor:
+        """See :class:`EpochSeeds`."""
+        return self._part(self.made_of.positions, index)
 
     def _is_divided(self, index: int) -> bool:
         """Tell whether a batch is of the last step, or of one that had begun: the seeds of all its ranks are divided anew."""
@@ -190,18 +193,3 @@ class ShareOfEpoch:
                 f"step {step} of an epoch has {len(whole)} seeds for {self._ranks} ranks: take another batch size, or fewer ranks"
             )
         return torch.from_numpy(np.array_split(whole, self._ranks)[number])
-
-
-class _GivenOfEpoch(ShareOfEpoch):
-    """The same, of batches that say where their seeds were given."""
-
-    def _given(self, index: int) -> torch.Tensor:
-        return self.given(index)
-
-    def given(self, index: int) -> torch.Tensor:
-        """See :class:`EpochSeeds`."""
-        return self._part(self.order.given, index)
-
-    def positions(self, index: int) -> torch.Tensor:
-        """See :class:`EpochSeeds`."""
-        return self._part(self.order.positions, index)

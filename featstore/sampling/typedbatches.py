@@ -7,59 +7,51 @@ from typing import Any
 import numpy as np
 import torch
 
-from featstore.sampling.batches import Batches, EpochSeeds
+from featstore.sampling.batches import Batches, DerivedBatches, DerivedSeeds, EpochSeeds
 from featstore.sampling.hops import as_ids
 from featstore.topology.types import NodeType
 
 __all__ = ["BatchesOfType"]
 
 
-class BatchesOfType:
-    """Batches whose seeds are ids within a type of nodes, as batches of ids among those of all types.
-
-    All else that the given batches say of themselves, such as ``run_length`` and ``n_seeds``, holds here, too.
-    """
+class BatchesOfType(DerivedBatches):
+    """Batches whose seeds are ids within a type of nodes, as batches of ids among those of all types."""
 
     def __init__(self, batches: Batches, kind: NodeType) -> None:
-        self.of_type, self.kind = batches, kind
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("of_type", "kind"):  # not there yet, while a copy is made
-            raise AttributeError(name)
-        return getattr(self.of_type, name)
+        super().__init__(batches)
+        self.kind = kind
 
     def __repr__(self) -> str:
-        return f"({self.kind.name!r}, {self.of_type!r})"
-
-    def __len__(self) -> int:
-        return len(self.of_type)
+        return f"({self.kind.name!r}, {self.made_of!r})"
 
     def check(self, num_nodes: int) -> None:
         """See :class:`Batches`; the bound is that of the type."""
-        self.of_type.check(self.kind.n)
+        self.made_of.check(self.kind.n)
 
     def digest(self) -> str:
         """See :class:`Batches`."""
-        return f"{self.kind.name} {self.of_type.digest()}"
+        return f"{self.kind.name} {self.made_of.digest()}"
 
     def epoch(self, epoch: int) -> EpochSeeds:
         """See :class:`Batches`."""
-        order = self.of_type.epoch(epoch)
-        return _GivenOfType(order, self.kind) if callable(getattr(order, "given", None)) else _SeedsOfType(order, self.kind)
+        return _SeedsOfType(self.made_of.epoch(epoch), self.kind)
 
 
-class _SeedsOfType:
+class _SeedsOfType(DerivedSeeds):
     """The seeds of an epoch's batches, :class:`EpochSeeds`."""
 
     def __init__(self, order: EpochSeeds, kind: NodeType) -> None:
-        self._order: Any = order
+        super().__init__(order)
         self._kind = kind
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     def seeds(self, index: int) -> torch.Tensor:
-        return self._among_all(self._order.seeds(index))
+        return self._among_all(self.made_of.seeds(index))
+
+    def given(self, index: int) -> torch.Tensor:
+        return self._among_all(self.made_of.given(index))
+
+    def positions(self, index: int) -> Any:
+        return self.made_of.positions(index)
 
     def _among_all(self, seeds: Any) -> torch.Tensor:
         ids, kind = as_ids(seeds, self._kind.n), self._kind
@@ -67,13 +59,3 @@ class _SeedsOfType:
         if len(bad):
             raise IndexError(f"seed {ids[bad[0]]} at position {bad[0]} is out of range for {kind.n} nodes of {kind.name!r}")
         return torch.from_numpy(ids + kind.first)
-
-
-class _GivenOfType(_SeedsOfType):
-    """The same, of batches that say where their seeds were given."""
-
-    def given(self, index: int) -> torch.Tensor:
-        return self._among_all(self._order.given(index))
-
-    def positions(self, index: int) -> Any:
-        return self._order.positions(index)

@@ -42,7 +42,7 @@ from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of
-from featstore.strategies.packlayouts import existing_layouts, layouts_on_disk, rows_for_pack, rows_of_size
+from featstore.strategies.packlayouts import PackLayouts, layouts_on_disk, rows_for_pack, rows_of_size
 from featstore.strategies.profile import DISK_DIVISOR, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.superbatch import Superbatch, plan_ahead
@@ -270,7 +270,7 @@ def _estimated(
         left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
         sources = [store.source for store in graph.features.values()]
         speed = drive_speed(graph.reader, graph.path, sources, planning.run_dir, left)
-        layouts, counted = ({}, {}) if pack is None else layouts_on_disk(context, planning, pack_rows, width, speed.gap_bytes)
+        layouts, counted = layouts_on_disk(_layouts(context, planning), pack_rows, width, speed.gap_bytes)
         with _on_device(context, capacity * width) as (n_device, on_device):
             copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
             machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, nodes.n, graph.budget)))
@@ -424,13 +424,21 @@ def _disk_bytes(profile: Profile | None) -> int:
     return 0 if profile is None else profile.n_bytes
 
 
+def _layouts(context: Context, planning: Planning) -> dict[str, PackLayouts]:
+    """Return the layouts of the loader's pack by the policies that are compared; empty without a pack."""
+    if context.pack is None:
+        return {}
+    return {name: PackLayouts(context, replace(planning, policies=(get_policy(name),))) for name in (STATIC, PLANNED)}
+
+
 def _default(context: Context, planning: Planning, capacity: int, pack_rows: Sequence[int], reason: str) -> Decision:
     """Choose the strategy that needs least: ``ondemand``, or ``packed`` if layouts are there or the device is to hold rows."""
     strategy, policy = "ondemand", STATIC if capacity else None
     if context.pack is not None:
         rows = pack_rows or (0,) * len(context.nodes.each)
-        there, disk = existing_layouts(context, planning, rows), planning.disk
-        found = [name for name, folders in there.items() if disk is None or sum(map(layout_bytes, folders)) <= disk]
+        there = {policy: each.there(rows) for policy, each in _layouts(context, planning).items()}
+        disk = planning.disk
+        found = [name for name, folders in there.items() if folders and (disk is None or sum(map(layout_bytes, folders)) <= disk)]
         if found or any(context.device_rows or ()):
             strategy, policy = "packed", (found or [STATIC])[0]
     return _taken(strategy, policy, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.sizes import in_proportion
-from featstore.estimate.cost import PLANNED, STATIC, OnDisk
+from featstore.estimate.cost import PLANNED, OnDisk
 from featstore.estimate.length import Planning
 from featstore.estimate.sharing import count_planned, count_static, joined, shared_there
 from featstore.pack.fingerprint import digest_bytes, digest_of, same_scores
@@ -42,7 +42,6 @@ __all__ = [
     "Layouts",
     "PackLayouts",
     "PartLayouts",
-    "existing_layouts",
     "layouts_on_disk",
     "packed_length",
     "rows_for_pack",
@@ -126,6 +125,8 @@ class PackLayouts:
     planning : Planning
     pack : Pack
     parts : list of PartLayouts
+    disk : int or None
+        Most bytes of all layouts.
     """
 
     def __init__(self, context: Context, planning: Planning) -> None:
@@ -133,7 +134,8 @@ class PackLayouts:
         if pack is None:
             raise ValueError("strategy 'packed' runs the samples of a pack")
         self.context, self.planning, self.pack = context, planning, pack
-        policy, disk, parts = planning.policy, planning.disk, parts_with_rows(context.nodes, context.device_rows)
+        policy, parts = planning.policy, parts_with_rows(context.nodes, context.device_rows)
+        self.disk = disk = planning.disk
         self._data_bytes = 0 if disk is None or len(parts) < 2 else carried_bytes(pack, context.graph, context.labels)
         disks = [disk] * len(parts)
         if disk is not None and isinstance(policy, StaticPolicy):
@@ -148,7 +150,7 @@ class PackLayouts:
             return [()]
         if size is None:
             return [self._only()]
-        wanted = tuple(part.wanted(rows) for part, rows in self._with_rows(self._rows_of(size)))
+        wanted = self.wanted(self._rows_of(size))
         found = [wanted]
         if size == "auto":
             found.insert(0, tuple(part.smallest or each for part, each in zip(self.parts, wanted, strict=True)))
@@ -159,6 +161,26 @@ class PackLayouts:
         if size == "auto":
             return [0] * len(nodes.each)
         return self.context.chosen.pack_rows or rows_of_size(nodes, size)
+
+    def wanted(self, rows: Sequence[int]) -> Layouts:
+        """Return the layouts for caches of ``rows`` rows: existing layouts, or those to be made.
+
+        Existing ones may divide the disk in another way than those that would be made.
+        """
+        each = list(self._with_rows(rows))
+        found = tuple(part.wanted(n) for part, n in each)
+        if self.disk is None or all(layout in part.there for (part, _), layout in zip(each, found, strict=True)):
+            return found
+        sizes = [part.sizes(n) for part, n in each]
+        least = tuple(min(of_part, key=of_part.__getitem__) for of_part in sizes if of_part)
+        is_whole = len(least) == len(found) and sum(min(of_part.values()) for of_part in sizes) <= self.disk - self._data_bytes
+        return least if is_whole else found
+
+    def there(self, rows: Sequence[int]) -> list[str]:
+        """List the folders of the layouts for caches of ``rows`` rows; none if one is still to be made."""
+        wanted = self.wanted(rows)
+        is_whole = all(layout in part.there for part, layout in zip(self.parts, wanted, strict=True))
+        return [self.pack.file(layout.name) for layout in wanted] if is_whole else []
 
     def _with_rows(self, rows: Sequence[int]) -> Iterator[tuple[PartLayouts, int]]:
         """Pair the parts with their number among the rows of all parts of the features."""
@@ -195,15 +217,17 @@ class PackLayouts:
             return [part.make(chosen[at], self._room(at, chosen)) for at, part in enumerate(self.parts)]
 
     def _room(self, at: int, chosen: Layouts) -> int | None:
-        """Compute the most bytes of a layout: under a planned policy, which cannot make it smaller, what the others leave."""
-        disk = self.parts[at].disk
+        """Compute the most bytes of a layout: what the others leave, and no more than its share if it is to be made smaller."""
+        disk = self.disk
         if disk is None or len(chosen) == 1:
             return disk
-        if not chosen[at].superbatch:
-            return disk + self._data_bytes * (at == 0)  # labels come with the first layout
         others = (each for number, each in enumerate(chosen) if number != at)
         taken = sum(layout_bytes(self.pack.file(each.name)) for each in others if self.is_there(each))
-        return max(0, disk - taken - self._data_bytes * (at > 0))
+        left = max(0, disk - taken - self._data_bytes * (at > 0))
+        share = self.parts[at].disk
+        if share is None or chosen[at].superbatch or self.is_there(chosen[at]):
+            return left
+        return min(left, share + self._data_bytes * (at == 0))  # labels come with the first layout
 
     def is_there(self, layout: LayoutOptions) -> bool:
         """Tell whether the pack has a layout."""
@@ -285,12 +309,21 @@ class PartLayouts:
             )
         return fitting(self.pack, found, self.disk) or found[0]
 
-    def wanted(self, capacity: int) -> LayoutOptions:
-        """Return the layout for caches of ``capacity`` rows: an existing layout, or one to be made."""
+    def _named(self, capacity: int) -> tuple[LayoutOptions, list[LayoutOptions]]:
+        """Return the options of a layout for ``capacity`` rows, and the layouts that are there with these, of any size."""
         names, policy, digest = tuple(self.part.stores), self._policy.name, self._digest or ""
         options = LayoutOptions(names, policy, capacity, self._superbatch, self._device_rows or 0, digest, rows=self._rows)
         there = [each for each in self.there if replace(each, digest=options.digest, disk=0).name == options.name]
-        if len({each.digest for each in there}) != 1:
+        return options, there if len({each.digest for each in there}) == 1 else []
+
+    def sizes(self, capacity: int) -> dict[LayoutOptions, int]:
+        """Return the layouts for caches of ``capacity`` rows that are there, with their bytes."""
+        return {each: layout_bytes(self.pack.file(each.name)) for each in self._named(capacity)[1]}
+
+    def wanted(self, capacity: int) -> LayoutOptions:
+        """Return the layout for caches of ``capacity`` rows: an existing layout, or one to be made."""
+        options, there = self._named(capacity)
+        if not there:
             return options
         found, disk = fitting(self.pack, there, self.disk), self.disk
         if found is None and disk is not None and not self._superbatch:  # a smaller one can be made: its segments share more rows
@@ -325,85 +358,37 @@ class PartLayouts:
 # What Auto compares: the layouts that are there, and what others would take.
 
 
-def _layouts(context: Context, planning: Planning, policy: str, pack_rows: Sequence[int]) -> list[tuple[Domain, LayoutOptions]]:
-    """Make the options of the layouts that strategy ``"packed"`` would run, each with the features that it is of."""
-    pack, nodes = context.pack, context.nodes
-    assert pack is not None
-    superbatch = packed_length(planning.superbatch, pack.n_batches) if policy == PLANNED else 0
-    n_device = context.device_rows or (0,) * len(nodes.each)
-    return [
-        (part, LayoutOptions(tuple(part.stores), policy, n, superbatch, n_on_device, rows=layout_rows(part.rows)))
-        for part, n, n_on_device in zip(nodes.each, pack_rows, n_device, strict=True)
-        if part.stores and part.n
-    ]
-
-
-def _disks(context: Context, parts: Sequence[Domain], policy: str, disk: int | None) -> list[int | None]:
-    """Compute the most bytes of each part's layout: under a static policy its share, else what all together may have."""
-    assert context.pack is not None
-    if disk is None or policy != STATIC:
-        return [disk] * len(parts)
-    return list(disk_of_parts(context.pack, parts, disk))
-
-
-def existing_layouts(context: Context, planning: Planning, pack_rows: Sequence[int]) -> dict[str, list[str]]:
-    """Return the folders of the layouts that a pack has for a loader's features and tiers, by policy, if none lacks.
-
-    A static policy's layout that takes too much disk does not count: a smaller one is made beside it.
-    """
-    pack = context.pack
-    assert pack is not None
-    there, found = find_layouts(pack), dict[str, list[str]]()
-    for policy in (STATIC, PLANNED):
-        asked = _layouts(context, planning, policy, pack_rows)
-        disks = _disks(context, [part for part, _ in asked], policy, planning.disk if policy == STATIC else None)
-        layouts = [
-            fitting(pack, (each for each in there if replace(each, disk=0).name == options.name), disk)
-            for (_, options), disk in zip(asked, disks, strict=True)
-        ]
-        if layouts and None not in layouts:
-            found[policy] = [pack.file(layout.name) for layout in layouts if layout is not None]
-    return found
-
-
 def layouts_on_disk(
-    context: Context, planning: Planning, pack_rows: Sequence[int], width: int, gap_bytes: int
+    each_policy: Mapping[str, PackLayouts], pack_rows: Sequence[int], width: int, gap_bytes: int
 ) -> tuple[dict[str, int], dict[str, OnDisk]]:
-    """Return, by policy, the bytes of the layouts that the pack has for these features and tiers, and the disk space counted.
+    """Return, by policy, the bytes of the layouts that the pack has for caches of ``pack_rows``, and the disk space counted.
 
     Space is counted for layouts that share rows, and for layouts still to be made that the disk may not hold. ``width``: bytes
     of a mean row.
     """
-    pack = context.pack
-    assert pack is not None
     layouts, counted = {}, {}
-    there = existing_layouts(context, planning, pack_rows)
-    # A little is left for parts whose size is known only when a layout is made.
-    disk = (
-        None
-        if planning.disk is None
-        else planning.disk - planning.disk // 64 - carried_bytes(pack, context.graph, context.labels)
-    )
-    for policy in (STATIC, PLANNED):
-        asked = _layouts(context, planning, policy, pack_rows)
-        needs = [pack.of_rows(options.rows) for _, options in asked]
-        widths = [list(part.row_bytes.values()) for part, _ in asked]
-        if policy in there:
-            sizes = [layout_bytes(folder) for folder in there[policy]]
+    for policy, of_policy in each_policy.items():
+        wanted, there, pack = of_policy.wanted(pack_rows), of_policy.there(pack_rows), of_policy.pack
+        needs = [pack.of_rows(options.rows) for options in wanted]
+        widths = [list(part.part.row_bytes.values()) for part in of_policy.parts]
+        if there:
+            sizes = [layout_bytes(folder) for folder in there]
             layouts[policy] = sum(sizes)
-            each = zip(there[policy], needs, widths, sizes, strict=True)
+            each = zip(there, needs, widths, sizes, strict=True)
             found = [(shared_there(folder, of, own, gap_bytes, size), sum(own)) for folder, of, own, size in each]
             if any(one.length > 1 for one, _ in found):
                 counted[policy] = joined(found, width)
-        elif disk is not None and asked:
-            most = sum(_most_bytes(options, of, own) for (_, options), of, own in zip(asked, needs, widths, strict=True))
-            if most > disk:
-                rooms = _disks(context, [part for part, _ in asked], policy, disk)
-                each_one = zip(asked, needs, widths, rooms, strict=True)
+        elif of_policy.disk is not None and wanted:
+            # A little is left for parts whose size is known only when a layout is made.
+            disk, context = of_policy.disk, of_policy.context
+            left = max(0, disk - disk // 64 - carried_bytes(pack, context.graph, context.labels))
+            most = sum(_most_bytes(options, of, own) for options, of, own in zip(wanted, needs, widths, strict=True))
+            if most > left:
+                rooms = [left * (part.disk or 0) // max(1, disk) for part in of_policy.parts]
+                each_one = zip(wanted, needs, widths, rooms, strict=True)
                 try:
                     found = [
-                        (_counted(context, options, of, own, gap_bytes, room or 0), sum(own))
-                        for (_, options), of, own, room in each_one
+                        (_counted(context, options, of, own, gap_bytes, room), sum(own)) for options, of, own, room in each_one
                     ]
                     counted[policy] = joined(found, width)
                 except OSError as error:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featstore.errors import FeatstoreWarning, PluginError
-from featstore.sampling.batches import RandomBatches
+from featstore.sampling.batches import RandomBatches, says_where_given
 from featstore.sampling.shares import ShareOfBatches, check_ranks
 from tests.support.refusing import refuses
 
@@ -67,7 +67,7 @@ def steps(shares: list[ShareOfBatches], epoch: int, first: int = 0) -> list[list
         assert max(sizes) - min(sizes) <= 1
         for order, number, each in zip(orders, numbers, rows, strict=True):
             given = order.given(number)
-            assert torch.equal(given, shares[0].of_all.seeds[each])
+            assert torch.equal(given, shares[0].made_of.seeds[each])
             seeds = order.seeds(number).tolist()
             assert sorted(seeds) == sorted(set(given.tolist()))
             assert list(dict.fromkeys(given.tolist())) == seeds
@@ -139,7 +139,7 @@ def test_batches_of_a_users_own() -> None:
     found = [[share.epoch(0).seeds(share.number(step)).tolist() for share in shares] for step in range(3)]
     assert found[0] == [list(range(4)), list(range(4, 13))]
     assert found[2] == [[21], [22]]
-    assert not hasattr(shares[0].epoch(0), "given")
+    assert not says_where_given(shares[0].epoch(0))
     assert not hasattr(shares[0], "n_seeds")
     short = ShareOfBatches(Own([3, 3, 1]), 1, 2)
     with pytest.raises(PluginError, match="step 1 of an epoch has 1 seeds for 2 ranks"):

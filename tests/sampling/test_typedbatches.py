@@ -14,6 +14,7 @@ import torch
 
 import featstore
 from featstore import Loader, NeighborSampler, RandomBatches
+from featstore.sampling.batches import says_where_given
 from featstore.sampling.typedbatches import BatchesOfType
 from featstore.topology.types import NodeType
 from tests.support.typed import academic
@@ -93,7 +94,7 @@ def test_batches_of_a_users_class(g: Any, tmp_path: Path) -> None:
                 assert batch.seed_positions is None
     with pytest.raises(ValueError, match="401 of 400 nodes"):
         Loader(g, sampler, ("author", Runs(401)), strategy="ondemand")
-    with pytest.raises(ValueError, match="rows beside the seeds, and BatchesOfType"):
+    with pytest.raises(ValueError, match="rows beside the seeds, and Runs"):
         Loader(g, sampler, ("author", Runs(400)), labels=np.arange(400), strategy="ondemand")
     featstore.sample_offline(g, sampler, ("author", Runs(400)), path=tmp_path / "p", progress=False).close()
     with Loader(g, strategy=featstore.Packed(tmp_path / "p")) as packed:
@@ -131,9 +132,10 @@ def test_what_batches_say_of_themselves() -> None:
     own = BatchesOfType(RandomBatches(np.arange(20), 8, drop_last=True), kind)
     assert (len(own), own.batch_size, own.n_seeds, own.run_length, own.repeats) == (2, 8, 20, 1, False)
     assert own.epoch(0).seeds(0).min() >= 100
-    assert own.digest() != own.of_type.digest()
+    assert own.digest() != own.made_of.digest()
     for again in (copy.copy(own), pickle.loads(pickle.dumps(own))):
         assert repr(again) == repr(own)
         assert again.digest() == own.digest()
     assert not hasattr(BatchesOfType(Runs(10), kind), "n_seeds")
-    assert not hasattr(BatchesOfType(Runs(10), kind).epoch(0), "given")
+    assert not says_where_given(BatchesOfType(Runs(10), kind).epoch(0))
+    assert says_where_given(own.epoch(0))
