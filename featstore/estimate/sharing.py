@@ -100,7 +100,7 @@ def count_planned(needs: RowNeeds, sizes: Sizes, budget: Budget) -> OnDisk:
     n, rows = needs.n_rows, []
     with budget.reserve("cost model", 12 * n if sizes.device_rows else 0):
         tier_of_row = assign_tiers(needs.counts(), sizes.device_rows, 0) if sizes.device_rows else None
-        for window in windows(needs, sizes.superbatch, tier_of_row):
+        for window in windows(needs, sizes, tier_of_row):
             with budget.reserve("simulation", planning_bytes(n, window.n_accesses, longest=window.longest)):
                 rows.append(simulate(window, sizes.host_rows, PLANNED))
     packed = np.concatenate([np.empty(0, np.int64), *rows])

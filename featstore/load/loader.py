@@ -21,7 +21,7 @@ from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
-from featstore.load.arguments import check_edge_features, check_features, check_prefetch, process_group
+from featstore.load.arguments import check_edge_features, check_features, check_prefetch
 from featstore.load.batchcheck import batch_check
 from featstore.load.epoch import EpochIterator, RunningEpoch
 from featstore.load.history import History, check_history
@@ -34,6 +34,7 @@ from featstore.load.transfer import numbered
 from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.pack.typedarguments import seeds_of_type, types_of
+from featstore.ranks import process_group
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.foreign import checked_sampler
@@ -132,7 +133,8 @@ class Loader:
     rank, world_size : int, optional
         This process and the number of those that train together; by default those of torch's process group, or of one process.
         In each step every rank has one batch, of up to ``batch_size`` seeds: rank ``r`` the batches ``r``, ``r + world_size``, …
-        of those that one process would have, bit for bit. All ranks have as many. The last step's seeds are divided evenly.
+        of those that one process would have, bit for bit. All ranks have as many. The last step's seeds are divided evenly. A
+        pack's batches are divided as they are: each rank has as many consecutive ones.
 
     Raises
     ------
@@ -141,7 +143,7 @@ class Loader:
         loader.
     ValueError
         A value is out of range; the sampler is of another graph; a sampler or seeds are given to a strategy that has its own; the
-        seeds of the last step are fewer than the ranks; a pack, whose batches are not divided, is run by several ranks.
+        seeds of the last step are fewer than the ranks; the ranks cannot have as many of a pack's batches each.
     NotImplementedError
         The graph has several types, and the strategy, the sampler or an option does not take them.
     TypeError
@@ -218,6 +220,7 @@ class Loader:
             device=target,
             prefetch=check_prefetch(prefetch, sampling),
             has_types=self._types is not None,
+            ranks=(self._rank, self._world_size),
         )
         cache = None if device_cache is None else DeviceCache.of(device_cache)
         self._held: list[Reservation] = []
@@ -269,13 +272,11 @@ class Loader:
             if history is not None:
                 found.close()
                 check_history(history, self._strategy, None)
-            if self._world_size > 1:
+            try:
+                return found if self._world_size == 1 else found.share(self._rank, self._world_size)
+            except ValueError:
                 found.close()
-                raise ValueError(
-                    f"strategy {name!r} runs a pack, whose batches are not divided among {self._world_size} ranks: make a pack "
-                    "of each rank's seeds, and say rank=0, world_size=1"
-                )
-            return found
+                raise
         if isinstance(g, PackedGraph):
             raise ValueError(f"a PackedGraph has no sampler and no seeds: strategy {name!r} needs its dataset")
         if sampler is None or seeds is None:

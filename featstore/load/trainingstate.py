@@ -63,7 +63,7 @@ class TrainingState:
         if state["batches"] != self._batches.digest():
             raise ValueError(
                 "the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last, or whose batches of a pack "
-                "ran in another order (policy, length)"
+                "ran in another order (policy, length, world_size)"
             )
         check_same_graph(state, graph_id(self._g))
         self.go_on(int(state["epoch"]), int(state["batch"]))

@@ -74,7 +74,8 @@ class LayoutOptions:
     ``superbatch`` batches together, from an empty cache (0 for static ones). The device holds ``device_rows``. ``digest`` is the
     policy's digest (:func:`featstore.pack.fingerprint.digest_of`). ``disk`` is the limit in bytes of a layout that was made
     beside a larger one; otherwise 0, whatever the limit. ``rows`` are those of the types whose features are packed, of the column
-    that holds them; None if nodes have no types.
+    that holds them; None if nodes have no types. If it is not 0, planning begins anew after every ``restart`` batches of an
+    epoch, where a rank's share of them ends.
     """
 
     features: tuple[str, ...]
@@ -85,6 +86,7 @@ class LayoutOptions:
     digest: str = ""
     disk: int = 0
     rows: RowsOfTypes | None = None
+    restart: int = 0
 
     @property
     def name(self) -> str:
@@ -92,6 +94,7 @@ class LayoutOptions:
         text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows)) + self.digest
         text += f" {self.disk}" if self.disk else ""
         text += "" if self.rows is None else f" {self.rows.n} {rows_entry(self.rows)}"
+        text += f" restart {self.restart}" if self.restart else ""
         return LAYOUT_PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -206,6 +209,7 @@ def _options(record: Mapping[str, Any], rows: RowsOfTypes | None) -> LayoutOptio
         record["digest"],
         record.get("disk", 0),
         rows,
+        record.get("restart", 0),
     )
 
 

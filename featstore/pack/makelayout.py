@@ -244,6 +244,7 @@ def _make(job: _Job) -> None:
             "superbatch": options.superbatch,
             "device_rows": options.device_rows,
             "disk": options.disk,
+            **({"restart": options.restart} if options.restart else {}),
             "samples": pack.record["samples"],
             **({} if options.rows is None else {"types": rows_entry(options.rows)}),
             "tables": tables.ids,
@@ -286,7 +287,8 @@ def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) 
         records = RECORD_BYTES * (2 + len(maps)) + max(extents.progress_bytes for extents in maps)
         return records + sum(extents.disk_bytes for extents in maps)
 
-    return Sizes(options.device_rows, options.capacity, options.superbatch, sum(widths), n_bytes, group_rows)
+    together = options.superbatch, options.restart
+    return Sizes(options.device_rows, options.capacity, *together, sum(widths), n_bytes, group_rows)
 
 
 def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict[str, Any]:

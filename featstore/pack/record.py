@@ -63,7 +63,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 TYPED_FIELDS: dict[str, Any] = {"num_edges": int, "node_types": list, "edge_types": list, "seed_type": str}
 TYPED_FIELDS |= {"fanouts_of_types": {str: [(int, -1)]}}
-OPTIONAL: dict[str, dict[str, Any]] = {"pack": {"together": int}, "layout": {"disk": int}}  # checked if present
+OPTIONAL: dict[str, dict[str, Any]] = {"pack": {"together": int}, "layout": {"disk": int, "restart": int}}  # checked if present
 
 
 def fits(value: Any, spec: Any) -> bool:

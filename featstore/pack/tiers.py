@@ -63,7 +63,8 @@ def _narrow(rows: Ids) -> Ids:
 class Sizes:
     """Sizes of a layout: the rows of its tiers, and the bytes of its rows on disk.
 
-    A planned policy plans ``superbatch`` batches together, from an empty cache. ``row_bytes`` is the sum over all features.
+    A planned policy plans ``superbatch`` batches together, from an empty cache, and begins anew after every ``restart`` batches
+    of an epoch (0: after all). ``row_bytes`` is the sum over all features.
     ``n_bytes(n_device, n_host, stored)`` returns the bytes on disk of all rows, those that fill the two tiers in memory included.
     ``group_rows`` has the rows of a piece of shared rows for each feature, and is kept with the tables.
     """
@@ -71,6 +72,7 @@ class Sizes:
     device_rows: int
     host_rows: int
     superbatch: int
+    restart: int
     row_bytes: int
     n_bytes: Callable[[int, int, Stored], int]
     group_rows: Sequence[int]
@@ -281,17 +283,17 @@ def segmentation(
     return shortest_segments(batches, needs.n_rows, sizes.row_bytes, disk.total, takes=takes, budget=budget)
 
 
-def windows(needs: RowNeeds, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
+def windows(needs: RowNeeds, sizes: Sizes, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
     """Yield the trace of each superbatch of each epoch, in order, without the rows on the device."""
+    n = max(1, sizes.restart or needs.n_batches)
 
     def rest(begin: int, batch: int) -> Ids:
         ids = needs.ids(begin + batch)
         return ids if tier_of_row is None else ids[tier_of_row.take(ids) == -1]
 
-    for epoch in range(needs.epochs):
-        for first in range(0, needs.n_batches, superbatch):
-            begin = epoch * needs.n_batches + first
-            count = min(superbatch, needs.n_batches - first)
+    for start in range(0, len(needs), n):
+        for begin in range(start, start + n, sizes.superbatch):
+            count = min(sizes.superbatch, start + n - begin)
             lengths = needs.lengths[begin : begin + count]
             if tier_of_row is not None:
                 lengths = np.array([len(rest(begin, b)) for b in range(count)], np.int64)
@@ -340,7 +342,7 @@ def _plan_windows(
     """Plan a cache window by window, each from an empty cache, and write the plans; return each batch's number of misses."""
     _fill(files, tier_of_row)
     n_missed, number, checked = np.zeros(len(needs), np.int64), 0, CheckedPolicy(policy)
-    for trace in windows(needs, sizes.superbatch, tier_of_row):
+    for trace in windows(needs, sizes, tier_of_row):
         n_bytes = planning_bytes(needs.n_rows, trace.n_accesses, longest=trace.longest, checked=checked.is_checked)
         with budget.reserve("planner", n_bytes):
             checked.start(sizes.host_rows, PolicyContext(needs.n_rows, 1))

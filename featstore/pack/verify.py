@@ -164,7 +164,7 @@ class _Check:
         held[: len(fill)] = fill
         size, n = os.path.getsize(path), len(pack)
         for number in range(n):
-            if options.superbatch and number % pack.n_batches % options.superbatch == 0:
+            if options.superbatch and number % (options.restart or pack.n_batches) % options.superbatch == 0:
                 held[:] = -1
             ids = needs.ids(number).astype(np.int64)
             plan = tables.plan(number, ids)

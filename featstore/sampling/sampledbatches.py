@@ -162,6 +162,10 @@ class SampledBatches(ABC):
         """Batches of an epoch of all ranks together, by which a batch's ``index`` is bounded."""
         return len(self)
 
+    def share(self, rank: int, world_size: int) -> SampledBatches:
+        """Return the batches of one rank, in place of these; ValueError: they are not divided."""
+        raise ValueError(f"{self!r}: these batches are not divided among {world_size} ranks; say rank=0, world_size=1")
+
     def resume(self, epoch: int, n_done: int) -> int:
         """Let ``epoch`` go on after its first ``n_done`` batches, those of all ranks; return which comes next here."""
         return n_done

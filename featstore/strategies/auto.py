@@ -28,6 +28,7 @@ from featstore.pack.layout import layout_bytes, layout_rows
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
 from featstore.plan.trace import Trace
+from featstore.ranks import ChosenByFirst
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
@@ -58,7 +59,8 @@ EDGES = "caches of edge features"  # while it is estimated
 class Auto(Strategy):
     """Take the strategy and the policy that are estimated to need least time for the epochs to come.
 
-    ``loader.stats()["auto"]`` names the choice and its reason. Strategies of other packages are candidates if they estimate
+    ``loader.stats()["auto"]`` names the choice and its reason. In a process group rank 0 chooses for all ranks, which make their
+    loaders alike. Strategies of other packages are candidates if they estimate
     themselves (:meth:`featstore.Strategy.estimate`). :class:`~featstore.OnDemand` is taken without an estimate if all rows fit in
     memory, or if the features have caches that it would keep. Neighbour lists get memory before rows do, on loan, unless
     ``g.cache_neighbors`` made a cache of them: all lists, or the best ones.
@@ -97,7 +99,11 @@ class Auto(Strategy):
         return batches_of(self.pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     def run(self, context: Context) -> Runner:
-        """See :class:`~featstore.Strategy`."""
+        """See :class:`~featstore.Strategy`; in a process group rank 0 chooses, and the others wait until it has."""
+        with ChosenByFirst[Decision](context.ranks) as first:
+            return self._run(context, first)
+
+    def _run(self, context: Context, first: ChosenByFirst[Decision]) -> Runner:
         pack, cache, lists = context.pack, self.cache, AS_THEY_ARE
         if pack is None and cache == "auto" and are_cached(context):
             if may_keep_lists(context):
@@ -124,7 +130,9 @@ class Auto(Strategy):
                 pack_rows = rows_of_size(context.nodes, cache)
             with context.watch.time("auto"):
                 rows = rows_in_memory(context, memory, cache)
-                if pack is None and context.features and rows >= context.nodes.n:
+                if first.choice is not None:
+                    decision = first.choice
+                elif pack is None and context.features and rows >= context.nodes.n:
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
                 else:
                     options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
@@ -134,7 +142,8 @@ class Auto(Strategy):
                     )
         profile = decision.profile
         try:
-            if decision.lists_bytes is not None:
+            first.give(replace(decision, profile=None))
+            if decision.lists_bytes is not None and decision.lists_bytes < lists.held:
                 lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
             told = Chosen(self.cache == "auto", decision.misses, _disk_bytes(profile), pack_rows=pack_rows)

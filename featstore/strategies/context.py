@@ -132,6 +132,8 @@ class Context:
         A history prunes the batches, so that each depends on earlier ones.
     has_types : bool
         The graph has several types: a batch's nodes have the rows of ``nodes.rows``, and some have none.
+    ranks : tuple of int
+        The loader's rank, and the number of ranks.
     """
 
     graph: Graph
@@ -152,6 +154,7 @@ class Context:
     divide: Callable[..., None] | None = None
     has_history: bool = False
     has_types: bool = False
+    ranks: tuple[int, int] = (0, 1)
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -277,7 +277,8 @@ class PartLayouts:
         self.there = [each for each in layouts if (sorted(each.features), each.policy, each.rows) == kind]
         self._superbatch = 0
         if isinstance(self._policy, PlannedPolicy):
-            self._superbatch = packed_length(planning.superbatch, pack.n_batches)
+            self._superbatch = packed_length(planning.superbatch, len(context.batches))
+        self.there = [each for each in self.there if each.restart == self._restart(each.superbatch)]
         self._digest: str | None = None  # of the policy's scores, None while it is not known
         try:
             with graph.budget.reserve("packing", digest_bytes(self._policy, part.n)):
@@ -309,10 +310,17 @@ class PartLayouts:
             )
         return fitting(self.pack, found, self.disk) or found[0]
 
+    def _restart(self, superbatch: int) -> int:
+        """Compute the batches after which planning begins anew, as those of this rank end; 0 if it does so by itself."""
+        n = len(self.context.batches)
+        return n if superbatch and n < self.pack.n_batches and n % superbatch else 0
+
     def _named(self, capacity: int) -> tuple[LayoutOptions, list[LayoutOptions]]:
         """Return the options of a layout for ``capacity`` rows, and the layouts that are there with these, of any size."""
         names, policy, digest = tuple(self.part.stores), self._policy.name, self._digest or ""
-        options = LayoutOptions(names, policy, capacity, self._superbatch, self._device_rows or 0, digest, rows=self._rows)
+        numbers = capacity, self._superbatch, self._device_rows or 0
+        restart = self._restart(self._superbatch)
+        options = LayoutOptions(names, policy, *numbers, digest, rows=self._rows, restart=restart)
         there = [each for each in self.there if replace(each, digest=options.digest, disk=0).name == options.name]
         return options, there if len({each.digest for each in there}) == 1 else []
 

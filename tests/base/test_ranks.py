@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from featstore import config
 from featstore.config import Options
-from featstore.load.arguments import process_group
+from featstore.ranks import process_group
 from tests.support.fake_graph import graph, loader
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import featstore
-from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Streamed, Superbatch
+from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
 from tests.support.refusing import refuses
 from tests.support.typed import academic
 
@@ -158,9 +159,52 @@ def test_what_cannot_be_divided(g: Any, tmp_path: Path) -> None:
     refuses(ValueError, "fewer than the 9 ranks", lambda: Loader(g, sampler, np.arange(8), 40, rank=0, world_size=9))
     refuses(ValueError, "rank must be", lambda: Loader(g, sampler, np.arange(80), 40, rank=2, world_size=2))
     featstore.sample_offline(g, sampler, np.arange(100), 10, path=tmp_path / "p", progress=False).close()
-    options: dict[str, Any] = {"strategy": featstore.Packed(tmp_path / "p")}
-    refuses(ValueError, "not divided among 2 ranks", lambda: Loader(g, **options, rank=0, world_size=2))
-    Loader(g, **options, rank=0, world_size=1).close()
+    options: dict[str, Any] = {"strategy": featstore.Packed(tmp_path / "p", cache=0.1)}
+    refuses(
+        ValueError, "10 batches, of which 3 ranks cannot have as many each", lambda: Loader(g, **options, rank=0, world_size=3)
+    )
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("way", ["belady", "short", "frequency", "auto"])
+def test_ranks_share_a_pack(g: Any, tmp_path: Path, way: str, shuffle: bool) -> None:
+    """Each of two ranks has half of each epoch's batches, as they are; ranks and one process may run one layout."""
+    sampler, x = NeighborSampler(g, [4, 3], seed=3), g.features["x"][:]
+    with featstore.sample_offline(g, sampler, SEEDS[:480], 40, epochs=2, path=tmp_path / "p", progress=False) as pack:
+        packed: dict[str, Any] = {"pack": pack, "cache": 0.1}
+        ways: dict[str, Any] = {
+            "belady": Packed(**packed, length=3),
+            "short": Packed(**packed, length=4),  # plans begin anew where a rank's six batches end
+            "frequency": Packed(**packed, policy="frequency"),
+            "auto": featstore.Auto(**packed),
+        }
+        for epoch in (0, 1):
+            found, orders, states = {}, [], []
+            for rank in range(2):
+                with Loader(g, strategy=ways[way], shuffle=shuffle, rank=rank, world_size=2) as loader:
+                    loader.set_epoch(epoch)
+                    batches = iter(loader)
+                    own = [next(batches) for _ in range(4)]
+                    states.append(loader.state_dict())
+                    own += list(batches)
+                    orders.append([batch.index for batch in own])
+                    found |= {batch.index: batch for batch in own}
+                    loader.load_state_dict(states[0])
+                    assert [batch.index for batch in loader] == orders[rank][4:]
+            assert states[0] == states[1]
+            assert states[0]["batch"] == 8
+            assert [sorted(order) for order in orders] == [list(range(6)), list(range(6, 12))]
+            assert [index + 6 for index in orders[0]] == orders[1]
+            assert way != "frequency" or (orders[0] != sorted(orders[0])) == shuffle
+            with Loader(g, strategy=ways[way], rank=0, world_size=1) as loader:
+                loader.set_epoch(epoch)
+                for batch in loader:
+                    assert same(batch, found[batch.index])
+                    assert torch.equal(batch.x, x[batch.input_ids])
+                refuses(ValueError, "world_size", lambda loader=loader: loader.load_state_dict(states[0]))
+        pack.verify(progress=False)
+    n_layouts = len(list((tmp_path / "p").glob("layout-*")))
+    assert n_layouts == (2 if way == "short" else 1) or way == "auto"
 
 
 TRAINING = """
@@ -208,3 +252,47 @@ def test_training_in_a_process_group(g: Any, tmp_path: Path) -> None:
     for n in (2, 4):
         for one, other in zip(found[1], found[n], strict=True):
             assert torch.allclose(one, other, rtol=0, atol=1e-9)
+
+
+CHOOSING = """
+import json, sys
+import numpy as np, torch
+import featstore
+from featstore.ranks import ChosenByFirst
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+with featstore.open(f"{folder}/g", memory=["9MiB", "64MiB"][rank], threads=1) as g:
+    sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
+    with featstore.Loader(g, sampler, np.arange(800), 40, features=["wide"], labels=None) as loader:
+        n = sum(1 for _ in loader)
+        with open(f"{folder}/{rank}.json", "w") as file:
+            json.dump([n, loader.stats()["auto"]["taken"], loader.stats()["auto"]["estimates"]], file)
+try:
+    with ChosenByFirst((rank, 2)) as first:  # rank 0 fails: the others choose for themselves
+        assert first.choice is None
+        if not rank:
+            raise KeyError
+        first.give("not of rank 0")
+except KeyError:
+    assert not rank
+for ranks, choice in (((rank, 2), "one"), ((rank, 3), None), ((0, 1), None)):  # only the group's ranks hand it on
+    with ChosenByFirst(ranks) as first:
+        first.give("one" if not rank else "two")
+        assert first.choice == (choice if rank else None)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_rank_0_chooses_the_strategy(tmp_path: Path) -> None:
+    """A rank with memory for all rows takes what rank 0 has estimated."""
+    rng = np.random.default_rng(0)
+    pairs, wide = rng.integers(0, N, (2, 8 * N)), rng.standard_normal((N, 1024)).astype(np.float32)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", pairs, N, features={"wide": wide}).close()
+    command = [sys.executable, "-W", "ignore", "-c", CHOOSING, str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    assert not any(process.returncode for process in ranks), errors
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    assert found[0][2]
