@@ -178,8 +178,8 @@ class RunDirectory:
     """A fresh directory ``parent/<uuid>`` for run files, removed when it is closed or collected.
 
     ``parent`` is made if absent, and then removed with the last run directory in it, of any process; a ``parent`` that existed
-    stays. Run directories that dead processes left in it are removed. A relative path is resolved against the current working
-    directory. If ``parent`` may not be written, the OSError names ``run_dir=``.
+    stays. Run directories that dead processes left in it are removed when one is made or closed. A relative path is resolved
+    against the current working directory. If ``parent`` may not be written, the OSError names ``run_dir=``.
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
@@ -240,4 +240,6 @@ def _remove_tree(path: str, parent: str, files: list[str]) -> None:
         os.rmdir(path)
     except OSError:
         shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _sweep(parent)  # what was left by others that were killed meanwhile, as by ranks that trained beside: none may come later
     _remove_parent(parent)

@@ -165,6 +165,21 @@ def test_run_directories_belong_to_their_process(tmp_path: Path) -> None:
     assert sorted(os.listdir(parent)) == [rundir.MADE, "somebody's"]
 
 
+def test_closing_removes_what_a_process_left_that_was_killed_meanwhile(tmp_path: Path) -> None:
+    """As a rank's that is lost: the last one to end leaves no run files, though none makes any later."""
+    mine, other = RunDirectory(tmp_path / "runs"), RunDirectory(tmp_path / "runs")
+    child = os.fork()
+    if child == 0:
+        theirs = RunDirectory(tmp_path / "runs")
+        Path(theirs.file("samples")).write_bytes(b"1")
+        os._exit(0)  # dies without closing
+    assert os.waitpid(child, 0)[1] == 0
+    mine.close()
+    assert sorted(os.listdir(tmp_path / "runs")) == sorted([rundir.MADE, os.path.basename(other.path)])
+    other.close()
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_only_a_parent_that_was_made_for_run_directories_is_removed(tmp_path: Path, first: int) -> None:
     """With the last of them, whoever made it; also where the one that made it was killed."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from featstore.testing import faults
 
-__all__ = ["OF_PYG", "run_in_fork", "run_program", "start_server"]
+__all__ = ["OF_PYG", "run_in_fork", "run_program", "run_ranks", "start_server"]
 
 OF_PYG = ["`torch.jit.script` is deprecated"]  # what PyG warns of when it is imported
 
@@ -83,6 +83,33 @@ def run_in_fork(function: Callable[..., None], *arguments: Any, timeout_s: float
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             shown = "".join(each.read_text() for each in printed)
             raise AssertionError(f"{function.__qualname__} in the child: {how}\n{shown}")
+
+
+def run_ranks(function: Callable[..., None], world_size: int, *arguments: Any, timeout_s: float = 120) -> list[tuple[int, str]]:
+    """Call ``function(rank, *arguments)`` in forks of the server, at once; return each one's exit status and what it printed."""
+    name, started = (function.__module__, function.__qualname__), list[Any]()
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(_printed()) for _ in range(world_size)]
+        try:
+            for rank, printed in enumerate(files):
+                call = (*name, (rank, *arguments), timeout_s, os.getcwd(), dict(os.environ), printed)
+                started.append(_FORKS.Process(target=_call, args=call))
+                started[-1].start()
+            return [
+                (_joined(each), "".join(file.read_text() for file in printed))
+                for each, printed in zip(started, files, strict=True)
+            ]
+        finally:
+            for each in started:
+                if each.is_alive():  # the run of the tests was interrupted
+                    each.kill()
+                    each.join()
+                each.close()
+
+
+def _joined(process: Any) -> int:
+    process.join()
+    return int(process.exitcode)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ import importlib
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,8 @@ def run(script: str, *arguments: object, cwd: Path) -> str:
     return done.stdout
 
 
-def test_train_sage(tmp_path):
+def planted(path: Path) -> None:
+    """Make a graph of three classes that a model learns."""
     rng = np.random.default_rng(0)
     n = 600
     y = rng.integers(0, 3, n)
@@ -56,11 +59,34 @@ def test_train_sage(tmp_path):
     order = rng.permutation(n)
     data = {"y": y, "train_idx": order[:400], "test_idx": order[400:]}
     edges = rng.integers(0, n, (2, 3000))
-    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, n, {"x": x}, data, progress=False).close()
+    featstore.OutOfCoreGraph.from_edge_index(path, edges, n, {"x": x}, data, progress=False).close()
+
+
+def test_train_sage(tmp_path):
+    planted(tmp_path / "g")
     options = ["--memory", "64MiB", "--batch-size", 50, "--hidden", 16, "--lr", 0.02]
     printed = run("train_sage.py", tmp_path / "g", *options, cwd=tmp_path)
     assert "epoch 1: loss" in printed
     assert float(printed.split("test accuracy ")[-1].split(",")[0]) > 0.7
+
+
+def test_train_ddp(tmp_path):
+    """Two processes of torchrun train, and one goes on from their checkpoint; another trains from the start by itself."""
+    planted(tmp_path / "g")
+    options = ["--memory", "64MiB", "--batch-size", "25", "--hidden", "16", "--lr", "0.02", "--every", "3"]
+    common = [os.fspath(tmp_path / "g"), *options, "--checkpoint", "train.pt"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, os.fspath(ROOT / "examples" / "train_ddp.py"), *common, "--epochs", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch 0: loss") == 1
+    printed = run("train_ddp.py", *common, "--epochs", 2, cwd=tmp_path)
+    assert "going on with batch 0 of epoch 1" in printed
+    alone = run("train_ddp.py", tmp_path / "g", *options, cwd=tmp_path)
+    for each in (printed, alone):
+        assert float(each.split("epoch 1: loss")[1].split("test accuracy ")[1]) > 0.7
+    assert sorted(os.listdir(tmp_path)) == ["g", "train.pt"]
 
 
 def test_epoch_sampling(tmp_path):
