@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,13 +23,16 @@ __all__ = [
     "check_flag",
     "check_integer",
     "format_size",
+    "local_job",
     "local_ranks",
     "memory_limit",
     "parse_cache_size",
     "parse_disk",
     "parse_memory",
     "parse_size",
+    "process_group",
     "processor_quota",
+    "sharing_ranks",
     "user_path",
 ]
 
@@ -245,6 +249,45 @@ def local_ranks() -> int:
         name = "WORLD_SIZE"
     text = os.environ.get(name, "1").strip()
     return max(1, int(text)) if text.isdecimal() else 1
+
+
+def local_job() -> str:
+    """Identify the job whose processes :func:`local_ranks` counts: by where its process group meets, or by its parent process."""
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    if os.environ.get("MASTER_PORT"):
+        return " ".join(os.environ.get(name, "") for name in names)
+    parent = os.getppid()
+    try:
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # a number may be used again
+    except OSError:
+        started = ""  # a parent outside this container
+    return f"{parent} {started}"
+
+
+def process_group() -> tuple[int, int] | None:
+    """Get this process's rank and the number of ranks in torch's process group; None if there is no group."""
+    distributed: Any = sys.modules.get("torch.distributed")  # not imported: there is no process group
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def sharing_ranks(shared: Any) -> int:
+    """Count the processes that share a cache: 0 for False, :func:`local_ranks` for True, or the number itself.
+
+    ValueError for True in a process group whose launcher does not say how many of its ranks are on this machine.
+    """
+    if type(shared).__name__ not in ("bool", "bool_"):
+        return check_at_least("shared", shared, 1)
+    if not shared:
+        return 0
+    n, group = local_ranks(), process_group()
+    if n == 1 and "LOCAL_WORLD_SIZE" not in os.environ and group is not None and group[1] > 1:
+        raise ValueError(
+            f"shared=True: LOCAL_WORLD_SIZE does not say how many of the group's {group[1]} ranks are on this machine; "
+            "give their number, as in shared=2"
+        )
+    return n
 
 
 @dataclass(frozen=True)

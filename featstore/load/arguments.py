@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featstore.config import check_at_least
+from featstore.config import check_at_least, process_group
 from featstore.pack.packgraph import Graph, PackedGraph
 
 __all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "process_group"]
@@ -61,14 +60,6 @@ def check_labels(g: Graph, names: str | Sequence[str] | None, prefix: str = "") 
         "if_missing": "; pass labels=None for batches without",
     }
     return _check_names("labels", names, there, **hints)
-
-
-def process_group() -> tuple[int, int] | None:
-    """Get this process's rank and the number of ranks in torch's process group; None if there is no group."""
-    distributed: Any = sys.modules.get("torch.distributed")  # not imported: there is no process group
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
 
 
 def check_prefetch(prefetch: int | str, threads: int) -> int:
