@@ -1,12 +1,16 @@
-"""The ranks of torch's process group, and choices that rank 0 makes for all of them."""
+"""The ranks of torch's process group and of a machine, and choices that rank 0 makes for all of them."""
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-__all__ = ["ChosenByFirst", "process_group"]
+from featstore.config import check_at_least, local_ranks
+
+__all__ = ["ChosenByFirst", "local_job", "process_group", "sharing_ranks"]
 
 T = TypeVar("T")
 
@@ -20,6 +24,37 @@ def process_group() -> tuple[int, int] | None:
 def _group() -> Any:
     distributed: Any = sys.modules.get("torch.distributed")  # not imported: there is no process group
     return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+
+
+def local_job() -> str:
+    """Identify the job whose processes :func:`local_ranks` counts: by where its process group meets, or by its parent process."""
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    if os.environ.get("MASTER_PORT"):
+        return " ".join(os.environ.get(name, "") for name in names)
+    parent = os.getppid()
+    try:
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # a number may be used again
+    except OSError:
+        started = ""  # a parent outside this container
+    return f"{parent} {started}"
+
+
+def sharing_ranks(shared: Any) -> int:
+    """Count the processes that share a cache: 0 for False, :func:`local_ranks` for True, or the number itself.
+
+    ValueError for True in a process group whose launcher does not say how many of its ranks are on this machine.
+    """
+    if type(shared).__name__ not in ("bool", "bool_"):
+        return check_at_least("shared", shared, 1)
+    if not shared:
+        return 0
+    n, group = local_ranks(), process_group()
+    if n == 1 and "LOCAL_WORLD_SIZE" not in os.environ and group is not None and group[1] > 1:
+        raise ValueError(
+            f"shared=True: LOCAL_WORLD_SIZE does not say how many of the group's {group[1]} ranks are on this machine; "
+            "give their number, as in shared=2"
+        )
+    return n
 
 
 class ChosenByFirst(Generic[T]):
