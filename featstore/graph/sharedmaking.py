@@ -123,21 +123,22 @@ class SharedMaking:
         if meeting.is_first:
             self._main = Making(g.path, g.catalog, name, recipe, uses, of=of, overwrite=overwrite, progress=progress)
         try:
-            self._begin(recipe, json.dumps([name, recipe if same is None else same]))
+            self._begin(recipe, {"name": name, **((recipe or {}) if same is None else same)})
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
 
-    def _begin(self, recipe: Mapping[str, Any] | None, same: str) -> None:
+    def _begin(self, recipe: Mapping[str, Any] | None, same: dict[str, Any]) -> None:
         """Meet once rank 0 has begun: then the other ranks find its folder."""
-        meeting, main, said = self._meeting, self._main, {"same": same}
+        meeting, main = self._meeting, self._main
+        said: dict[str, Any] = {"same": same}
         if main is not None:
             said |= {"name": main.name, "folder": os.path.basename(main.folder), "inode": os.stat(main.folder).st_ino}
             said |= {"generation": main.generation, "made": main.made()}
         found = meeting.meet(said)
-        if any(each["same"] != same for each in found):
-            given = " and ".join(sorted({each["same"] for each in found}))
-            raise ValueError(f"ranks that make a feature together must give the same arguments, not {given}")
+        others = sorted({key for each in found for key, value in each["same"].items() if found[0]["same"].get(key) != value})
+        if others:
+            raise ValueError(f"ranks make a feature together by the same arguments; they differ in: {', '.join(others)}")
         if main is not None:
             _remove_parts(main.folder, meeting.world_size)
         else:

@@ -119,6 +119,9 @@ def infer(
         train/eval modes of modules. By default every call starts over, and keeps nothing.
     progress : bool
         Show progress bars, with the time left, on a terminal and in a notebook.
+    rank, world_size : int, optional
+        Those of torch's process group by default: all ranks call alike, with the same layers, on one dataset, and each makes its
+        rows of every layer. ``rank=0, world_size=1`` makes the feature alone.
 
     Returns
     -------
@@ -132,7 +135,7 @@ def infer(
         no floating-point tensor of one row a node (the error names the layer).
     BudgetError
         Too little memory for the sums of one node, or for a node with all its in-neighbours; the error names enough memory.
-    BusyError, CommittedError, CorruptionError, OSError
+    BusyError, CommittedError, CorruptionError, OSError, RuntimeError
         The errors of :meth:`featstore.OutOfCoreGraph.aggregate`.
 
     Warns
@@ -153,7 +156,7 @@ def infer(
     --------
     >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
     """
-    run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress)
+    run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress, rank, world_size)
     stores: dict[str, FeatureStore] = {of: g.features[qualified(of, out)] for of in run.types_made}
     return stores[ONE_NODE] if g.types.is_one else stores
 

@@ -146,7 +146,7 @@ def fail(rank: int, path: Path, folder: Path, how: str) -> None:
             return g.aggregate("x", name="made", progress=False, **options)
 
         if how == "arguments":
-            refuses(ValueError, "same arguments", lambda: call(op="sum" if rank else "mean"))
+            refuses(ValueError, "differ in: op$", lambda: call(op="sum" if rank else "mean"))
         elif how == "memory" and rank:
             refuses(featstore.BudgetError, "", lambda: call(memory="1KiB"))
         elif how == "memory":
