@@ -1,15 +1,17 @@
-"""The ranks of torch's process group, choices that rank 0 makes for all of them, and meetings after steps that all take."""
+"""The ranks of torch's process group and of a machine: choices that rank 0 makes, and meetings after steps that all take."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from featstore.config import check_integer
+from featstore.config import check_at_least, check_integer, local_ranks
 
-__all__ = ["ChosenByFirst", "Meeting", "check_ranks", "process_group"]
+__all__ = ["ChosenByFirst", "Meeting", "check_ranks", "local_job", "process_group", "sharing_ranks"]
 
 T = TypeVar("T")
 
@@ -38,6 +40,37 @@ def check_ranks(rank: int | None, world_size: int | None, group: tuple[int, int]
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be from 0 to world_size - 1, not {rank} of {world_size}")
     return rank, world_size
+
+
+def local_job() -> str:
+    """Identify the job whose processes :func:`local_ranks` counts: by where its process group meets, or by its parent process."""
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    if os.environ.get("MASTER_PORT"):
+        return " ".join(os.environ.get(name, "") for name in names)
+    parent = os.getppid()
+    try:
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # a number may be used again
+    except OSError:
+        started = ""  # a parent outside this container
+    return f"{parent} {started}"
+
+
+def sharing_ranks(shared: Any) -> int:
+    """Count the processes that share a cache: 0 for False, :func:`local_ranks` for True, or the number itself.
+
+    ValueError for True in a process group whose launcher does not say how many of its ranks are on this machine.
+    """
+    if type(shared).__name__ not in ("bool", "bool_"):
+        return check_at_least("shared", shared, 1)
+    if not shared:
+        return 0
+    n, group = local_ranks(), process_group()
+    if n == 1 and "LOCAL_WORLD_SIZE" not in os.environ and group is not None and group[1] > 1:
+        raise ValueError(
+            f"shared=True: LOCAL_WORLD_SIZE does not say how many of the group's {group[1]} ranks are on this machine; "
+            "give their number, as in shared=2"
+        )
+    return n
 
 
 class ChosenByFirst(Generic[T]):

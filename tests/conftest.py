@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -223,6 +225,18 @@ def g(small: SimpleNamespace) -> Iterator[Any]:
 
     with featstore.open(small.path, memory="64MiB") as graph:
         yield graph
+
+
+@pytest.fixture
+def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of shared memory for a test alone, which must leave it empty; the test is a job that others can join."""
+    folder = Path(tempfile.mkdtemp(prefix="test-", dir="/dev/shm"))
+    monkeypatch.setattr("featstore.gather.sharedmemory.DIRECTORY", str(folder))
+    monkeypatch.setenv("MASTER_PORT", "1")
+    yield folder
+    left = os.listdir(folder)
+    shutil.rmtree(folder)
+    assert not left
 
 
 @pytest.fixture(scope="session", autouse=True)

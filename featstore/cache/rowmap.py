@@ -37,12 +37,15 @@ class RowMap:
     """Slot of every row: 4 bytes a row. One writer at a time; concurrent look-ups see each row as before or after a change.
 
     ``slot_of_row``, int32 ``[n]``, is the slot of a cached row, and negative if a look-up misses: -1 for an absent row,
-    ``-2 - slot`` for a *held* row, whose bytes have not arrived in its slot yet.
+    ``-2 - slot`` for a *held* row, whose bytes have not arrived in its slot yet. An array that is given is used as it is, and may
+    be read-only if nothing changes the map.
     """
 
-    def __init__(self, n: int) -> None:
-        self.slot_of_row: Int32s = huge_array(4 * n).view(np.int32)
-        self.slot_of_row.fill(-1)
+    def __init__(self, n: int, slot_of_row: Int32s | None = None) -> None:
+        if slot_of_row is None:
+            slot_of_row = huge_array(4 * n).view(np.int32)
+            slot_of_row.fill(-1)
+        self.slot_of_row = slot_of_row
 
     def __len__(self) -> int:
         return len(self.slot_of_row)

@@ -393,9 +393,10 @@ class FeatureCache:
         """The rows of :meth:`reserve` by slot; a view, which changes with the cache, as no budget counts a copy."""
         return np.empty(0, np.int64) if self._planned is None else self._planned.rows
 
-    def read_into(self, rows: Int64s, array: Uint8s, read: Read, slots: Int64s | None = None) -> None:
+    @staticmethod
+    def read_into(rows: Int64s, array: Uint8s, read: Read, slots: Int64s | None = None) -> None:
         """Read rows into ``slots`` of ``array``, by default the first, in large pieces."""
-        step = max(1, FILL_BYTES // self.row_bytes)
+        step = max(1, FILL_BYTES // array.shape[1])
         with taking_pages(array[: len(rows)].reshape(-1)):
             for first in range(0, len(rows), step):
                 chunk = rows[first : first + step]

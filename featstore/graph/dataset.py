@@ -529,6 +529,7 @@ class OutOfCoreGraph(OpenDataset):
         counts: Given = None,
         parts: GivenParts = None,
         seed: int = 0,
+        shared: bool | int = False,
     ) -> None:
         """Cache rows of a feature in memory, in place of an earlier cache of it.
 
@@ -549,6 +550,10 @@ class OutOfCoreGraph(OpenDataset):
             The part of each node, for policies that need it; or parts that the dataset keeps, by their name.
         seed : int
             Seed of randomised policies.
+        shared : bool or int
+            Share one copy in shared memory among this machine's ranks: for static policies by name or class, and a stated
+            ``budget``, which is that of the one copy. Each rank's budget counts its share. Every rank makes this call, with equal
+            arguments. True: as many ranks as ``LOCAL_WORLD_SIZE`` says, or one process. A number: so many.
 
         Raises
         ------
@@ -556,20 +561,21 @@ class OutOfCoreGraph(OpenDataset):
             The graph's budget has too little left, or ``budget`` is too small for one row. The message names the least that
             works.
         BusyError
-            The feature's cache follows the plans of a loader that is in the middle of an epoch.
+            The feature's cache follows the plans of a loader that is in the middle of an epoch. Or another rank was still filling
+            the shared cache after half an hour.
         PluginError
             The policy failed.
         KeyError, ValueError, TypeError
             The feature or the policy does not exist, an array has a wrong shape, or a number of bytes below 4,096 has no unit.
         CorruptionError, OSError
-            Filling a static cache failed.
+            Filling a static cache failed; or shared memory is too small (ENOSPC).
 
         Notes
         -----
         The rows of a static policy are read now, in one ascending pass; if that takes longer than two seconds, a progress bar is
         shown (:meth:`open`: ``progress``). On an error the feature has no cache.
         """
-        self.row_caches.cache(name, budget, policy, counts=counts, parts=parts, seed=seed)
+        self.row_caches.cache(name, budget, policy, counts=counts, parts=parts, seed=seed, shared=shared)
 
     def cache_neighbors(
         self,

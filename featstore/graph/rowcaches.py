@@ -8,15 +8,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 
 from featstore.budget import Budget
-from featstore.cache.base import Policy, get_policy
+from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
+from featstore.cache.sharedrows import SharedCache, check_shareable
 from featstore.cache.sizes import divided, rows_within
 from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least, parse_cache_size
 from featstore.errors import BudgetError
+from featstore.gather.arrays import as_array
 from featstore.graph.adjacency import PIECE_NODES, Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.feature import FeatureStore
@@ -25,6 +28,7 @@ from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
+from featstore.ranks import sharing_ranks
 from featstore.topology.crossedges import count_cross_edges, counts_dtype
 from featstore.topology.noderows import NodeRows
 from featstore.topology.partarrays import check_parts
@@ -51,13 +55,18 @@ class RowCaches:
         counts: Given,
         parts: GivenParts,
         seed: int,
+        shared: bool | int = False,
     ) -> None:
         """See :meth:`featstore.OutOfCoreGraph.cache`."""
-        graph = self._graph
+        graph, ranks = self._graph, sharing_ranks(shared)
         names = list(graph.columns) if name is None else [graph.column_of(name)]  # raises for an unknown name first
         chosen, is_auto = get_policy(policy), isinstance(budget, str) and budget == "auto"
         if isinstance(policy, Policy) and len(names) > 1:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
+        if ranks:
+            check_shareable(policy, chosen)
+            if is_auto:
+                raise ValueError("the ranks of a shared cache must agree on its size: state budget= in bytes or as a share")
         size, seed = 0 if is_auto else parse_cache_size(budget, "budget"), check_at_least("seed", seed, 0)
         sizes: dict[str, int] | dict[str, int | float] = dict.fromkeys(names, size)
         if names and (is_auto or (size and len(names) > 1)):
@@ -70,9 +79,9 @@ class RowCaches:
                 same.setdefault(graph.node_rows(each), {})[each] = graph.columns[each].row_bytes
             groups = [(of.n, widths) for of, widths in same.items()]
             if not is_auto or any(rows_within(int(n_bytes), n, list(widths.values()), chosen) for n, widths in groups):
-                sizes = divided(groups, n_bytes, chosen, graph.budget, graph.budget.available)
+                sizes = divided(groups, n_bytes, chosen, graph.budget, graph.budget.available * max(1, ranks))
         for each, of_each in sizes.items():
-            self.make(each, of_each, get_policy(policy), counts=counts, parts=parts, seed=seed, on_loan=is_auto)
+            self.make(each, of_each, get_policy(policy), counts=counts, parts=parts, seed=seed, on_loan=is_auto, ranks=ranks)
 
     def make(
         self,
@@ -85,11 +94,13 @@ class RowCaches:
         seed: int = 0,
         on_loan: bool = False,
         without: RowMap | None = None,
+        ranks: int = 0,
     ) -> None:
         """Make a cache of one feature as :meth:`cache` does; loaders call this.
 
         With ``on_loan`` the budget may take the cache's memory back; if the budget lacks memory, the cache gets fewer rows, or
-        none. A static policy chooses only rows that have no slot in ``without``.
+        none. A static policy chooses only rows that have no slot in ``without``. ``ranks`` is the number of processes that share
+        the cache, 0 if it is this one's own.
         """
         graph = self._graph
         store = graph.columns[name]
@@ -101,7 +112,8 @@ class RowCaches:
         left = size
         while left > 0:
             try:
-                self._fill(store, left, chosen, counts=counts, parts=parts, seed=seed, without=without, on_loan=on_loan)
+                options: dict[str, Any] = {"counts": counts, "parts": parts, "seed": seed}
+                self._fill(store, left, chosen, **options, without=without, on_loan=on_loan, ranks=ranks)
                 break
             except BudgetError as error:
                 if not on_loan:
@@ -119,6 +131,7 @@ class RowCaches:
         seed: int,
         without: RowMap | None,
         on_loan: bool,
+        ranks: int,
     ) -> None:
         graph, name = self._graph, store.name
         file = store.source
@@ -127,24 +140,45 @@ class RowCaches:
             if isinstance(size, float):
                 size = FeatureCache.least_bytes(max(1, round(size * n)), file.row_bytes, n, chosen)
             capacity = FeatureCache.capacity_for(size, file.row_bytes, n, chosen)
-            cache = FeatureCache(capacity, file.row_bytes, n, chosen, inputs.context, graph.budget, name=f"cache of {name!r}")
-            try:
-                n_bytes = min(capacity, n) * file.row_bytes
-                with Progress(f"cache of {name!r}", n_bytes, graph.shows_progress, delay_s=FILL_SHOWN_AFTER_S) as bar:
+            holder = f"cache of {name!r}"
+            with Progress(holder, capacity * file.row_bytes, graph.shows_progress, delay_s=FILL_SHOWN_AFTER_S) as bar:
 
-                    def read(rows: npt.NDArray[np.int64], *where: Any) -> None:
-                        file.gather(rows, *where)
-                        bar.add(rows.size * file.row_bytes)
+                def read(rows: npt.NDArray[np.int64], *where: Any) -> None:
+                    file.gather(rows, *where)
+                    bar.add(rows.size * file.row_bytes)
 
-                    cache.fill(read, by_score=on_loan, without=without)
-                if on_loan:
-                    cache.lend()
-                with graph.locked():
-                    graph.drop_cache(store)  # another thread, or a loader, may have set a cache meanwhile
-                    store.use_cache(cache)
-            except BaseException:
-                cache.close()
-                raise
+                size_of: tuple[int, int, int] = capacity, file.row_bytes, n
+                if ranks and capacity:
+                    assert isinstance(chosen, StaticPolicy)
+                    recipe = {"rows": file.fingerprint, **self.recipe(chosen, counts, parts, seed)}
+                    cache: FeatureCache = SharedCache(
+                        *size_of, chosen, inputs.context, graph.budget, read, name=holder, recipe=recipe, ranks=ranks
+                    )
+                else:
+                    cache = FeatureCache(*size_of, chosen, inputs.context, graph.budget, name=holder)
+                try:
+                    if not ranks:
+                        cache.fill(read, by_score=on_loan, without=without)
+                    if on_loan:
+                        cache.lend()
+                    with graph.locked():
+                        graph.drop_cache(store)  # another thread, or a loader, may have set a cache meanwhile
+                        store.use_cache(cache)
+                except BaseException:
+                    cache.close()
+                    raise
+
+    def recipe(self, chosen: StaticPolicy, counts: Given, parts: GivenParts, seed: int) -> dict[str, Any]:
+        """Describe all that a static policy's choice follows from, as JSON; what a callable would return is left out."""
+        if isinstance(parts, str) or (parts is None and chosen.needs_parts):
+            parts = self._partitions.find(parts)
+        return {
+            "policy": f"{type(chosen).__module__}.{type(chosen).__qualname__}",
+            "adjacency": self._snapshot.catalog.adjacency(),
+            "counts": _digest(counts),
+            "parts": [parts.name, parts.generation] if isinstance(parts, KeptParts) else _digest(parts),
+            "seed": seed,
+        }
 
     def policy_inputs(
         self,
@@ -209,3 +243,10 @@ class RowCaches:
             counts = torch.from_numpy(count_cross_edges(topology, parts, budget, holder))
         budget.reserve(holder, width * n, owner=counts)
         return counts
+
+
+def _digest(given: Given) -> str | None:
+    if given is None or callable(given):
+        return given and "made by a callable"
+    array = np.ascontiguousarray(as_array("an array", given))
+    return f"{array.dtype} {array.shape} {xxhash.xxh3_64_hexdigest(array.data)}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy.typing as npt
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from featstore.budget import Living, Reservation
 from featstore.cache.base import get_policy
@@ -58,6 +59,7 @@ __all__ = ["Loader"]
 
 BATCH_SIZE = 1000
 MOST_AHEAD = 16  # batches, with prefetch="auto"
+_NO_WORKERS = "A DataLoader over it takes num_workers=0: the loader has threads of its own (threads=, prefetch=)"
 
 
 def _release(held: list[Reservation]) -> None:
@@ -65,7 +67,7 @@ def _release(held: list[Reservation]) -> None:
         held.pop().release()
 
 
-class Loader:
+class Loader(IterableDataset[MiniBatch]):
     """Iterate over mini-batches of a graph; each ``for`` loop is one epoch.
 
     Parameters
@@ -354,9 +356,20 @@ class Loader:
         raise TypeError(
             "a Loader cannot be pickled or copied: its threads, caches and run files are its process's own. The graph, its "
             "stores and samplers travel to workers; a loader is made where it is used, and its state_dict() says where it stands"
+            f". {_NO_WORKERS}"
         )
 
     # Iteration.
+
+    @property
+    def dataset(self) -> Loader:
+        """The loader itself: frameworks look here for an ``IterableDataset``, whose batches they leave as they are."""
+        return self
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """The sampler that was given; None if the batches are those of a pack."""
+        return self._sampler
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -375,7 +388,8 @@ class Loader:
         if self._closed:
             raise ClosedError(f"the loader is closed; it was of {self._g.path}")
         if os.getpid() != self._pid:
-            raise ClosedError("the loader belongs to the parent process: make one in this process")
+            advice = "make one in this process" if get_worker_info() is None else _NO_WORKERS
+            raise ClosedError(f"the loader belongs to the parent process: {advice}")
 
     def _begin_epoch(self) -> RunningEpoch:
         """Begin the next epoch; after an error it is still the next one."""

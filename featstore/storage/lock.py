@@ -39,12 +39,20 @@ class FileLock:
         Seconds to retry while another process, or another handle of this one, holds the lock; then BusyError.
     dir_fd : int, optional
         Descriptor of the directory in which the file is looked up, in place of the path's directory.
+    mode : int
+        Permissions of a file that is created.
     """
 
     _fd = -1  # also if Ctrl-C ends __init__
 
     def __init__(
-        self, path: str | os.PathLike[str], *, exclusive: bool, patience_s: float = 0.0, dir_fd: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        exclusive: bool,
+        patience_s: float = 0.0,
+        dir_fd: int | None = None,
+        mode: int = 0o666,
     ) -> None:
         self.path = os.fspath(path)
         self.exclusive = exclusive
@@ -53,10 +61,10 @@ class FileLock:
         # A shared lock needs no write permission: datasets on read-only media can be read.
         flags |= os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
         if dir_fd is None:
-            fd = os.open(self.path, flags, 0o666)
+            fd = os.open(self.path, flags, mode)
         else:
             try:
-                fd = os.open(os.path.basename(self.path), flags, 0o666, dir_fd=dir_fd)
+                fd = os.open(os.path.basename(self.path), flags, mode, dir_fd=dir_fd)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, self.path) from None
         deadline = time.monotonic() + patience_s

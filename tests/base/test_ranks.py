@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from featstore import config
 from featstore.config import Options
-from featstore.ranks import process_group
+from featstore.ranks import local_job, process_group, sharing_ranks
 from tests.support.fake_graph import graph, loader
+from tests.support.refusing import refuses
 
 
 @contextmanager
@@ -76,3 +79,37 @@ def test_the_default_budget_is_divided(monkeypatch: pytest.MonkeyPatch, environm
     monkeypatch.setattr(config, "available_memory", lambda: 24 << 30)
     assert Options.resolve().memory == (12 << 30) // n
     assert Options.resolve("1GiB").memory == 1 << 30  # what is given is each process's
+
+
+def test_how_many_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number, or what the launcher says; one process without a launcher; unknown in a group without one."""
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert [sharing_ranks(shared) for shared in (False, True, np.False_, np.True_, 1, 3)] == [0, 1, 0, 1, 1, 3]
+    with group(0, 1):
+        assert sharing_ranks(True) == 1
+    with group(0, 2):
+        refuses(ValueError, "how many of the group's 2 ranks are on this machine", lambda: sharing_ranks(True))
+        assert sharing_ranks(2) == 2
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        assert sharing_ranks(True) == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert sharing_ranks(True) == 4
+    refuses(ValueError, "shared must be at least 1, not 0", lambda: sharing_ranks(0))
+    refuses(TypeError, "shared must be an integer", lambda: sharing_ranks("all"))
+
+
+def test_what_a_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its process group meets; else the parent, of which a number alone is not enough, as numbers are used again."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    parent = local_job()
+    assert parent.split()[0] == str(os.getppid())
+    assert int(parent.split()[1]) > 0
+    monkeypatch.setattr(os, "getppid", lambda: 0)  # of a container's first process
+    assert local_job() == "0 "
+    found = set()
+    for name in ("MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+        found.add(local_job())
+    assert len(found - {"0 "}) == 3

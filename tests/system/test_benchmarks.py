@@ -518,7 +518,7 @@ import drive, harness, pathlib, torch
 from harness import Report, alternate, median_ratio, timed_epoch, whole_epoch
 order = []
 results = alternate(3, {"a": lambda: order.append("a") or 4.0, "b": lambda: order.append("b")}, warm_up=1)
-assert order == list("abababab") and results["a"] == [4.0] * 3 and all(0 <= s < 60 for s in results["b"]), (order, results)
+assert order == list("abbaabba") and results["a"] == [4.0] * 3 and all(0 <= s < 60 for s in results["b"]), (order, results)
 assert median_ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == 2.0
 report = Report()
 assert report.figure("f", [1.0, 3.0, 2.0], "s", reference="r", references=[2.0, 3.0, 8.0], target="<= 0.4") == 0.5
