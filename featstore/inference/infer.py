@@ -216,7 +216,8 @@ def _run_layers(
         g.check_replaceable(out, of)
     keys = [f"node/{of}/{name}" for of, name in of_types.items()]
     recipe: dict[str, Any] | None = None
-    if resume is not None or meeting.world_size > 1:
+    is_named = resume is not None
+    if is_named or meeting.world_size > 1:  # several ranks compare what they run
         recipe = {
             "what": "infer",
             "resume": resume,
@@ -234,7 +235,7 @@ def _run_layers(
             meeting,
             g,
             out,
-            None if resume is None else recipe,
+            recipe if is_named else None,
             keys,
             of=kinds,
             overwrite=overwrite,
