@@ -1,19 +1,20 @@
-"""The ranks of torch's process group and of a machine, and choices that rank 0 makes for all of them."""
+"""The ranks of torch's process group and of a machine: choices that rank 0 makes, and meetings after steps that all take."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from featstore.config import check_at_least, local_ranks
+from featstore.config import check_at_least, check_integer, local_ranks
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ChosenByFirst", "local_job", "process_group", "sharing_ranks"]
+__all__ = ["ChosenByFirst", "Meeting", "check_ranks", "local_job", "process_group", "sharing_ranks"]
 
 T = TypeVar("T")
 
@@ -27,6 +28,21 @@ def process_group() -> tuple[int, int] | None:
 def _group() -> Any:
     distributed: Any = sys.modules.get("torch.distributed")  # not imported: there is no process group
     return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+
+
+def check_ranks(rank: int | None, world_size: int | None, group: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Return the rank and the number of ranks: as given, else those of the process ``group``, else of one process.
+
+    ValueError, TypeError: one of the two is given alone, or is no number of a process.
+    """
+    if rank is None and world_size is None:
+        return group or (0, 1)
+    if rank is None or world_size is None:
+        raise ValueError(f"rank and world_size go together, not rank={rank!r} and world_size={world_size!r}")
+    rank, world_size = check_integer("rank", rank), check_integer("world_size", world_size)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1, not {rank} of {world_size}")
+    return rank, world_size
 
 
 def local_job() -> str:
@@ -93,3 +109,53 @@ class ChosenByFirst(Generic[T]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.give(None)
+
+
+class Meeting:
+    """The ranks that make something together, which meet after each step; a context manager. One owner thread.
+
+    All ranks meet as often. If the block raises an Exception on one, the others raise RuntimeError, which names it, where they
+    meet next. If a rank is lost, that is torch's error. One rank alone meets nobody.
+
+    Parameters
+    ----------
+    rank, world_size : int, optional
+        By default those of torch's process group, or of one process. ValueError: several, and the process group has others.
+    """
+
+    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        group = process_group()
+        self.rank, self.world_size = check_ranks(rank, world_size, group)
+        if self.world_size > 1 and group != (self.rank, self.world_size):
+            there = "there is no process group" if group is None else f"the process group's are rank={group[0]}, of {group[1]}"
+            raise ValueError(
+                f"rank={self.rank} of world_size={self.world_size}: ranks work together in torch's process group, and {there}; "
+                "rank=0, world_size=1 works alone"
+            )
+        self._is_over = self.world_size == 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def meet(self, said: Any = None) -> list[Any]:
+        """Say something that pickles to all ranks; return what each of them says, by rank."""
+        return [said] if self.world_size == 1 else self._round(None, said)
+
+    def _round(self, failure: str | None, said: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world_size
+        self._is_over = True  # unless all goes well: after torch's error no rank can be asked
+        _group().all_gather_object(found, (failure, said))
+        for rank, (failed, _) in enumerate(found):
+            if failed is not None and failure is None:
+                raise RuntimeError(f"rank {rank} of {self.world_size} failed: {failed}")
+        self._is_over = failure is not None
+        return [each for _, each in found]
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception) and not self._is_over:
+            with contextlib.suppress(RuntimeError):  # torch's: the others know already; this rank's own error is raised
+                self._round(f"{type(error).__name__}: {error}", None)

@@ -15,10 +15,12 @@ from featstore.config import check_at_least, check_flag, parse_memory
 from featstore.creation.source import dtype_name
 from featstore.errors import BudgetError
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import FILES, Field, Making, adjacency_of, check_new_feature
+from featstore.graph.making import FILES, Field, adjacency_of, check_new_feature
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.passes import PassCosts, Passes, StoredRows, check_op
+from featstore.graph.sharedmaking import SharedMaking
 from featstore.progress import Progress
+from featstore.ranks import Meeting
 from featstore.storage.catalog import Catalog
 from featstore.storage.writer import RowFileWriter
 from featstore.topology.edgelists import EdgeLists
@@ -92,7 +94,7 @@ def files_of(catalog: Catalog, keys: Iterable[str]) -> list[str]:
     return [*(each for ids in adjacency_of(catalog).values() for each in ids), *of_features]
 
 
-def write_rows(rows: torch.Tensor, making: Making, step: int, writer: RowFileWriter, field: Field) -> None:
+def write_rows(rows: torch.Tensor, making: SharedMaking, step: int, writer: RowFileWriter, field: Field) -> None:
     """Append rows to a step's field in the field's dtype, with regular checkpoints."""
     dtype: torch.dtype = getattr(torch, field.dtype)
     most = max(1, _PART_BYTES // field.row_bytes)
@@ -113,8 +115,28 @@ def aggregate(
     overwrite: bool,
     memory: int | str | None,
     progress: bool,
+    rank: int | None = None,
+    world_size: int | None = None,
 ) -> list[PassCosts]:
-    """Aggregate a feature, see :meth:`featstore.OutOfCoreGraph.aggregate`; return the costs of each hop's passes."""
+    """Aggregate a feature, see :meth:`featstore.OutOfCoreGraph.aggregate`; return the costs of this rank's passes by hop."""
+    meeting = Meeting(rank, world_size)
+    with meeting:  # checks, too: a handle of one rank alone may refuse
+        return _aggregate(g, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting)
+
+
+def _aggregate(
+    g: OpenDataset,
+    feature: str,
+    op: str,
+    edge_type: EdgeKey | None,
+    hops: int,
+    name: str | None,
+    dtype: torch.dtype | str | None,
+    overwrite: bool,
+    memory: int | str | None,
+    progress: bool,
+    meeting: Meeting,
+) -> list[PassCosts]:
     check_op(op)
     hops = check_at_least("hops", hops, 1, _MOST_HOPS)
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
@@ -144,7 +166,8 @@ def aggregate(
     edges, costs = g.edge_lists(kind.key), []
     with (
         generous(g.budget, memory),
-        Making(g.path, g.catalog, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
+        SharedMaking(meeting, g, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
+        meeting,  # first: the others' files are there until they know of a failure
     ):
         for hop in range(hops):
             if making.is_done(hop):
@@ -214,16 +237,35 @@ def _hop(
     op: str,
     hop: int,
     field: Field,
-    making: Making,
+    making: SharedMaking,
     memory: int | str | None,
     progress: bool,
     label: str,
 ) -> PassCosts:
-    """Make one hop's field, behind the rows that an earlier call has made."""
+    """Make one hop's field, behind the rows that an earlier call has made; of several ranks each makes its own."""
+    _, stop = making.share(hop, field.n_rows, [edges])
+    costs = _rows(g, edges, rows, op, hop, stop, field, making, memory, progress, label) if making.writes else PassCosts()
+    making.finish(hop, [hop - 1])
+    return costs
+
+
+def _rows(
+    g: OpenDataset,
+    edges: EdgeLists,
+    rows: StoredRows,
+    op: str,
+    hop: int,
+    stop: int,
+    field: Field,
+    making: SharedMaking,
+    memory: int | str | None,
+    progress: bool,
+    label: str,
+) -> PassCosts:
+    """Write this rank's rows of a hop's field, up to destination ``stop``."""
     room = room_in(g.budget, memory, 0, field.row_bytes)
     with g.budget.reserve(HOLDER, room.held):
-        writer = making.writer(hop, field, room.buffer_bytes)
-        first, bar = writer.n_rows, Progress(label, 0, False)
+        writer, bar = making.writer(hop, field, room.buffer_bytes), Progress(label, 0, False)
         passes = Passes(
             edges,
             rows,
@@ -234,11 +276,11 @@ def _hop(
             g.options.threads,
             HOLDER,
             lambda n_bytes: bar.add(n_bytes),
-            first,
+            making.first(),
+            stop,
         )
-        bar = Progress(label, passes.total_bytes, progress)
+        bar = Progress(label, passes.total_bytes, progress and making.is_shown)
         with passes, bar:
             for block in passes.blocks():
                 write_rows(torch.from_numpy(block.sums), making, hop, writer, field)
-        making.finish(hop, [hop - 1])
         return passes.costs

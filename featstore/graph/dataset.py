@@ -653,6 +653,8 @@ class OutOfCoreGraph(OpenDataset):
         overwrite: bool = False,
         memory: int | str | None = None,
         progress: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> FeatureStore:
         """Aggregate a feature over each node's in-neighbours, out of core, and add the new feature to the dataset.
 
@@ -685,6 +687,9 @@ class OutOfCoreGraph(OpenDataset):
             Most bytes to hold, within the graph's budget; by default nearly all available memory.
         progress : bool
             Show a progress bar, with the time left, on a terminal and in a notebook.
+        rank, world_size : int, optional
+            Those of torch's process group by default: all ranks call alike, on one dataset, and each makes its rows. ``rank=0,
+            world_size=1`` makes the feature alone.
 
         Returns
         -------
@@ -706,6 +711,8 @@ class OutOfCoreGraph(OpenDataset):
             The feature is in the dataset, but making that durable, or opening it, failed.
         CorruptionError, OSError
             Reading or writing failed. The dataset is as it was, and no files are left.
+        RuntimeError
+            Another rank failed, or torch says that it is lost. The rows that ranks have made are there for the next call.
 
         Notes
         -----
@@ -730,7 +737,7 @@ class OutOfCoreGraph(OpenDataset):
         """
         self.check_open()
         with self.or_closed():
-            aggregate(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress)
+            aggregate(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, rank, world_size)
         name = default_name(feature, op, hops) if name is None else name
         return self.features[name if edge_type is None else qualified(edge_type[2], name)]
 

@@ -38,10 +38,23 @@ from featstore.storage.update import MAKING, MAKING_STATE, Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
 from featstore.topology.types import ONE_NODE, qualified
 
-__all__ = ["CHECKPOINT_S", "FILES", "Field", "Making", "adjacency_of", "check_new_feature"]
+__all__ = [
+    "CHECKPOINT_S",
+    "FILES",
+    "PART",
+    "Field",
+    "Making",
+    "Steps",
+    "adjacency_of",
+    "check_new_feature",
+    "fields_of",
+    "files_of_record",
+    "open_made",
+]
 
 CHECKPOINT_S: Final = 5.0  # least seconds between two records; more if flushing takes long
 KIND: Final = "making"
+PART: Final = "part-"  # prefix of the folders of ranks' rows, and of their locks, see graph/sharedmaking.py
 FILES: Final = "adjacency and feature"  # key in a recipe: the ids of the files that are read
 _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
 
@@ -80,7 +93,213 @@ class Field:
         return n_bytes + sums_bytes(n_bytes)
 
 
-class Making:
+class Steps:
+    """The steps of making a field, and fields on the way, in a folder with a record to resume from. One owner thread.
+
+    Parameters
+    ----------
+    folder : str
+    name : str
+        Of the feature, for messages.
+    recipe : mapping, optional
+        See :class:`Making`.
+    generation : int
+        Number of the commit that the files are made for.
+    progress : bool
+    """
+
+    def __init__(self, folder: str, name: str, recipe: Mapping[str, Any] | None, generation: int, *, progress: bool) -> None:
+        self.folder, self.name, self._recipe = folder, name, json.loads(json.dumps(recipe))
+        self.generation, self._shows = generation, progress
+        self._writer: RowFileWriter | None = None
+        self._left: WriterState | None = None
+        self._left_step = -1
+        self._files: dict[int, FileRecord] = {}
+        self._fields: dict[int, Field] = {}
+        self._done = -1
+        self._written_at = time.monotonic()
+
+    # -- the record --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _state_path(self) -> str:
+        return os.path.join(self.folder, MAKING_STATE)
+
+    def _begin(self, stacklevel: int | None) -> None:
+        """Resume the work of a killed maker if its recipe is the same; else remove its folder and start anew.
+
+        ``stacklevel`` is that of a warning with the reason, if a record is removed; None: nobody is warned.
+        """
+        if os.path.lexists(self.folder):
+            is_kept = os.path.lexists(self._state_path)
+            why = self._take_over()
+            if why is None:
+                note(f"featstore: going on with {self.name!r}, which an earlier call had begun", self._shows)
+                return
+            shutil.rmtree(self.folder)
+            text = f"making {self.name!r} from the start: {why}"
+            if is_kept and stacklevel is not None:
+                warnings.warn(text, stacklevel=stacklevel)
+            else:
+                note(f"featstore: {text}", self._shows)
+        os.mkdir(self.folder)
+        fsync_directory(os.path.dirname(self.folder))
+
+    def _take_over(self) -> str | None:
+        """Take over the state that a killed maker recorded; return None, or the reason why it cannot be resumed."""
+        if self._recipe is None:
+            return "an earlier call did not finish, and a call without resume= goes on with none"
+        try:
+            record, (tail, first, sums) = _read_state(self.folder)
+            if record["format"] != 1:
+                return "what an earlier call left is of another release"
+            left = record["recipe"]
+            others = [name for name in {**self._recipe, **left} if left.get(name) != self._recipe.get(name)]
+            if others:
+                return f"what an earlier call left differs in: {', '.join(others)}"
+            files, fields = files_of_record(record["files"]), fields_of(record)
+            writer, done = record["writer"], int(record["done"])
+        except FileNotFoundError:
+            return "an earlier call was ended before anything was kept"
+        except _UNREADABLE:
+            return "what an earlier call left cannot be read"
+        if any(not os.path.isfile(os.path.join(self.folder, each.name)) for each in files.values()):
+            return "files are missing of what an earlier call left"
+        self._files, self._fields, self._done = files, fields, done
+        if writer is not None:
+            self._left_step = int(writer["step"])
+            self._left = WriterState(
+                file_id=bytes.fromhex(writer["id"]),
+                generation=int(writer["generation"]),
+                n_rows=int(writer["rows"]),
+                offset=int(writer["offset"]),
+                tail=tail,
+                first_sums=first,
+                sums=sums,
+                n_sums_pages=int(writer["sums_pages"]),
+            )
+        self._sweep()
+        return None
+
+    def _sweep(self) -> None:
+        """Remove files that the record does not name, but no rank's part."""
+        named = {MAKING_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
+        if self._left is not None:
+            stem = _step_name(self._left_step)
+            named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}
+        for entry in os.listdir(self.folder):
+            if entry not in named and not entry.startswith(PART):
+                os.unlink(os.path.join(self.folder, entry))
+
+    def _record(self, step: int = -1, state: WriterState | None = None) -> None:
+        """Record the state of all fields durably, in one step; do nothing without a recipe."""
+        if self._recipe is None:
+            return
+        writer = None
+        if state is not None:
+            writer = {
+                "step": step,
+                "id": state.file_id.hex(),
+                "generation": state.generation,
+                "rows": state.n_rows,
+                "offset": state.offset,
+                "sums_pages": state.n_sums_pages,
+            }
+        record = {"format": 1, "recipe": self._recipe, "writer": writer, **self.made()}
+        none = np.empty(0, np.uint64)
+        arrays = (np.empty(0, np.uint8), none, none) if state is None else (state.tail, state.first_sums, state.sums)
+        with replacing(self._state_path, KIND) as sections:
+            for each in (np.frombuffer(json.dumps(record).encode(), np.uint8), *arrays):
+                sections.append(each)
+        self._written_at = time.monotonic()
+
+    def made(self) -> dict[str, Any]:
+        """Describe what is made, as JSON values: the last step that is done, and the files and fields of steps."""
+        files = {str(number): _entry(each) for number, each in self._files.items()}
+        fields = {str(number): [each.n_rows, each.row_shape, each.dtype] for number, each in self._fields.items()}
+        return {"done": self._done, "files": files, "fields": fields}
+
+    # -- steps -------------------------------------------------------------------------------------------------------------------
+
+    def is_done(self, step: int) -> bool:
+        """Check whether a step is finished, as steps are in order; its field may have been dropped since."""
+        return step <= self._done
+
+    def field_of(self, step: int) -> Field | None:
+        """Get a step's field; None if no row of it was made."""
+        return self._fields.get(step)
+
+    def _check_room(self, field: Field) -> None:
+        """Check that the drive has room for the rest of a field; OSError (ENOSPC) otherwise, before anything is written."""
+        needed = field.disk_bytes - (0 if self._left is None else self._left.offset)
+        free = free_bytes(self.folder)
+        if free is not None and needed > free:
+            text = f"{os.strerror(errno.ENOSPC)}: {self.name!r} takes {format_size(needed)}, and {format_size(free)} are free"
+            raise OSError(errno.ENOSPC, text, self.folder)
+
+    def writer(self, step: int, field: Field, buffer_bytes: int) -> RowFileWriter:
+        """Open the writer of a step's field, behind the rows that were made before."""
+        options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self.generation}
+        options["buffer_bytes"] = buffer_bytes
+        self._check_room(field)
+        name, left = _step_name(step), self._left
+        self._left = None
+        self._fields[step] = field
+        if left is not None and self._left_step == step:
+            try:
+                self._writer = RowFileWriter(self.folder, name, field.layout, **options, resume=left)
+                return self._writer
+            except (FormatError, FileNotFoundError):
+                note(f"featstore: making a field of {self.name!r} from the start: what was left of it is cut short", self._shows)
+                self._sweep()
+        self._writer = RowFileWriter(self.folder, name, field.layout, **options)
+        return self._writer
+
+    def checkpoint(self, step: int) -> None:
+        """Record the written rows if the last record is old enough, so that flushing takes only a small part of the time."""
+        begin = time.monotonic()
+        if self._recipe is not None and self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
+            self._record(step, self._writer.checkpoint())
+            self._written_at += min(60.0, 4 * (time.monotonic() - begin))
+
+    def keep(self, step: int) -> None:
+        """Record the written rows now."""
+        if self._recipe is not None and self._writer is not None:
+            self._record(step, self._writer.checkpoint())
+
+    def finish(self, step: int, drops: Sequence[int] = ()) -> None:
+        """Complete a step's field, and remove the fields of the steps ``drops``."""
+        assert self._writer is not None
+        self._files[step] = self._writer.commit()
+        self._writer = None
+        self.skip(step, drops)
+
+    def skip(self, step: int, drops: Sequence[int] = ()) -> None:
+        """Note that a step is finished, which has no field unless :meth:`finish` completed one; drop fields as it does."""
+        self._done = step
+        gone = [self._files.pop(each) for each in drops if each in self._files]
+        self._record()
+        for record in gone:
+            for name in (record.name, record.sums_name):
+                os.unlink(os.path.join(self.folder, name))
+
+    def open(self, step: int, reader: Reader) -> RowFile:
+        """Open a step's field for reading; the caller closes it."""
+        return open_made(self.folder, self._files[step], reader)
+
+    # -- life --------------------------------------------------------------------------------------------------------------------
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # recorded rows were flushed before, so a failed write does not matter
+                self._writer.leave()
+        if self._recipe is None and isinstance(error, KeyboardInterrupt) and self._fields:
+            note(f"featstore: what was made of {self.name!r} is removed; resume= would have kept it", self._shows)
+        if isinstance(error, OSError) or not os.path.exists(self._state_path):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Making(Steps):
     """The making of one feature, step by step; a context manager, which holds the dataset's writer lock. One owner thread.
 
     Parameters
@@ -121,19 +340,11 @@ class Making:
         overwrite: bool,
         progress: bool,
     ) -> None:
-        self._name, self._recipe = name, json.loads(json.dumps(recipe))
-        self.name = qualified(",".join(of), name)
-        self._folder = os.path.join(root, f"{MAKING}{file_stem(self.name)}")
-        self._writer: RowFileWriter | None = None
-        self._left: WriterState | None = None
-        self._left_step = -1
-        self._files: dict[int, FileRecord] = {}
-        self._fields: dict[int, Field] = {}
-        self._done = -1
-        self._shows = progress
-        self._written_at = time.monotonic()
+        self._name, full = name, qualified(",".join(of), name)
+        folder = os.path.join(root, f"{MAKING}{file_stem(full)}")
         self._update = Update(root)
         try:
+            super().__init__(folder, full, recipe, self._update.generation, progress=progress)
             catalog = self._update.catalog
             if adjacency_of(catalog) != adjacency_of(opened) or any(
                 catalog.fields.get(key) != opened.fields[key] for key in uses
@@ -141,7 +352,8 @@ class Making:
                 raise BusyError("the dataset was changed since it was opened", root)
             check_new_feature(catalog, name, overwrite, of)
             try:
-                self._begin()
+                self._sweep_others()
+                self._begin(stacklevel=7)  # warns in the caller of aggregate or infer
             except BaseException as error:
                 self._leave(error)
                 raise
@@ -149,35 +361,11 @@ class Making:
             self._update.__exit__(None, None, None)
             raise
 
-    # -- the record --------------------------------------------------------------------------------------------------------------
-
-    @property
-    def _state_path(self) -> str:
-        return os.path.join(self._folder, MAKING_STATE)
-
-    def _begin(self) -> None:
-        """Resume the work of a killed maker if its recipe is the same; else remove its folder and start anew."""
-        self._sweep_others()
-        if os.path.lexists(self._folder):
-            is_kept = os.path.lexists(self._state_path)
-            why = self._take_over()
-            if why is None:
-                note(f"featstore: going on with {self.name!r}, which an earlier call had begun", self._shows)
-                return
-            shutil.rmtree(self._folder)
-            text = f"making {self.name!r} from the start: {why}"
-            if is_kept:
-                warnings.warn(text, stacklevel=5)  # in the caller of aggregate or infer
-            else:
-                note(f"featstore: {text}", self._shows)
-        os.mkdir(self._folder)
-        fsync_directory(self._update.root)
-
     def _sweep_others(self) -> None:
         """Remove folders of other features that have no readable record, or one whose input files are gone."""
         ids = {each.file_id for each in self._update.catalog.files.values()}
         for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
-            if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self._folder:
+            if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self.folder:
                 try:
                     record, _ = _read_state(entry.path)
                     is_usable = ids.issuperset(record["recipe"][FILES])
@@ -187,148 +375,6 @@ class Making:
                     continue
                 if not is_usable:
                     shutil.rmtree(entry.path, ignore_errors=True)
-
-    def _take_over(self) -> str | None:
-        """Take over the state that a killed maker recorded; return None, or the reason why it cannot be resumed."""
-        if self._recipe is None:
-            return "an earlier call did not finish, and a call without resume= goes on with none"
-        try:
-            record, (tail, first, sums) = _read_state(self._folder)
-            if record["format"] != 1:
-                return "what an earlier call left is of another release"
-            left = record["recipe"]
-            others = [name for name in {**self._recipe, **left} if left.get(name) != self._recipe.get(name)]
-            if others:
-                return f"what an earlier call left differs in: {', '.join(others)}"
-            files = {int(step): _file_record(entry) for step, entry in record["files"].items()}
-            fields = {int(step): Field(*entry) for step, entry in record["fields"].items()}
-            writer, done = record["writer"], int(record["done"])
-        except FileNotFoundError:
-            return "an earlier call was ended before anything was kept"
-        except _UNREADABLE:
-            return "what an earlier call left cannot be read"
-        if any(not os.path.isfile(os.path.join(self._folder, each.name)) for each in files.values()):
-            return "files are missing of what an earlier call left"
-        self._files, self._fields, self._done = files, fields, done
-        if writer is not None:
-            self._left_step = int(writer["step"])
-            self._left = WriterState(
-                file_id=bytes.fromhex(writer["id"]),
-                generation=int(writer["generation"]),
-                n_rows=int(writer["rows"]),
-                offset=int(writer["offset"]),
-                tail=tail,
-                first_sums=first,
-                sums=sums,
-                n_sums_pages=int(writer["sums_pages"]),
-            )
-        self._sweep()
-        return None
-
-    def _sweep(self) -> None:
-        """Remove files that the record does not name."""
-        named = {MAKING_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
-        if self._left is not None:
-            stem = _step_name(self._left_step)
-            named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}
-        for entry in os.listdir(self._folder):
-            if entry not in named:
-                os.unlink(os.path.join(self._folder, entry))
-
-    def _record(self, step: int = -1, state: WriterState | None = None) -> None:
-        """Record the state of all fields durably, in one step; do nothing without a recipe."""
-        if self._recipe is None:
-            return
-        writer = None
-        if state is not None:
-            writer = {
-                "step": step,
-                "id": state.file_id.hex(),
-                "generation": state.generation,
-                "rows": state.n_rows,
-                "offset": state.offset,
-                "sums_pages": state.n_sums_pages,
-            }
-        record = {"format": 1, "recipe": self._recipe, "writer": writer, "done": self._done}
-        record["files"] = {str(number): _entry(each) for number, each in self._files.items()}
-        record["fields"] = {str(number): [each.n_rows, each.row_shape, each.dtype] for number, each in self._fields.items()}
-        none = np.empty(0, np.uint64)
-        arrays = (np.empty(0, np.uint8), none, none) if state is None else (state.tail, state.first_sums, state.sums)
-        with replacing(self._state_path, KIND) as sections:
-            for each in (np.frombuffer(json.dumps(record).encode(), np.uint8), *arrays):
-                sections.append(each)
-        self._written_at = time.monotonic()
-
-    # -- steps -------------------------------------------------------------------------------------------------------------------
-
-    def is_done(self, step: int) -> bool:
-        """Check whether a step is finished, as steps are in order; its field may have been dropped since."""
-        return step <= self._done
-
-    def field_of(self, step: int) -> Field | None:
-        """Get a step's field; None if no row of it was made."""
-        return self._fields.get(step)
-
-    def _check_room(self, field: Field) -> None:
-        """Check that the drive has room for the rest of a field; OSError (ENOSPC) otherwise, before anything is written."""
-        needed = field.disk_bytes - (0 if self._left is None else self._left.offset)
-        free = free_bytes(self._folder)
-        if free is not None and needed > free:
-            text = f"{os.strerror(errno.ENOSPC)}: {self.name!r} takes {format_size(needed)}, and {format_size(free)} are free"
-            raise OSError(errno.ENOSPC, text, self._folder)
-
-    def writer(self, step: int, field: Field, buffer_bytes: int) -> RowFileWriter:
-        """Open the writer of a step's field, behind the rows that were made before."""
-        options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self._update.generation}
-        options["buffer_bytes"] = buffer_bytes
-        self._check_room(field)
-        name, left = _step_name(step), self._left
-        self._left = None
-        self._fields[step] = field
-        if left is not None and self._left_step == step:
-            try:
-                self._writer = RowFileWriter(self._folder, name, field.layout, **options, resume=left)
-                return self._writer
-            except (FormatError, FileNotFoundError):
-                note(f"featstore: making a field of {self.name!r} from the start: what was left of it is cut short", self._shows)
-                self._sweep()
-        self._writer = RowFileWriter(self._folder, name, field.layout, **options)
-        return self._writer
-
-    def checkpoint(self, step: int) -> None:
-        """Record the written rows if the last record is old enough, so that flushing takes only a small part of the time."""
-        begin = time.monotonic()
-        if self._recipe is not None and self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
-            self._record(step, self._writer.checkpoint())
-            self._written_at += min(60.0, 4 * (time.monotonic() - begin))
-
-    def finish(self, step: int, drops: Sequence[int] = ()) -> None:
-        """Complete a step's field, and remove the fields of the steps ``drops``."""
-        assert self._writer is not None
-        self._files[step] = self._writer.commit()
-        self._writer = None
-        self.skip(step, drops)
-
-    def skip(self, step: int, drops: Sequence[int] = ()) -> None:
-        """Note that a step is finished, which has no field unless :meth:`finish` completed one; drop fields as it does."""
-        self._done = step
-        gone = [self._files.pop(each) for each in drops if each in self._files]
-        self._record()
-        for record in gone:
-            for name in (record.name, record.sums_name):
-                os.unlink(os.path.join(self._folder, name))
-
-    def open(self, step: int, reader: Reader) -> RowFile:
-        """Open a step's field for reading; the caller closes it."""
-        record = self._files[step]
-        return reader.open(
-            os.path.join(self._folder, record.name),
-            layout=record.layout,
-            n_rows=record.n_rows,
-            seed=record.seed,
-            sums_seed=sums_seed(record.seed),
-            fingerprint=record.file_id,
-        )
 
     def commit(self, steps: Mapping[str, int]) -> Catalog:
         """Add the fields of steps to the dataset as the feature of types of nodes, in one commit; return the new catalog.
@@ -344,22 +390,11 @@ class Making:
             update.add([file], [FieldRecord(key, "feature", field.dtype, shape, update.generation, (part,))])
             names += [(made.name, file.name), (made.sums_name, file.sums_name)]
         for old, new in names:
-            os.rename(os.path.join(self._folder, old), os.path.join(update.root, new))
+            os.rename(os.path.join(self.folder, old), os.path.join(update.root, new))
         fsync_directory(update.root)
         catalog = update.commit()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         return catalog
-
-    # -- life --------------------------------------------------------------------------------------------------------------------
-
-    def _leave(self, error: BaseException | None) -> None:
-        if self._writer is not None:
-            with contextlib.suppress(OSError):  # recorded rows were flushed before, so a failed write does not matter
-                self._writer.leave()
-        if self._recipe is None and isinstance(error, KeyboardInterrupt) and self._fields:
-            note(f"featstore: what was made of {self.name!r} is removed; resume= would have kept it", self._shows)
-        if isinstance(error, OSError) or not os.path.exists(self._state_path):
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Making:
         return self
@@ -378,6 +413,28 @@ def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
         return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]
     finally:
         file.close()
+
+
+def files_of_record(entries: Mapping[str, Any]) -> dict[int, FileRecord]:
+    """Read the ``files`` of what :meth:`Steps.made` describes."""
+    return {int(step): _file_record(entry) for step, entry in entries.items()}
+
+
+def fields_of(made: Mapping[str, Any]) -> dict[int, Field]:
+    """Read the fields of what :meth:`Steps.made` describes."""
+    return {int(step): Field(*entry) for step, entry in made["fields"].items()}
+
+
+def open_made(folder: str, record: FileRecord, reader: Reader) -> RowFile:
+    """Open a file that a step has made; the caller closes it."""
+    return reader.open(
+        os.path.join(folder, record.name),
+        layout=record.layout,
+        n_rows=record.n_rows,
+        seed=record.seed,
+        sums_seed=sums_seed(record.seed),
+        fingerprint=record.file_id,
+    )
 
 
 def _step_name(step: int) -> str:

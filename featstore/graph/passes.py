@@ -89,7 +89,7 @@ class SummedBlock:
 
 
 class Passes:
-    """Aggregated rows of all destinations from ``first`` on, block by block; a context manager, which holds the memory.
+    """Aggregated rows of destinations ``first … stop - 1``, block by block; a context manager, which holds the memory.
 
     Nodes are named by their ids within the types of the edges' two ends.
 
@@ -111,7 +111,8 @@ class Passes:
     holder : str
     progress : callable
         Gets the bytes of :attr:`total_bytes` that were done since its last call.
-    first : int
+    first, stop : int
+        By default all destinations.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Passes:
         holder: str,
         progress: Callable[[int], None] = lambda n_bytes: None,
         first: int = 0,
+        stop: int | None = None,
     ) -> None:
         self.costs = PassCosts()
         self._edges, self._rows, self._op = edges, rows, op
@@ -166,7 +168,7 @@ class Passes:
             self._stack.callback(self._held.release)
             self._scale: npt.NDArray[np.float64] | None = None
             # Reserve the bytes of the largest block, not the most that a block may have.
-            self._blocks = list(self._cut(first))
+            self._blocks = list(self._cut(first, edges.n_lists if stop is None else stop))
             self._most_nodes = max((stop - begin for begin, stop, _ in self._blocks), default=0)
             self._held.resize(self._held.n_bytes + max((n_bytes for _, _, n_bytes in self._blocks), default=0))
             self._n_runs = -(-n // self._run_rows)
@@ -197,12 +199,12 @@ class Passes:
 
     # -- blocks ------------------------------------------------------------------------------------------------------------------
 
-    def _cut(self, first: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the first node, the end (last node + 1) and the bytes of blocks that fit the memory.
+    def _cut(self, first: int, n: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the first node, the end (last node + 1) and the bytes of blocks before node ``n`` that fit the memory.
 
         A node whose list does not fit is a block of its own.
         """
-        n, id_bytes = self._edges.n_lists, self._edges.id_bytes
+        id_bytes = self._edges.id_bytes
         while first < n:
             most = min(n - first, max(1, self._of_blocks // self._node_bytes))
             degrees = self._edges.degrees(first, first + most)

@@ -51,11 +51,12 @@ def whole_blocks(
     rows: Mapping[str, StoredRows],
     item: int,
     first: int,
+    end: int,
     budget: Budget,
     memory: int,
     holder: str,
 ) -> Iterator[WholeBlock]:
-    """Yield blocks of consecutive nodes of a type, from ``first`` on, that fit ``memory`` bytes, reserved for ``holder``.
+    """Yield blocks of nodes ``first … end - 1`` of a type, in order, that fit ``memory`` bytes, reserved for ``holder``.
 
     ``into`` are all types of edges that end at the type, ``rows`` those of the types of nodes that have some. ``item`` is the
     bytes of a number as the layer gets it. The memory also counts one source's row an edge, since layers commonly make these.
@@ -69,8 +70,8 @@ def whole_blocks(
 
     per_edge = [sum(given(lists.kind.src.name)) + _EDGE_BYTES for lists in into]
     per_node = 2 * given(kind.name)[0] + _NODE_BYTES
-    while first < kind.n:
-        stop = min(kind.n, first + max(1, memory // per_node))
+    while first < end:
+        stop = min(end, first + max(1, memory // per_node))
         cost = np.arange(1, stop - first + 1) * per_node
         for lists, n_bytes in zip(into, per_edge, strict=True):
             cost += np.cumsum(lists.degrees(first, stop)) * n_bytes

@@ -17,11 +17,13 @@ from featstore.gather.device import check_device
 from featstore.graph.aggregate import files_of, generous, room_in
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import FILES, Making, check_new_feature
+from featstore.graph.making import FILES, check_new_feature
 from featstore.graph.passes import Passes, StoredRows, summed_dtype
+from featstore.graph.sharedmaking import SharedMaking
 from featstore.inference.gathered import WholeBlock, whole_block, whole_blocks
 from featstore.inference.layers import Aggregate, Layer, TypedLayer, checked, digest_of_weights, forms_of
 from featstore.inference.output import LayerCosts, Output
+from featstore.ranks import Meeting
 from featstore.storage.doublebuffer import read_ahead
 from featstore.topology.types import ONE_EDGE, ONE_NODE, NodeType, qualified
 
@@ -43,6 +45,8 @@ def infer(
     memory: int | str | None = None,
     resume: str | None = None,
     progress: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
 ) -> FeatureStore: ...
 @overload
 def infer(
@@ -57,6 +61,8 @@ def infer(
     memory: int | str | None = None,
     resume: str | None = None,
     progress: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
 ) -> dict[str, FeatureStore]: ...
 
 
@@ -72,6 +78,8 @@ def infer(
     memory: int | str | None = None,
     resume: str | None = None,
     progress: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
 ) -> FeatureStore | dict[str, FeatureStore]:
     """Compute every node's output by a model given layer by layer, with all in-neighbours, and add it as a feature.
 
@@ -111,6 +119,9 @@ def infer(
         train/eval modes of modules. By default every call starts over, and keeps nothing.
     progress : bool
         Show progress bars, with the time left, on a terminal and in a notebook.
+    rank, world_size : int, optional
+        Those of torch's process group by default: all ranks call alike, with the same layers, on one dataset, and each makes its
+        rows of every layer. ``rank=0, world_size=1`` makes the feature alone.
 
     Returns
     -------
@@ -124,7 +135,7 @@ def infer(
         no floating-point tensor of one row a node (the error names the layer).
     BudgetError
         Too little memory for the sums of one node, or for a node with all its in-neighbours; the error names enough memory.
-    BusyError, CommittedError, CorruptionError, OSError
+    BusyError, CommittedError, CorruptionError, OSError, RuntimeError
         The errors of :meth:`featstore.OutOfCoreGraph.aggregate`.
 
     Warns
@@ -145,7 +156,7 @@ def infer(
     --------
     >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
     """
-    run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress)
+    run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress, rank, world_size)
     stores: dict[str, FeatureStore] = {of: g.features[qualified(of, out)] for of in run.types_made}
     return stores[ONE_NODE] if g.types.is_one else stores
 
@@ -161,8 +172,28 @@ def run_layers(
     memory: int | str | None,
     resume: str | None,
     progress: bool,
+    rank: int | None = None,
+    world_size: int | None = None,
 ) -> Run:
     """Run :func:`infer` with the same arguments; return the run, which has its costs and the types with an output."""
+    meeting = Meeting(rank, world_size)
+    with meeting:  # checks, too: a handle of one rank alone may refuse
+        return _run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress, meeting)
+
+
+def _run_layers(
+    g: OutOfCoreGraph,
+    layers: Sequence[Layer] | Sequence[TypedLayer],
+    features: str | Mapping[str, str],
+    out: str,
+    dtype: torch.dtype | str | None,
+    device: str | torch.device,
+    overwrite: bool,
+    memory: int | str | None,
+    resume: str | None,
+    progress: bool,
+    meeting: Meeting,
+) -> Run:
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
     if not hasattr(g, "topology"):
@@ -185,7 +216,8 @@ def run_layers(
         g.check_replaceable(out, of)
     keys = [f"node/{of}/{name}" for of, name in of_types.items()]
     recipe: dict[str, Any] | None = None
-    if resume is not None:
+    is_named = resume is not None
+    if is_named or meeting.world_size > 1:  # several ranks compare what they run
         recipe = {
             "what": "infer",
             "resume": resume,
@@ -199,10 +231,21 @@ def run_layers(
             recipe["features"] = of_types
     with (
         generous(g.budget, memory),
-        Making(g.path, g.catalog, out, recipe, keys, of=kinds, overwrite=overwrite, progress=progress) as making,
+        SharedMaking(
+            meeting,
+            g,
+            out,
+            recipe if is_named else None,
+            keys,
+            of=kinds,
+            overwrite=overwrite,
+            progress=progress,
+            same=recipe,
+        ) as making,
+        meeting,  # first: the others' files are there until they know of a failure
         torch.inference_mode(),
     ):
-        run = Run(g, making, out, of_types, given, check_device(device), memory, progress)
+        run = Run(g, making, out, of_types, given, check_device(device), memory, progress and making.is_shown)
         for number, layer in enumerate(layers):
             run.layer(number, len(layers), layer)
         made = run.made_by(len(layers) - 1)
@@ -246,7 +289,7 @@ class Run:
     def __init__(
         self,
         g: OutOfCoreGraph,
-        making: Making,
+        making: SharedMaking,
         out: str,
         features: Mapping[str, str],
         dtype: torch.dtype,
@@ -334,15 +377,17 @@ class Run:
     ) -> None:
         """Write the rows that a layer aggregates: ``before`` of the rows that the layer gets."""
         assert layer.before is not None
-        row_bytes = self._piece_row(own[0])
-        room = room_in(self._g.budget, self._memory, row_bytes)
-        output = Output(self._making, number, step, kind, room, costs, f"{label}: what is aggregated", self._shows)
-        with self._g.budget.reserve(HOLDER, room.held), output:
-            output.expect((kind.n - output.first) * row_bytes)
-            n = max(1, room.piece_bytes // row_bytes)
-            for first, stop, rows in self._pieces(own, output.first, kind.n, n):
-                output.write(first, stop, self._timed(layer.before, costs, rows))
-                output.passed((stop - first) * row_bytes)
+        _, end = self._making.share(step, kind.n)
+        if self._making.writes:
+            row_bytes = self._piece_row(own[0])
+            room = room_in(self._g.budget, self._memory, row_bytes)
+            output = Output(self._making, number, step, kind, room, costs, f"{label}: what is aggregated", self._shows)
+            with self._g.budget.reserve(HOLDER, room.held), output:
+                output.expect((end - output.first) * row_bytes)
+                n = max(1, room.piece_bytes // row_bytes)
+                for first, stop, rows in self._pieces(own, output.first, end, n):
+                    output.write(first, stop, self._timed(layer.before, costs, rows))
+                    output.passed((stop - first) * row_bytes)
         self._making.finish(step)
 
     def _aggregate(
@@ -357,6 +402,9 @@ class Run:
         label: str,
     ) -> None:
         g, (rows, shape) = self._g, passed
+        _, end = self._making.share(step, kind.n, [g.edge_lists()])
+        if not self._making.writes:
+            return
         summed = summed_dtype(rows.dtype)
         sums = summed if self._dtype == torch.float32 else torch.float64
         per_row = self._piece_row(own[0]) + sums.itemsize * rows.width
@@ -374,6 +422,7 @@ class Run:
                 HOLDER,
                 output.passed,
                 output.first,
+                end,
             ) as passes:
                 output.expect(passes.total_bytes)
                 for block in passes.blocks():
@@ -397,14 +446,17 @@ class Run:
         """Write a layer's output of a type, block by block; return False if the layer has none."""
         g = self._g
         into = [g.edge_lists(each.key) for each in g.types.edges_into(kind.name)]
+        _, end = self._making.share(step, kind.n, into)
+        if not self._making.writes:
+            return True  # as other ranks say, unless they have none
         rows = {name: stored for name, (stored, _) in sources.items()}
         room = room_in(g.budget, self._memory, 0)
         output = Output(self._making, number, step, kind, room, costs, label, self._shows)
         with g.budget.reserve(HOLDER, room.held), output:
-            output.expect(kind.n - output.first)
+            output.expect(end - output.first)
             blocks: Iterable[WholeBlock]
             item = self._dtype.itemsize
-            blocks = whole_blocks(into, kind, rows, item, output.first, g.budget, room.passes, HOLDER)
+            blocks = whole_blocks(into, kind, rows, item, output.first, end, g.budget, room.passes, HOLDER)
             if not kind.n and not g.types.is_one:
                 blocks = [whole_block(into, kind, rows, 0, 0)]  # by which the width of the type's output is known
             for block in blocks:

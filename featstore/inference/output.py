@@ -13,8 +13,9 @@ import torch
 
 from featstore.creation.source import dtype_name, torch_dtype
 from featstore.graph.aggregate import Room, write_rows
-from featstore.graph.making import Field, Making
+from featstore.graph.making import Field
 from featstore.graph.passes import PassCosts
+from featstore.graph.sharedmaking import SharedMaking
 from featstore.progress import Progress
 from featstore.storage.writer import RowFileWriter
 from featstore.topology.types import ONE_NODE, NodeType
@@ -42,7 +43,7 @@ class Output:
 
     def __init__(
         self,
-        making: Making,
+        making: SharedMaking,
         number: int,
         step: int,
         kind: NodeType,
@@ -66,7 +67,8 @@ class Output:
 
     @property
     def first(self) -> int:
-        return 0 if self._writer is None else self._writer.n_rows
+        """First node whose row is not written."""
+        return self._making.first()
 
     def expect(self, total: int) -> None:
         self._bar = self._stack.enter_context(Progress(self._label, total, self._shows))

@@ -35,13 +35,13 @@ from featstore.load.transfer import numbered
 from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.pack.typedarguments import seeds_of_type, types_of
-from featstore.ranks import ChosenByFirst, process_group
+from featstore.ranks import ChosenByFirst, check_ranks, process_group
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.macrolists import macro_lists
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
-from featstore.sampling.shares import ShareOfBatches, check_ranks
+from featstore.sampling.shares import ShareOfBatches
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
 from featstore.strategies.context import Context

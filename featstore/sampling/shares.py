@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from featstore.config import check_integer
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.gather.arrays import first_seen
 from featstore.sampling.batches import (
@@ -24,24 +23,9 @@ from featstore.sampling.batches import (
 from featstore.sampling.hops import as_ids
 from featstore.sampling.scratch import EMPTY
 
-__all__ = ["ShareOfBatches", "ShareOfEpoch", "check_ranks"]
+__all__ = ["ShareOfBatches", "ShareOfEpoch"]
 
 MOST_NODES = 2**63 - 1  # the sampler knows how many there are
-
-
-def check_ranks(rank: int | None, world_size: int | None, group: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Return the rank and the number of ranks: as given, else those of the process ``group``, else of one process.
-
-    ValueError, TypeError: one of the two is given alone, or is no number of a process.
-    """
-    if rank is None and world_size is None:
-        return group or (0, 1)
-    if rank is None or world_size is None:
-        raise ValueError(f"rank and world_size go together, not rank={rank!r} and world_size={world_size!r}")
-    rank, world_size = check_integer("rank", rank), check_integer("world_size", world_size)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to world_size - 1, not {rank} of {world_size}")
-    return rank, world_size
 
 
 class ShareOfBatches(DerivedBatches):

@@ -239,7 +239,7 @@ def test_an_interrupted_call_of_the_same_edge_type_is_gone_on_with(g: Any, monke
     begun = Passes.__init__
 
     def begin(self: Passes, *args: Any) -> None:
-        firsts.append(args[-1])
+        firsts.append(args[-2])
         begun(self, *args)
 
     monkeypatch.setattr(Passes, "__init__", begin)

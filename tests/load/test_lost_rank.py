@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ import torch.distributed as dist
 import featstore
 from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
 from tests.support.programs import run_ranks
+from tests.support.ranks import end, group
 
 pytestmark = [pytest.mark.usefixtures("_program_server"), pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")]
 
@@ -48,28 +45,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def group(rank: int, folder: Path) -> Iterator[None]:
-    """Be one of two ranks of a gloo group."""
-    timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timeout)
-    yield
-    dist.destroy_process_group()
-
-
-def end(pid: int) -> None:
-    """Kill a process, which may be dead or dying, and wait until it holds no lock."""
-    with contextlib.suppress(ProcessLookupError):
-        process = os.pidfd_open(pid)
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        select.select([process], [], [])
-        os.close(process)
-
-
 def train_until_one_is_lost(rank: int, path: Path, folder: Path, way: str, how: str) -> None:
     """Rank 1 is lost in the middle of an epoch: killed, or stopped, so that it neither answers nor ends."""
     sampler, strategy = WAYS[way]
-    with group(rank, folder), featstore.open(path, memory="32MiB", threads=2) as g:
+    with group(rank, 2, folder, TIMEOUT_S), featstore.open(path, memory="32MiB", threads=2) as g:
         draws = sampler(g, [4, 3], window=5, seed=3) if sampler is EpochSampler else sampler(g, [4, 3], seed=3)
         loader = Loader(g, draws, SEEDS, BATCH, strategy=strategy(folder / "runs"))
         assert len(loader) == 16
@@ -106,7 +85,7 @@ def test_the_others_fail_by_torch_and_leave_nothing(dataset: Path, tmp_path: Pat
 
 def train_beside(rank: int, path: Path, folder: Path) -> None:
     """Run all that two ranks may do at once to the same files, and compare with a rank that has them for itself."""
-    with group(rank, folder), featstore.open(path, memory="32MiB", threads=2) as g:
+    with group(rank, 2, folder, TIMEOUT_S), featstore.open(path, memory="32MiB", threads=2) as g:
         sampler, x = NeighborSampler(g, [4, 3], seed=3), g.features["x"][:]
         with Loader(g, sampler, SEEDS, BATCH, strategy="ondemand", rank=0, world_size=1) as whole:
             expected = {batch.index: batch.input_ids for batch in whole}
