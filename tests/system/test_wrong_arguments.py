@@ -104,7 +104,7 @@ DOORS: dict[str, Callable[[Any, Any], object]] = {
     "RandomBatches": lambda g, ids: featstore.RandomBatches(ids, 9),
     "PartitionBatches": lambda g, ids: featstore.PartitionBatches(g, ids, 9, np.arange(N) % 3),
     "PartBatches": lambda g, ids: featstore.PartBatches(
-        featstore.partition(g, 3, "ldg", np.arange(N), hops=1, keep=False, progress=False), ids, 9
+        featstore.partition(g, 1, "ldg", np.arange(N), hops=1, keep=False, progress=False), ids, 9
     ),
     "History": lambda g, ids: featstore.History(4, nodes=ids),
     "partition": lambda g, ids: featstore.partition(g, 3, train_idx=ids, keep=False, progress=False),
