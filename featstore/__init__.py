@@ -58,6 +58,7 @@ __all__ = [
     "Pack",
     "Packed",
     "PackedGraph",
+    "PartBatches",
     "PartitionBatches",
     "Partitioner",
     "PerformanceWarning",

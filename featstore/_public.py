@@ -78,6 +78,7 @@ from featstore.sampling.sampledbatches import (
 from featstore.sampling.epochwide import EpochSampler as EpochSampler
 from featstore.sampling.labor import LaborSampler as LaborSampler
 from featstore.sampling.layer import LayerSampler as LayerSampler
+from featstore.sampling.partbatches import PartBatches as PartBatches
 from featstore.sampling.partitionbatches import PartitionBatches as PartitionBatches
 from featstore.sampling.neighbor import NeighborSampler as NeighborSampler
 from featstore.sampling.shadow import ShadowSampler as ShadowSampler

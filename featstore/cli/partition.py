@@ -13,6 +13,7 @@ import torch
 from featstore.cli.arguments import add_opening, add_path, open_graph, positive
 from featstore.cli.output import print_result
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.assign import judge, partition
 
 __all__ = ["add_arguments", "run"]
@@ -31,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--passes", type=positive, help="fennel, ldg: passes over the adjacency (default: 3)")
     parser.add_argument("--gamma", type=float, help="fennel: exponent of a part's size, above 1 (default: 1.5)")
     parser.add_argument("--start", choices=["ranges"], help="fennel: begin with contiguous ranges of ids")
+    parser.add_argument(
+        "--hops", type=positive, help="ldg: self-reliant parts of training nodes, with in-neighbours of so many hops"
+    )
+    parser.add_argument("--visits", type=int, help="ldg with --hops: edges followed, over those of the graph (default: 50)")
     parser.add_argument("--levels", type=_levels, metavar="N,M", help="fennel: N parts, and each divided into M")
     parser.add_argument("--seed", type=int, default=0, help="of randomised methods (default: 0)")
 
@@ -51,24 +56,13 @@ def run(options: argparse.Namespace) -> int:
     with open_graph(options.path, options) as graph:
         train = _train_nodes(graph, options.train)
         given: Any = options.method if options.array is None else np.load(options.array, mmap_mode="r", allow_pickle=False)
+        names = ("passes", "gamma", "start", "levels", "hops", "visits", "name", "keep_lists", "seed")
+        asked: dict[str, Any] = {name: getattr(options, name) for name in names}
         begin = time.perf_counter()
-        parts = partition(
-            graph,
-            options.parts,
-            given,
-            train,
-            passes=options.passes,
-            gamma=options.gamma,
-            start=options.start,
-            levels=options.levels,
-            name=options.name,
-            keep_lists=options.keep_lists,
-            seed=options.seed,
-            progress=not options.json,
-        )
+        parts: Any = partition(graph, options.parts, given, train, **asked, progress=not options.json)
         seconds = time.perf_counter() - begin
         kept = list(graph.parts().values())[-1]
-        quality = judge(graph, parts, kept.n_parts, train, progress=not options.json)
+        found = _self_reliant(parts) if kept.hops is not None else _quality(graph, parts, kept.n_parts, train, not options.json)
     result: dict[str, Any] = {
         "path": graph.path,
         "name": kept.name,
@@ -78,13 +72,30 @@ def run(options: argparse.Namespace) -> int:
         "lists": kept.has_lists,
         "options": kept.options,
         "seconds": round(seconds, 3),
+        **found,
+    }
+    print_result(options, result, _describe(result))
+    return 0
+
+
+def _quality(graph: OutOfCoreGraph, parts: torch.Tensor, n_parts: int, train: torch.Tensor | None, show: bool) -> dict[str, Any]:
+    quality = judge(graph, parts, n_parts, train, progress=show)
+    return {
         "cut": quality.cut,
         "balance": _number(quality.balance),
         "train_balance": _number(quality.train_balance),
         "empty_parts": quality.n_empty,
     }
-    print_result(options, result, _describe(result))
-    return 0
+
+
+def _self_reliant(parts: SelfReliantParts) -> dict[str, Any]:
+    trained = np.diff(parts.offsets)
+    return {
+        "hops": parts.hops,
+        "part_nodes": parts.n_nodes.tolist(),
+        "train_balance": float(trained.max() / trained.mean()) if len(parts.train_nodes) else None,
+        "empty_parts": int((trained == 0).sum()),
+    }
 
 
 def _train_nodes(graph: OutOfCoreGraph, name: str | None) -> torch.Tensor | None:
@@ -103,9 +114,13 @@ def _number(value: float) -> float | None:
 def _describe(result: dict[str, Any]) -> str:
     lines = [f"{result['path']}: {result['parts']:,} parts by {result['method']}, kept as {result['name']}"]
     lines.append(f"  time           {result['seconds']:.1f} s")
-    lines.append(f"  edges cut      {result['cut']:.1%}")
+    if "part_nodes" in result:
+        nodes = result["part_nodes"]
+        lines.append(f"  nodes a part   {sum(nodes) // len(nodes):,} on average, {max(nodes):,} at most")
+    else:
+        lines.append(f"  edges cut      {result['cut']:.1%}")
     for name, what in (("balance", "largest part"), ("train_balance", "training nodes")):
-        if result[name] is not None:
+        if result.get(name) is not None:
             lines.append(f"  {what:<14} {result[name]:.2f} x the mean")
     if result["empty_parts"]:
         lines.append(f"  empty parts    {result['empty_parts']:,}")

@@ -225,7 +225,8 @@ def _kept(g: OutOfCoreGraph, names: Sequence[str] | None) -> tuple[list[KeptPart
     """Select the kept parts to count; return them, and the reason for each skipped one."""
     if names is not None:
         return [g.partitions.find(name) for name in names], {}
-    there, stale = g.parts(), "made for another adjacency than the dataset has now; partition it again"
+    there = {name: each for name, each in g.parts().items() if each.hops is None}
+    stale = "made for another adjacency than the dataset has now; partition it again"
     skipped = {name: stale for name, each in there.items() if each.is_stale}
     return [each for name, each in there.items() if name not in skipped], skipped
 

@@ -12,6 +12,7 @@ import torch
 from featstore.graph.adjacency import Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, kept_parts, read_parts, save_parts
+from featstore.graph.selfreliant import SelfReliantParts
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
 from featstore.topology.crossedges import count_cross_edges, counts_dtype
@@ -33,8 +34,14 @@ class Partitions:
             return kept_parts(self._snapshot.catalog, self._read)
 
     def find(self, name: str | None = None) -> KeptParts:
-        """Find the parts kept under ``name``, by default the latest; ValueError, which lists the names, if there are none."""
-        kept, path = self.by_name(), self._graph.path
+        """Find the parts of all nodes kept under ``name``, by default the latest.
+
+        ValueError, which lists the names, if there are none; or if these parts are self-reliant.
+        """
+        every, path = self.by_name(), self._graph.path
+        kept = {each: parts for each, parts in every.items() if parts.hops is None}
+        if name in every:
+            every[name].refuse_self_reliant()
         if not kept:
             raise ValueError(
                 f"{path} keeps no parts: make some with featstore.partition or featstore partition, or give an array"
@@ -74,6 +81,12 @@ class Partitions:
                 arrays["part_indices"] = Blocks(topology.id_dtype, order.blocks(bar.add))
             with graph.locked():
                 save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
+
+    def keep_self_reliant(self, name: str, parts: SelfReliantParts, recipe: Mapping[str, Any]) -> None:
+        """Keep self-reliant parts under a name, in one commit."""
+        arrays = {"train_nodes": parts.train_nodes.numpy(), "train_offsets": parts.offsets, "part_sizes": parts.n_nodes}
+        with self._graph.or_closed(), self._graph.locked():
+            save_parts(self._snapshot, name, arrays, {**recipe, "hops": parts.hops}, self._snapshot.adopt)
 
     def lists(self, kept: KeptParts) -> PartLists:
         """Open the adjacency in part order, which is kept with parts that have ``has_lists``; loaders call this."""

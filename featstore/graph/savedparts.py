@@ -14,6 +14,7 @@ import torch
 from featstore.budget import Budget
 from featstore.errors import BusyError, FormatError, StaleError
 from featstore.graph.savedcache import made_of
+from featstore.graph.selfreliant import SelfReliantParts
 from featstore.graph.snapshot import Snapshot, opening_committed
 from featstore.storage.catalog import Catalog
 from featstore.storage.rowfile import RowFile
@@ -69,6 +70,10 @@ class KeptParts:
         Whether the parts were made for another adjacency than the dataset has now; such parts cannot be loaded.
     has_lists : bool
         Whether the adjacency is also kept in the order of the parts.
+    hops : int or None
+        Of self-reliant parts, into which training nodes alone are divided, see :meth:`self_reliant`; else None.
+    num_nodes : int
+        Of the graph.
     """
 
     name: str
@@ -79,6 +84,8 @@ class KeptParts:
     generation: int
     is_stale: bool
     has_lists: bool
+    hops: int | None
+    num_nodes: int = field(repr=False)
     _read: Callable[[KeptParts, str], torch.Tensor] = field(repr=False, compare=False)
 
     def load(self) -> torch.Tensor:
@@ -90,8 +97,26 @@ class KeptParts:
             The parts were made for another adjacency than the dataset has now, or were replaced since they were listed.
         ClosedError, BudgetError, CorruptionError, OSError
             The graph is closed; memory is short; a file is damaged or cannot be read.
+        ValueError
+            The parts are self-reliant.
         """
+        self.refuse_self_reliant()
         return self._read(self, "parts")
+
+    def self_reliant(self) -> SelfReliantParts:
+        """Read parts that were made with ``hops``. Raises as :meth:`load`; ValueError for parts of all nodes."""
+        if self.hops is None:
+            raise ValueError(f"parts {self.name!r} are not self-reliant: featstore.partition makes such parts with hops=")
+        offsets, n_nodes = (self._read(self, role).numpy() for role in ("train_offsets", "part_sizes"))
+        if offsets[0] or offsets[-1] != self.n_train or (np.diff(offsets) < 0).any():
+            raise FormatError(f"parts {self.name!r}: offsets do not ascend from 0 to {self.n_train} training nodes")
+        nodes = self.train_nodes()
+        return SelfReliantParts(self.num_nodes, self.hops, nodes, offsets, n_nodes)
+
+    def refuse_self_reliant(self) -> None:
+        """Raise ValueError if only training nodes are divided into these parts."""
+        if self.hops is not None:
+            raise ValueError(f"parts {self.name!r} are self-reliant, with training nodes only: they go with PartBatches")
 
     def train_nodes(self) -> torch.Tensor:
         """Read the training nodes by part, ascending within each: int64 ``[n_train]``. Raises as :meth:`load`."""
@@ -105,6 +130,7 @@ class KeptParts:
         The number is also how often the node occurs in lists of other parts: see
         :class:`~featstore.cache.cross_partition.CrossPartition`. Raises as :meth:`load`.
         """
+        self.refuse_self_reliant()
         return self._read(self, "cross_out_degree")
 
 
@@ -132,8 +158,11 @@ def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor])
         stale = entry.get("made_of") != now
         files = entry.get("files")
         has_lists = isinstance(files, dict) and files.keys() >= LIST_ROLES
-        name = key.removeprefix(_KEY)
-        found.append(KeptParts(name, n_parts, n_train, method, options, generation, stale, has_lists, read))
+        name, hops = key.removeprefix(_KEY), entry.get("hops")
+        if hops is not None and not (isinstance(hops, int) and hops >= 1):
+            continue
+        made = method, options, generation, stale, has_lists, hops
+        found.append(KeptParts(name, n_parts, n_train, *made, catalog.num_nodes, read))
     return {each.name: each for each in sorted(found, key=lambda each: each.generation)}
 
 
@@ -148,9 +177,10 @@ def save_parts(
 
     ``arrays`` has ``parts``, int32 ``[num_nodes]``, and ``cross_out_degree``, see
     :func:`~featstore.topology.crossedges.count_cross_edges`. If training nodes were given, it has ``train_nodes``, int64, by
-    part. If lists are kept in part order, it has the arrays that :class:`~featstore.topology.partorder.PartOrder` makes.
-    ``recipe`` has ``method``, ``n_parts`` and ``options``. ``adopt(catalog, key, files)`` is called after the commit, while the
-    writer's lock is still held.
+    part. If lists are kept in part order, it has the arrays that :class:`~featstore.topology.partorder.PartOrder` makes. Of
+    self-reliant parts it has ``train_nodes``, ``train_offsets`` and ``part_sizes`` alone. ``recipe`` has ``method``, ``n_parts``,
+    ``options`` and, of self-reliant parts, ``hops``. ``adopt(catalog, key, files)`` is called after the commit, while the lock of
+    the writer is still held.
     """
     key = _KEY + name
     with Update(snapshot.root) as update:
@@ -221,6 +251,8 @@ def _expected(catalog: Catalog, kept: KeptParts, role: str) -> tuple[np.dtype[An
         "parts": (np.dtype(np.int32), n, kept.n_parts),
         "train_nodes": (np.dtype(np.int64), kept.n_train, n),
         "cross_out_degree": (counts_dtype(n_edges), n, n_edges + 1),
+        "train_offsets": (np.dtype(np.int64), kept.n_parts + 1, kept.n_train + 1),
+        "part_sizes": (np.dtype(np.int64), kept.n_parts, n + 1),
         "part_nodes": (ids, n, n),
         "part_offsets": (np.dtype(np.int64), 2 * (kept.n_parts + 1), max(n, n_edges) + 1),
         "part_indices": (ids, n_edges, n),

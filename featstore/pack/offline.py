@@ -30,6 +30,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, refuse_repeats, run_length_of
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.sampling.macrolists import DIVISOR, macro_lists
+from featstore.sampling.partbatches import check_parts_of_ranks
 from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskQuota
@@ -226,6 +227,7 @@ def batches_to_sample(
         raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
     batcher = as_batches(given, batch_size, **order)
     batcher.check(g.num_nodes)
+    check_parts_of_ranks(batcher, 1, None)
     refuse_repeats(batcher)
     return kind, batcher
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,14 @@ import torch
 
 from featstore._core.partition import edges_inside
 from featstore.config import check_at_least, check_flag
-from featstore.errors import FeatstoreError, PluginError
+from featstore.errors import FeatstoreError, OptionError, PluginError
 from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.savedparts import HOLDER, check_parts_name
+from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.base import GraphStream, Partitioner, get_partitioner
+from featstore.partitioning.ldg import LDG
+from featstore.partitioning.trainparts import TrainParts
 from featstore.progress import Progress
 from featstore.topology.partarrays import MOST_PARTS, by_part, check_parts
 
@@ -30,6 +33,7 @@ Int32s = npt.NDArray[np.int32]
 Given = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
 
+@overload
 def partition(
     g: OutOfCoreGraph,
     n_parts: int | None = None,
@@ -40,13 +44,49 @@ def partition(
     gamma: float | None = None,
     start: str | None = None,
     levels: Sequence[int] | None = None,
+    hops: None = None,
+    visits: None = None,
     name: str | None = None,
     keep: bool = True,
     keep_lists: bool = False,
     seed: int = 0,
     progress: bool = True,
     **options: Any,
-) -> torch.Tensor:
+) -> torch.Tensor: ...
+@overload
+def partition(
+    g: OutOfCoreGraph,
+    n_parts: int | None = None,
+    method: str | Partitioner | type[Partitioner] | Given = "fennel",
+    train_idx: Given | None = None,
+    *,
+    hops: int,
+    visits: int | None = None,
+    name: str | None = None,
+    keep: bool = True,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> SelfReliantParts: ...
+def partition(
+    g: OutOfCoreGraph,
+    n_parts: int | None = None,
+    method: str | Partitioner | type[Partitioner] | Given = "fennel",
+    train_idx: Given | None = None,
+    *,
+    passes: int | None = None,
+    gamma: float | None = None,
+    start: str | None = None,
+    levels: Sequence[int] | None = None,
+    hops: int | None = None,
+    visits: int | None = None,
+    name: str | None = None,
+    keep: bool = True,
+    keep_lists: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> torch.Tensor | SelfReliantParts:
     """Divide nodes into parts with few edges between them, for partition batches, and keep the parts in the dataset.
 
     Parameters
@@ -62,8 +102,13 @@ def partition(
         Training nodes. ``"fennel"`` spreads them over the parts; they are kept with the parts.
     passes, gamma, start, levels
         Options of ``"fennel"``: see :class:`~featstore.partitioning.fennel.Fennel`.
+    hops, visits : int, optional
+        With ``"ldg"`` and ``train_idx``: make self-reliant parts, for processes that train together. Training nodes alone are
+        divided; a part also has their in-neighbours within ``hops``. See
+        :class:`~featstore.partitioning.trainparts.TrainParts` and :class:`~featstore.PartBatches`.
     name : str, optional
-        Name under which the parts are kept; ``<method>-<n_parts>`` by default. Existing parts of that name are replaced.
+        Name under which the parts are kept; ``<method>-<n_parts>`` by default, and ``-hops-<hops>`` after it. Existing parts of
+        that name are replaced.
     keep : bool
         False: leave the dataset as it is.
     keep_lists : bool
@@ -80,7 +125,8 @@ def partition(
     Returns
     -------
     Tensor of int32, shape (num_nodes,)
-        The part of each node, in ``[0, n_parts)``. Counted in the graph's budget while it lives.
+        The part of each node, in ``[0, n_parts)``. Counted in the graph's budget while it lives. With ``hops``, the
+        :class:`~featstore.graph.selfreliant.SelfReliantParts` instead.
 
     Raises
     ------
@@ -107,10 +153,11 @@ def partition(
     5 bytes a node and the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. Keeping the parts takes one
     more pass, to count each node's edges into other parts: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs 20 bytes a
     node and 16 a part in addition, and reads the adjacency once more for each half of the free memory that the lists fill.
+    Self-reliant parts need 17 bytes a node, a bit a node and part, and up to half of the free memory for lists.
 
     References
     ----------
-    OUTRE, VLDB 2024, sections 4.2 and 5.2.
+    OUTRE, VLDB 2024, sections 4.2 and 5.2. PaGraph, TPDS 2021, section 3.2.
 
     Examples
     --------
@@ -118,7 +165,7 @@ def partition(
     >>> g.parts()["fennel-3000"].n_parts
     3000
     """
-    named = {"passes": passes, "gamma": gamma, "start": start, "levels": levels, **options}
+    named = {"passes": passes, "gamma": gamma, "start": start, "levels": levels, "hops": hops, "visits": visits, **options}
     seed = check_at_least("seed", seed, 0)
     for each, flag in (("keep", keep), ("keep_lists", keep_lists), ("progress", progress)):
         check_flag(each, flag)
@@ -129,6 +176,8 @@ def partition(
     if not hasattr(g, "topology"):
         raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
     g.refuse_types("partition()")
+    if hops is not None and (method is LDG or (isinstance(method, str) and method == "ldg")):
+        return _self_reliant(g, n_parts, train_idx, named, name, keep, keep_lists, seed, progress)
     given = method if isinstance(method, (torch.Tensor, np.ndarray, list, tuple)) else None
     chosen = None if given is not None else get_partitioner(method, named)  # type: ignore[arg-type]
     if given is not None:
@@ -165,6 +214,39 @@ def partition(
         tensor = torch.from_numpy(parts)
         g.budget.reserve(HOLDER, 4 * n, owner=tensor)
         return tensor
+
+
+def _self_reliant(
+    g: OutOfCoreGraph,
+    n_parts: int | None,
+    train_idx: Given | None,
+    named: dict[str, Any],
+    name: str | None,
+    keep: bool,
+    keep_lists: bool,
+    seed: int,
+    progress: bool,
+) -> SelfReliantParts:
+    given = {each: value for each, value in named.items() if value is not None}
+    known = [each.name for each in fields(TrainParts)]
+    for each in given:
+        if each not in known:
+            raise OptionError(each, f"method 'ldg' with hops has {', '.join(known)}")
+    if keep_lists:
+        raise ValueError("keep_lists goes without hops: self-reliant parts are of training nodes alone")
+    if n_parts is None or train_idx is None:
+        raise TypeError("n_parts and train_idx are needed with hops: how many parts to make, and the training nodes to divide")
+    n_parts, chosen = check_at_least("n_parts", n_parts, 1, MOST_PARTS), TrainParts(**given)
+    with g.budget.reserve("partitioning", g.num_nodes) as held:
+        is_train = _mask(train_idx, g.num_nodes)
+        held.resize(held.n_bytes + 8 * int(is_train.sum(dtype=np.int64)))
+        train = np.flatnonzero(is_train)
+        with Progress("partition", len(train), progress, unit=" nodes") as bar:
+            parts = chosen.assign(g.topology, train, n_parts, seed, g.budget, bar.add)
+    if keep:
+        recipe = {"method": "ldg", "n_parts": n_parts, "options": {**asdict(chosen), "seed": seed}}
+        g.partitions.keep_self_reliant(f"ldg-{n_parts}-hops-{chosen.hops}" if name is None else name, parts, recipe)
+    return parts
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

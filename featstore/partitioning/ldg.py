@@ -21,9 +21,9 @@ class LDG(Partitioner):
     """Linear deterministic greedy: the number of neighbours in a part, times the share of it that is free.
 
     A node without placed neighbours goes to the part with the fewest nodes. Of equal scores the lowest part wins. A part takes at
-    most 1.1 times the mean number of nodes. Training nodes are not balanced. This is Stanton and Kliot's method, over all nodes:
-    not PaGraph's algorithm 1 (TPDS 2021, section 4), which takes its idea, assigns training nodes alone, by the in-neighbours
-    within some hops, and copies those into each part.
+    most 1.1 times the mean number of nodes. Training nodes are not balanced. This is Stanton and Kliot's method, over all nodes.
+    With ``hops=``, :func:`featstore.partition` makes PaGraph's self-reliant parts instead:
+    :class:`~featstore.partitioning.trainparts.TrainParts`.
 
     Parameters
     ----------

@@ -21,6 +21,7 @@ from featstore.sampling.batches import (
     underlying,
 )
 from featstore.sampling.hops import as_ids
+from featstore.sampling.partbatches import PartBatches
 from featstore.sampling.scratch import EMPTY
 
 __all__ = ["ShareOfBatches", "ShareOfEpoch"]
@@ -54,7 +55,8 @@ class ShareOfBatches(DerivedBatches):
         self._n_steps = n // world_size if drops else -(-n // world_size)
         self._resumed: tuple[int, int] | None = None  # an epoch, and how many of its batches are done
         cut = underlying(batches)
-        if isinstance(cut, CutBatches):
+        self._divides = not isinstance(cut, PartBatches)  # a part's seeds are its rank's alone
+        if isinstance(cut, CutBatches) and self._divides:
             n_seeds, size = cut.n_seeds, cut.batch_size
             if drops and n and not self._n_steps:
                 warnings.warn(
@@ -117,7 +119,8 @@ class ShareOfBatches(DerivedBatches):
         """See :class:`Batches`; batches of the epoch are asked for by their number among those of all ranks."""
         resumed = self._resumed
         n_done = resumed[1] if resumed is not None and resumed[0] == epoch else 0
-        return ShareOfEpoch(self.made_of.epoch(epoch), len(self.made_of), self.world_size, self._n_steps, n_done)
+        order, n = self.made_of.epoch(epoch), len(self.made_of)
+        return ShareOfEpoch(order, n, self.world_size, self._n_steps, n_done, divides=self._divides)
 
 
 class ShareOfEpoch(DerivedSeeds):
@@ -132,10 +135,13 @@ class ShareOfEpoch(DerivedSeeds):
     ranks, n_steps : int
     n_done : int
         Batches that are done; the rest of a step that has begun is divided, too.
+    divides : bool
+        False: each batch stays as it is.
     """
 
-    def __init__(self, order: EpochSeeds, n: int, ranks: int, n_steps: int, n_done: int = 0) -> None:
+    def __init__(self, order: EpochSeeds, n: int, ranks: int, n_steps: int, n_done: int = 0, *, divides: bool = True) -> None:
         super().__init__(order)
+        self._divides = divides
         self._n, self._ranks, self._n_steps, self._n_done = n, ranks, n_steps, n_done
 
     def __len__(self) -> int:
@@ -159,6 +165,8 @@ class ShareOfEpoch(DerivedSeeds):
 
     def _is_divided(self, index: int) -> bool:
         """Tell whether a batch is of the last step, or of one that had begun: the seeds of all its ranks are divided anew."""
+        if not self._divides:
+            return False
         step = index // self._ranks
         return step == self._n_steps - 1 or step * self._ranks < self._n_done < (step + 1) * self._ranks
 

@@ -425,6 +425,17 @@ def test_partition(small, tmp_path, capsys):
     assert "empty parts    6" in text
     assert main(["partition", str(path), "6", "--levels", "3,2", "--gamma", "2", "--start", "ranges", "--json"]) == 0
     assert result(capsys)["options"] == {"passes": 3, "gamma": 2.0, "start": "ranges", "levels": [3, 2], "seed": 0}
+    hops = ["partition", str(path), "5", "--method", "ldg", "--hops", "2", "--visits", "3", "--seed", "1"]
+    assert main([*hops, "--json"]) == 0
+    made = result(capsys)
+    assert (made["name"], made["hops"], made["options"]) == ("ldg-5-hops-2", 2, {"hops": 2, "visits": 3, "seed": 1})
+    with featstore.open(path) as g:
+        kept = g.parts()["ldg-5-hops-2"].self_reliant()
+        assert made["part_nodes"] == kept.n_nodes.tolist()
+    assert (made["train_nodes"], made["empty_parts"]) == (len(kept.train_nodes), 0)
+    assert main(hops) == 0
+    nodes = made["part_nodes"]
+    assert f"nodes a part   {sum(nodes) // 5:,} on average, {max(nodes):,} at most" in capsys.readouterr().out
     assert main(["info", str(path), "--json"]) == 0
     assert result(capsys)["parts"]["mine"] == {"parts": 13, "method": "array"}
     for arguments, text in (
@@ -433,6 +444,7 @@ def test_partition(small, tmp_path, capsys):
         (["6", "--method", "ranges", "--gamma", "2"], "--gamma: method 'ranges' has no options"),
         (["6", "--train", "nothing"], "--train: the dataset has no node data 'nothing'"),
         (["--array", str(tmp_path / "parts.npy"), "--method", "ldg"], "need no method"),
+        (["6", "--hops", "2"], "--hops: method 'fennel' has passes"),
         (["6", "--method", "lgd"], "no partitioner is named 'lgd'"),
     ):
         assert main(["partition", str(path), *arguments]) == 2

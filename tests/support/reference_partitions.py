@@ -1,9 +1,10 @@
-"""FENNEL and LDG by brute force: plain Python, every part compared, as the papers say."""
+"""FENNEL, LDG and PaGraph's algorithm by brute force: plain Python, every part compared, as the papers say."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -96,3 +97,50 @@ def ldg(indptr: np.ndarray, indices: np.ndarray, k: int, passes: int = 3) -> lis
             scores = [sum(part[u] == p for u in lists[v]) * (1.0 - sizes[p] / cap) if sizes[p] < cap else -1.0 for p in range(k)]
             part[v] = scores.index(max(scores)) if max(scores) > 0 else sizes.index(min(sizes))
     return part
+
+
+def neighborhood(lists: list[list[int]], node: int, hops: int) -> tuple[set[int], int]:
+    """The in-neighbours within some hops, and the node; and how many edges are followed to find them."""
+    found, edge, n_edges = {node}, {node}, 0
+    for _ in range(hops):
+        n_edges += sum(len(lists[v]) for v in edge)
+        edge = {u for v in edge for u in lists[v]} - found
+        found |= edge
+    return found, n_edges
+
+
+def paths_to(lists: list[list[int]], node: int, hops: int, ends: set[int]) -> int:
+    """Paths of one to ``hops`` edges, backwards from a node, that end in ``ends``."""
+    return sum((u in ends) + (paths_to(lists, u, hops - 1, ends) if hops > 1 else 0) for u in lists[node])
+
+
+def pagraph(
+    indptr: np.ndarray, indices: np.ndarray, order: list[int], k: int, hops: int, visits: int = 50, refreshes: int = 64
+) -> tuple[list[set[int]], list[set[int]]]:
+    """PaGraph's algorithm 1: each part's training nodes, and all its nodes; by paths once ``visits * E`` edges were followed."""
+    lists, n = lists_of(indptr, indices), len(order)
+    trained: list[set[int]] = [set() for _ in range(k)]
+    whole: list[set[int]] = [set() for _ in range(k)]
+    followed = done = 0
+
+    def put(node: int, counts: list[int], sizes: list[int]) -> int:
+        least, above = n // k, sum(len(each) > n // k for each in trained)
+        free = [i for i in range(k) if len(trained[i]) < least or (len(trained[i]) == least and above < n % k)]
+        score = {i: Fraction(1 + counts[i]) * (Fraction(n, k) - len(trained[i])) / (sizes[i] + 1) for i in free}
+        best = min(free, key=lambda i: (-score[i], len(trained[i]), i))
+        trained[best].add(node)
+        return best
+
+    while done < n and followed < visits * len(indices):
+        found, n_edges = neighborhood(lists, order[done], hops)
+        best = put(order[done], [len(each & found) for each in trained], [len(each) for each in whole])
+        whole[best] |= found
+        followed, done = followed + n_edges, done + 1
+    chunk = max(1, -(-n // refreshes))
+    for first in range(done, n, chunk):
+        now, sizes = order[first : first + chunk], [len(each) for each in whole]
+        counts = [[paths_to(lists, node, hops, each) for each in trained] for node in now]
+        for node, of in zip(now, counts, strict=True):
+            put(node, of, sizes)
+        whole = [set().union(*(neighborhood(lists, v, hops)[0] for v in each)) for each in trained]
+    return trained, whole

@@ -88,6 +88,11 @@ random_batches = lambda g, **options: featstore.RandomBatches(np.arange(9), **{"
 partition_batches = lambda g, **options: featstore.PartitionBatches(  # noqa: E731
     g, np.arange(9), **{"batch_size": 3, "parts": "p"} | options
 ).digest()
+part_batches = lambda g, **options: featstore.PartBatches(  # noqa: E731
+    featstore.partition(g, 3, "ldg", np.arange(9), hops=1, keep=False, progress=False),
+    np.arange(9),
+    **{"batch_size": 3} | options,
+).digest()
 redundant = lambda g, **options: redundancy(  # noqa: E731
     g, np.arange(9), **{"batch_size": 3, "samplers": {"s": neighbor(g)}, "parts": ["p"]} | options
 )
@@ -121,6 +126,10 @@ INTEGERS: dict[str, tuple[Callable[[Any, Any], Any], int, int | None]] = {
     "History/staleness": (lambda g, n: featstore.History(4, staleness=n), 4, 0),
     "simulate/capacity": (lambda g, n: featstore.simulate([[0, 1], [2, 0]], n), 4, 0),
     "simulate/seed": (lambda g, n: featstore.simulate([[0, 1], [2, 0]], 1, "random", seed=n), 4, 0),
+    "partition/hops": (lambda g, n: partition(g, method="ldg", train_idx=np.arange(9), hops=n), 2, 1),
+    "partition/visits": (lambda g, n: partition(g, method="ldg", train_idx=np.arange(9), hops=1, visits=n), 2, 0),
+    "PartBatches/batch_size": (lambda g, n: part_batches(g, batch_size=n), 3, 1),
+    "PartBatches/seed": (lambda g, n: part_batches(g, seed=n), 2, 0),
     "RandomBatches/batch_size": (lambda g, n: random_batches(g, batch_size=n), 2, 1),
     "RandomBatches/seed": (lambda g, n: random_batches(g, seed=n), 2, 0),
     "PartitionBatches/batch_size": (lambda g, n: partition_batches(g, batch_size=n), 2, 1),
@@ -185,6 +194,8 @@ FLAGS: dict[str, Callable[[Any, Any], Any]] = {
     "Loader/drop_last": lambda g, flag: load(g, drop_last=flag),
     "RandomBatches/shuffle": lambda g, flag: random_batches(g, shuffle=flag),
     "RandomBatches/drop_last": lambda g, flag: random_batches(g, drop_last=flag),
+    "PartBatches/shuffle": lambda g, flag: part_batches(g, shuffle=flag),
+    "PartBatches/drop_last": lambda g, flag: part_batches(g, drop_last=flag),
     "PartitionBatches/shuffle": lambda g, flag: partition_batches(g, shuffle=flag),
     "PartitionBatches/drop_last": lambda g, flag: partition_batches(g, drop_last=flag),
     "sample_offline/shuffle": lambda g, flag: offline(g, shuffle=flag),

@@ -103,6 +103,9 @@ DOORS: dict[str, Callable[[Any, Any], object]] = {
     "NodeStore": lambda g, ids: pyg.stores(g)[0].get_tensor(None, "y", ids),
     "RandomBatches": lambda g, ids: featstore.RandomBatches(ids, 9),
     "PartitionBatches": lambda g, ids: featstore.PartitionBatches(g, ids, 9, np.arange(N) % 3),
+    "PartBatches": lambda g, ids: featstore.PartBatches(
+        featstore.partition(g, 1, "ldg", np.arange(N), hops=1, keep=False, progress=False), ids, 9
+    ),
     "History": lambda g, ids: featstore.History(4, nodes=ids),
     "partition": lambda g, ids: featstore.partition(g, 3, train_idx=ids, keep=False, progress=False),
     "sample_offline": lambda g, ids: featstore.sample_offline(
