@@ -12,7 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +250,35 @@ def test_a_maker_that_fails(memory: Path) -> None:
     assert not os.listdir(memory)
     with contextlib.closing(shared()) as found:
         assert are_squares(found)
+
+
+def test_waiting_for_a_maker_that_fails(memory: Path) -> None:
+    """Whoever waited for its lock finds that the file has gone, and begins anew."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def fails(allocate: Allocate) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        raise KeyError("no such rows")
+
+    def n_open() -> int:
+        found = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the listing's own
+                found += os.readlink(f"/proc/self/fd/{name}").startswith(str(memory))
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(shared, make=fails)
+        assert begun.wait(60)
+        second = pool.submit(shared)
+        deadline = time.monotonic() + 60
+        while n_open() < 3 and time.monotonic() < deadline:  # the maker's two, and that of whoever waits
+            time.sleep(0.001)
+        goes_on.set()
+        refuses(KeyError, "no such rows", first.result)
+        with contextlib.closing(second.result()) as found:
+            assert are_squares(found)
 
 
 def test_shared_memory_that_is_too_small(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
