@@ -134,6 +134,15 @@ def test_a_larger_graph_is_brute_force(n_train: int, k: int, hops: int, visits: 
     assert topology.n_read <= len(indices)  # each list once
 
 
+def test_lists_of_earlier_blocks_lead_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that is held since an earlier block may have neighbours whose lists are not."""
+    monkeypatch.setattr(trainparts, "_BLOCK_NODES", 1)
+    indptr, indices = make_graph(300, 2, 3)
+    train = list(range(0, 300, 7))
+    found, _ = divide(Arrays(indptr, indices, 257, np.int32), train, 5, 3)
+    agree(found, pagraph(indptr, indices, order_of(train), 5, 3))
+
+
 def test_reads_follow_visits_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     indptr, indices = make_graph(400, 4, 3)
     train = list(range(0, 400, 3))
