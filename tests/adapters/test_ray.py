@@ -54,6 +54,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.stress  # a hundred seconds of processors, most of them imports in Ray's processes
 def test_workers_train_as_processes_of_gloo_and_go_on_after_one_is_lost(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, edges = rng.standard_normal((rays.N, 8)).astype(np.float32), rng.integers(0, rays.N, (2, 4 * rays.N))
