@@ -7,9 +7,12 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from featstore.config import check_at_least, check_integer, local_ranks
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["ChosenByFirst", "Meeting", "check_ranks", "local_job", "process_group", "sharing_ranks"]
 
@@ -80,8 +83,9 @@ class ChosenByFirst(Generic[T]):
     None: rank 0 made none, or failed, or ``ranks`` are not those of the process group, so that each rank chooses for itself.
     """
 
-    def __init__(self, ranks: tuple[int, int]) -> None:
+    def __init__(self, ranks: tuple[int, int], device: torch.device | None = None) -> None:
         self._is_first, self._open = ranks[0] == 0, ranks[1] > 1 and process_group() == ranks
+        self._device = device
         self.choice: T | None = None
 
     def give(self, choice: T | None) -> None:
@@ -91,8 +95,10 @@ class ChosenByFirst(Generic[T]):
             self._broadcast(choice)
 
     def _broadcast(self, choice: T | None) -> T | None:
-        found: list[Any] = [choice]
-        _group().broadcast_object_list(found, src=0)
+        found, group = list[Any]([choice]), _group()
+        # Without a device NCCL would take the current one, which is the same in all processes that have set none.
+        on_device = self._device is not None and self._device.type == "cuda" and group.get_backend() == "nccl"
+        group.broadcast_object_list(found, src=0, device=self._device if on_device else None)
         chosen: T | None = found[0]
         return chosen
 

@@ -12,7 +12,7 @@ from featstore._core import cache as _core
 from featstore._core.buffers import Arena
 from featstore.gather.plan import Part, Tier
 
-__all__ = ["CLAIM_BYTES", "RowMap", "huge_array"]
+__all__ = ["CLAIM_BYTES", "RowMap", "huge_array", "private_array"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -31,6 +31,11 @@ def huge_array(n_bytes: int) -> Uint8s:
     if n_bytes < PAGE_BYTES:
         return np.zeros(n_bytes, np.uint8)
     return np.frombuffer(Arena(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES), np.uint8)[:n_bytes]
+
+
+def private_array(name: str, n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Allocate an array by :func:`huge_array`, in the form of :data:`~featstore.gather.sharedmemory.Allocate`."""
+    return huge_array(n * np.dtype(dtype).itemsize).view(dtype)
 
 
 class RowMap:

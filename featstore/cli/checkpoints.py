@@ -10,40 +10,18 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
 from featstore.config import user_path
 from featstore.errors import FormatError
+from featstore.load.statefile import read_state, write_state
 from featstore.storage.lock import FileLock
-from featstore.storage.sections import SectionFile, replacing
 
 __all__ = ["Checkpoints"]
 
 KIND = "training"
 NAME, LOCK = "checkpoint", "lock"
 VERSION = 1
-
-
-def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Convert a state to JSON values; its tensors are added to ``tensors``, and replaced by their index there."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors), "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, Mapping):
-        return {"map": [[key, _packed(each, tensors)] for key, each in value.items()]}  # whose keys may be numbers
-    return [_packed(each, tensors) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _unpacked(value: Any, file: SectionFile) -> Any:
-    if isinstance(value, list):
-        return [_unpacked(each, file) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if "map" in value:
-        return {key: _unpacked(each, file) for key, each in value["map"]}
-    found = torch.from_numpy(file[value["tensor"]].copy())
-    return found.view(getattr(torch, value["dtype"])).reshape(value["shape"])
 
 
 class Checkpoints:
@@ -80,15 +58,9 @@ class Checkpoints:
             raise
 
     def _read(self) -> dict[str, Any]:
-        file = SectionFile(self.path, KIND)
-        try:
-            state: dict[str, Any] = _unpacked(json.loads(file[0].tobytes()), file)
-            if state["version"] != VERSION:
-                raise FormatError(f"{self.path} has version {state['version']}; this release reads {VERSION}", self.path)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise FormatError(f"{self.path}: no checkpoint of featstore train: {error}", self.path) from error
-        finally:
-            file.close()
+        state = read_state(self.path, KIND)
+        if state.get("version") != VERSION:
+            raise FormatError(f"{self.path} has version {state.get('version')}; this release reads {VERSION}", self.path)
         return state
 
     def check(self, recipe: Mapping[str, Any]) -> None:
@@ -123,12 +95,7 @@ class Checkpoints:
         state = {name: part.state_dict() for name, part in parts.items()}
         state |= {"version": VERSION, "recipe": self._recipe, "epochs": epochs, "losses": losses, "rng": torch.get_rng_state()}
         state["device_rng"] = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        tensors: list[torch.Tensor] = []
-        record = json.dumps(_packed(state, tensors)).encode()
-        with replacing(self.path, KIND) as writer:
-            writer.append(np.frombuffer(record, np.uint8))
-            for tensor in tensors:
-                writer.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+        write_state(self.path, KIND, state)
 
     def close(self) -> None:
         """Release the directory for other trainings."""

@@ -78,6 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length", type=typed(LENGTH.parse), default="auto", metavar="N", help="batches that are planned together"
     )
+    parser.add_argument(
+        "--ranks", type=positive, default=1, metavar="N", help="make the layout for N processes that train together (default: 1)"
+    )
     parser.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the pack, or times the features (1.5x)")
     parser.add_argument(
         "--add-layout", action="store_true", help="pack the samples that PACK has, or finish what was interrupted"
@@ -181,7 +184,7 @@ def _pack_dataset(
             estimate.check()
         # The device need not be here, nor have its rows in the memory of this machine: on "meta" a tier is shapes without rows.
         given: dict[str, Any] = {"features": [options.feature], "labels": labels, "device": "meta"}
-        given |= {"device_cache": options.device_cache}
+        given |= {"device_cache": options.device_cache, "rank": 0, "world_size": options.ranks}
         try:
             with Loader(g, strategy=_packed(options, pack, room), **given) as loader:
                 stats = loader.stats()

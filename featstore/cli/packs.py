@@ -138,6 +138,7 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
                 "capacity": each.capacity,
                 "device_rows": each.device_rows,
                 "length": each.superbatch,
+                "restart": each.restart,
                 "bytes": layout_bytes(pack.file(each.name)),
             }
             for each in find_layouts(pack)
@@ -159,7 +160,9 @@ def pack_text(result: Mapping[str, Any]) -> str:
 def layout_text(layout: Mapping[str, Any]) -> str:
     """Format a layout of :func:`describe_pack`'s result as part of a line."""
     on_device = f", {layout['device_rows']:,} on the device" * bool(layout["device_rows"])
-    return f"layout of {', '.join(layout['features'])}: {layout['policy']}, {layout['capacity']:,} rows in memory{on_device}"
+    of_ranks = f", for ranks of {layout['restart']:,} batches" * bool(layout["restart"])
+    what = f"{layout['policy']}, {layout['capacity']:,} rows in memory{on_device}{of_ranks}"
+    return f"layout of {', '.join(layout['features'])}: {what}"
 
 
 def check_given(pack: Pack, options: argparse.Namespace, names: Sequence[str]) -> None:
@@ -195,6 +198,7 @@ def check_layout(
         for each in find_layouts(pack)
         if (each.features, each.policy, each.rows) == (tuple(part.stores), policy, layout_rows(part.rows))
         and n_device in (None, each.device_rows)
+        and not each.restart
     ]
     if len(found) == 1:
         return

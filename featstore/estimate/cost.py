@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from featstore.config import format_size
@@ -96,6 +96,11 @@ class OnDisk:
     reads: int = 0
     n_bytes: int = 0
     fails: str = ""
+
+    def of_rank(self, world_size: int) -> OnDisk:
+        """Count what an epoch of one of as many ranks reads of the same layout."""
+        packed, reads, n_bytes = (round(n / world_size) for n in (self.packed, self.reads, self.n_bytes))
+        return replace(self, packed=packed, reads=reads, n_bytes=n_bytes)
 
 
 @dataclass(frozen=True)

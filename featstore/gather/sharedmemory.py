@@ -31,7 +31,7 @@ from featstore.storage.calls import close_quietly, naming, pwrite_all
 from featstore.storage.lock import FileLock
 from featstore.storage.rundir import finalize_here
 
-__all__ = ["PATIENCE_S", "Allocate", "SharedArrays", "shared_arrays", "shared_bytes"]
+__all__ = ["PATIENCE_S", "Allocate", "SharedArrays", "shared_arrays"]
 
 Allocate: TypeAlias = Callable[[str, int, npt.DTypeLike], npt.NDArray[Any]]
 
@@ -52,7 +52,7 @@ class SharedArrays:
     ----------
     arrays : dict of str to array
     nbytes : int
-        Of all arrays; see :func:`shared_bytes`.
+        Of all arrays.
     """
 
     def __init__(self, arrays: dict[str, npt.NDArray[Any]], fd: int, slot: int, path: str) -> None:
@@ -64,11 +64,6 @@ class SharedArrays:
         """Give up the arrays; may be called again. Memory is freed when no process has a view of it."""
         self.arrays = {}
         self._leave()
-
-
-def shared_bytes(sizes: Mapping[str, int]) -> int:
-    """Count the bytes that arrays of these sizes take in shared memory."""
-    return _PAGE_BYTES + sum(map(_whole_pages, sizes.values()))
 
 
 def shared_arrays(what: str, recipe: Mapping[str, Any], ranks: int, make: Callable[[Allocate], None]) -> SharedArrays:

@@ -588,6 +588,7 @@ class OutOfCoreGraph(OpenDataset):
         edges: bool = False,
         save: bool = False,
         progress: bool = True,
+        shared: bool | int = False,
     ) -> None:
         """Cache neighbour lists in memory, for samplers, in place of an earlier cache of them.
 
@@ -613,6 +614,9 @@ class OutOfCoreGraph(OpenDataset):
             seed and ``edges`` (without ``counts``, and with no ``parts`` but kept ones) loads the cache instead of making it.
         progress : bool
             Show a progress bar, on a terminal and in a notebook.
+        shared : bool or int
+            Share one copy among this machine's ranks, as for :meth:`cache`; the ``budget`` is stated in bytes. A cache that was
+            saved is loaded by the first rank; ``save`` itself is for one process.
 
         Raises
         ------
@@ -621,12 +625,12 @@ class OutOfCoreGraph(OpenDataset):
         ValueError, PluginError, CorruptionError, OSError
             The policy is unknown or not static; a cache with these arguments could not be recognised, so it cannot be saved; the
             policy needs parts, and none are kept; the policy failed; a list holds an id that is no node, or a number that is no
-            edge; reading or saving failed.
+            edge; reading or saving failed; shared memory is too small (ENOSPC).
         StaleError
             The parts were made for another adjacency than the dataset has now.
         BusyError
             The cache cannot be saved: another process is writing the dataset, or has replaced it. The cache is in use all the
-            same.
+            same. Or another rank was still making the shared cache after half an hour.
         CommittedError
             The cache is saved, but making that durable failed: a power cut may undo it. The cache is in use all the same.
 
@@ -636,7 +640,15 @@ class OutOfCoreGraph(OpenDataset):
         cache, unless only saving failed.
         """
         self.neighbor_lists.choose(
-            budget, policy, counts=counts, parts=parts, seed=seed, edges=edges, save=save, progress=progress
+            budget,
+            policy,
+            counts=counts,
+            parts=parts,
+            seed=seed,
+            edges=edges,
+            save=save,
+            progress=progress,
+            shared=shared,
         )
 
     # -- features and parts made of it -------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
-from featstore.cache.rowmap import huge_array
+from featstore.cache.rowmap import private_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import taking_pages
+from featstore.gather.sharedmemory import Allocate
 from featstore.graph.listscores import WriteScores, scoring_bytes
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.scan import scan_bytes
@@ -101,6 +102,7 @@ class NeighborCache:
         note: Callable[[int], None] = lambda n_bytes: None,
         *,
         edges: bool = False,
+        allocate: Allocate = private_array,
     ) -> NeighborCache:
         """Load the whole adjacency if it fits; else the longest prefix that fits of lists by descending score, ascending node.
 
@@ -121,6 +123,8 @@ class NeighborCache:
             Gets the number of bytes that were read or processed since its last call; their sum is at most :meth:`work_bytes`.
         edges : bool
             Keep the numbers of the lists' edges beside them, if the topology has a file of numbers.
+        allocate : callable
+            Makes each array, ``allocate(name, n, dtype)``, by the name of its attribute.
 
         Raises
         ------
@@ -136,7 +140,7 @@ class NeighborCache:
         table_bytes = huge_bytes(topology.num_lists * 8)
         whole_bytes = cls.whole_bytes(topology, edges)
         if whole_bytes <= limit:
-            return cls._whole(topology, budget, note, edges)
+            return cls._whole(topology, budget, note, edges, allocate)
         in_memory = topology.resident_offsets is not None
         width = cls.entry_bytes(topology, edges) - topology.id_bytes  # bytes of an edge's number; 0 if numbers are not kept
         numbers_bytes = topology.num_edges * width
@@ -152,7 +156,7 @@ class NeighborCache:
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
         with scratch.reserve("neighbor cache", scratch_bytes), budget.reserve("neighbor cache", table_bytes).kept() as held:
-            offset_of_node = huge_array(topology.num_lists * 8).view(np.int64)
+            offset_of_node = allocate("offset_of_node", topology.num_lists, np.int64)
             if callable(scores):
                 write, scores = scores, offset_of_node.view(np.float64)  # each score is read before its place is written
                 write(scores)
@@ -161,11 +165,11 @@ class NeighborCache:
             entry_bytes = topology.id_bytes + width
             n_records = prefix.write_prefix(topology, np.asarray(scores), room, entry_bytes, offset_of_node, note)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes) + huge_bytes(n_records * width))
-            records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
+            records = allocate("records", n_records, topology.id_dtype)
             edge_ids = None
             if edges:
                 numbers = _numbers_of(topology)
-                edge_ids = huge_array(n_records * width).view(numbers.dtype)
+                edge_ids = allocate("edge_ids", n_records, numbers.dtype)
                 buffer = np.empty(max(1, _buffer_bytes(numbers_bytes) // width), numbers.dtype)
             for block in topology.blocks(_block_bytes(topology.nbytes)):
                 places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
@@ -179,23 +183,24 @@ class NeighborCache:
         return cls(topology, records, offset_of_node, held, None, edge_ids)
 
     @classmethod
-    def _whole(cls, topology: Topology, budget: Budget, note: Callable[[int], None], edges: bool) -> NeighborCache:
+    def _whole(
+        cls, topology: Topology, budget: Budget, note: Callable[[int], None], edges: bool, allocate: Allocate
+    ) -> NeighborCache:
         with budget.reserve("neighbor cache", cls.whole_bytes(topology, edges)).kept() as held:
             indptr = None
             if topology.resident_offsets is None:
-                indptr = huge_array((topology.num_lists + 1) * 8).view(np.int64)
+                indptr = allocate("indptr", topology.num_lists + 1, np.int64)
                 for first, offsets in topology.offset_pieces(_CHUNK_NODES):
                     indptr[first : first + len(offsets)] = offsets
-            memory = huge_array(topology.nbytes)
-            ids = memory.view(topology.id_dtype)
-            with taking_pages(memory):
+            ids = allocate("records", topology.num_edges, topology.id_dtype)
+            with taking_pages(ids.view(np.uint8)):
                 for first, block in topology.scan():
                     ids[first : first + len(block)] = block
                     note(block.nbytes)
             edge_ids = None
             if edges:
                 numbers = _numbers_of(topology)
-                edge_ids = huge_array(topology.num_edges * numbers.dtype.itemsize).view(numbers.dtype)
+                edge_ids = allocate("edge_ids", topology.num_edges, numbers.dtype)
                 for begin in range(0, len(edge_ids), _READ_EDGES):
                     piece = edge_ids[begin : begin + _READ_EDGES]
                     numbers.read(begin, piece)

@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 from featstore.budget import DEAR_COST, Budget, Loan
 from featstore.cache.base import Policy, StaticPolicy, get_policy
-from featstore.config import check_at_least, check_flag, parse_cache_size
+from featstore.cache.rowmap import private_array
+from featstore.cache.sharedrows import check_shareable
+from featstore.config import check_at_least, check_flag, parse_cache_size, sharing_ranks
+from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.listscores import WriteScores, scores_by_degrees
@@ -22,6 +25,7 @@ from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import KeptParts
+from featstore.graph.sharedlists import share_lists
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
 
@@ -79,6 +83,7 @@ class NeighborLists:
         edges: bool,
         save: bool,
         progress: bool,
+        shared: bool | int = False,
     ) -> None:
         """See :meth:`featstore.OutOfCoreGraph.cache_neighbors`."""
         graph = self._graph
@@ -92,6 +97,11 @@ class NeighborLists:
                 "a cache is saved for a policy's name and a stated budget, without counts=, and with no parts= but kept ones"
             )
         size = None if budget is None else parse_cache_size(budget, "budget", "the memory")
+        ranks = sharing_ranks(shared)
+        if ranks:
+            check_shareable(policy, chosen)
+            if not isinstance(size, int) or save:
+                raise ValueError("ranks share a cache of a budget= in bytes, without save=True: let one process save it before")
         graph.check_open()
         if chosen.needs_parts and is_kept and not isinstance(parts, KeptParts):
             parts = self._partitions.find(parts)  # type: ignore[arg-type]
@@ -104,18 +114,18 @@ class NeighborLists:
         recipe: dict[str, Any] = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
         if chosen.needs_parts and isinstance(parts, KeptParts):
             recipe["parts"] = [parts.name, parts.generation]
-        all_bytes = topology.num_edges * NeighborCache.entry_bytes(topology, edges)
-        with Progress("neighbour lists", all_bytes, progress, delay_s=SHOWN_AFTER_S) as bar:
-            found = self._stored(n_bytes, graph.budget, recipe if usual else None, bar.add, edges=edges)
-        if found is not None:
-            self.cache = found
-            if save and not found.whole and not is_still_saved(graph.path, self._snapshot.catalog):
-                self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, found, recipe))
-            return
-        scoring = 24 * graph.num_nodes  # bytes of two degrees and a score for each node
-        total = scoring + NeighborCache.work_bytes(topology, edges)
-        with Progress("neighbour lists", total, progress, delay_s=SHOWN_AFTER_S) as bar:
+
+        def made(ledger: Budget, scratch: Budget | None, allocate: Allocate) -> tuple[NeighborCache, bool]:
+            """Make the cache; return it, and whether it was loaded as stored."""
+            all_bytes = topology.num_edges * NeighborCache.entry_bytes(topology, edges)
+            with Progress("neighbour lists", all_bytes, progress, delay_s=SHOWN_AFTER_S) as bar:
+                found = self._stored(n_bytes, ledger, recipe if usual else None, bar.add, edges=edges, allocate=allocate)
+            if found is not None:
+                return found, True
+            scoring = 24 * graph.num_nodes  # bytes of two degrees and a score for each node
+            total = scoring + NeighborCache.work_bytes(topology, edges)
             with (
+                Progress("neighbour lists", total, progress, delay_s=SHOWN_AFTER_S) as bar,
                 graph.or_closed(),
                 self._rows.policy_inputs(topology.id_bytes, counts, parts, seed, graph.budget, bar.add) as inputs,
             ):
@@ -129,11 +139,25 @@ class NeighborLists:
                         )
                     scores = inputs.scores(chosen, of_lists=True)
                     bar.reach(scoring)
-                if budget is None:
-                    n_bytes = graph.budget.available
-                self.cache = NeighborCache.build(topology, graph.budget, scores, n_bytes, note=bar.add, edges=edges)
+                most = graph.budget.available if size is None else n_bytes
+                found = NeighborCache.build(topology, ledger, scores, most, scratch, bar.add, edges=edges, allocate=allocate)
                 bar.reach(total)
-        if save:
+            return found, False
+
+        if ranks:
+            self.cache = share_lists(
+                topology,
+                graph.budget,
+                n_bytes,
+                lambda ledger, allocate: made(ledger, graph.budget, allocate)[0],
+                edges=edges,
+                recipe=self._rows.recipe(chosen, counts, parts, seed),
+                ranks=ranks,
+            )
+            return
+        self.cache, is_stored = made(graph.budget, None, private_array)
+        kept = is_stored and (self.cache.whole or is_still_saved(graph.path, self._snapshot.catalog))
+        if save and not kept:
             self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, self.cache, recipe))
 
     def lend(self) -> None:
@@ -165,14 +189,15 @@ class NeighborLists:
         note: Callable[[int], None] = lambda n_bytes: None,
         *,
         edges: bool,
+        allocate: Allocate = private_array,
     ) -> NeighborCache | None:
         """Load the whole adjacency if it fits ``n_bytes``, else the saved cache of ``recipe``; None if there is neither."""
         topology = self._adjacency.topology
         if NeighborCache.whole_bytes(topology, edges) <= n_bytes:
-            return NeighborCache.build(topology, budget, None, n_bytes, note=note, edges=edges)
+            return NeighborCache.build(topology, budget, None, n_bytes, note=note, edges=edges, allocate=allocate)
         if recipe is None:
             return None
-        return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe, edges)
+        return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe, edges, allocate)
 
     def make(self, budget: Budget, scratch: Budget, least: int) -> tuple[NeighborCache, bool]:
         """Make a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featstore.budget import Budget
-from featstore.cache.rowmap import huge_array
+from featstore.cache.rowmap import private_array
 from featstore.errors import BusyError, CorruptionError
+from featstore.gather.sharedmemory import Allocate
 from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.catalog import EDGE, Catalog, current_catalog
 from featstore.storage.rowfile import RowFile
@@ -60,7 +60,13 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
 
 
 def load_neighbor_cache(
-    catalog: Catalog, files: Mapping[str, RowFile], topology: Topology, budget: Budget, recipe: Mapping[str, Any], edges: bool
+    catalog: Catalog,
+    files: Mapping[str, RowFile],
+    topology: Topology,
+    budget: Budget,
+    recipe: Mapping[str, Any],
+    edges: bool,
+    allocate: Allocate = private_array,
 ) -> NeighborCache | None:
     """Load the saved cache of the same request, topology and ``edges``; None if there is none.
 
@@ -83,16 +89,13 @@ def load_neighbor_cache(
         records[name] = record
     n_bytes = sum(huge_bytes(record.n_rows * record.layout.row_bytes) for record in records.values())
     with budget.reserve("neighbor cache", n_bytes).kept() as reservation:
-        arrays = {name: _read(files[record.name], record, dtypes[name]) for name, record in records.items()}
+        arrays = {name: allocate(name, record.n_rows, dtypes[name]) for name, record in records.items()}
+        for name, record in records.items():
+            if record.n_rows:
+                rows = arrays[name].view(np.uint8).reshape(record.n_rows, record.layout.row_bytes)
+                files[record.name].read(0, record.n_rows, rows)
         try:
             return NeighborCache.from_arrays(topology, arrays, reservation)
         except ValueError as error:
             path = files[records[_ARRAYS[0]].name].path
             raise CorruptionError(f"the saved neighbour cache does not fit the topology: {error}", path) from None
-
-
-def _read(file: RowFile, record: FileRecord, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    rows = huge_array(record.n_rows * dtype.itemsize).reshape(record.n_rows, dtype.itemsize)
-    if record.n_rows:
-        file.read(0, record.n_rows, rows)
-    return rows.reshape(-1).view(dtype)

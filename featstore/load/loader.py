@@ -35,7 +35,7 @@ from featstore.load.transfer import numbered
 from featstore.load.typedarguments import check_typed, domain_of, edge_features_of, seed_type_of
 from featstore.pack.packgraph import PackedGraph
 from featstore.pack.typedarguments import seeds_of_type, types_of
-from featstore.ranks import check_ranks, process_group
+from featstore.ranks import ChosenByFirst, check_ranks, process_group
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.foreign import checked_sampler
@@ -199,60 +199,64 @@ class Loader(IterableDataset[MiniBatch]):
     ) -> None:
         self._rank, self._world_size = check_ranks(rank, world_size, process_group())
         self._strategy = get_strategy(strategy)
-        self._g, self._sampler = cast(Any, g), sampler
-        sampling, copying, reading = stage_threads(threads, g.options.threads)
         target = numbered(check_device(device))
-        self._types, kind = types_of(g), None
-        if self._types is None:
-            nodes = Domain.of_nodes(g, check_features(g, features))
-            edges = Domain.of_edges(g, check_edge_features(g, edge_features, sampler))
-        else:
-            check_typed(self._types, self._strategy, sampler, history)
-            if seeds is not None:  # else those of a pack
-                kind, seeds = seeds_of_type(self._types, seeds)
-            nodes = domain_of(g, self._types, features, self._strategy)
-            edges = Domain.of_edges(g, edge_features_of(g, self._types, edge_features, sampler), self._types)
-        context = partial(
-            Context,
-            g,
-            threads=sampling,
-            copy_threads=copying,
-            nodes=nodes,
-            edges=edges,
-            device=target,
-            prefetch=check_prefetch(prefetch, sampling),
-            has_types=self._types is not None,
-            ranks=(self._rank, self._world_size),
-        )
-        cache = None if device_cache is None else DeviceCache.of(device_cache)
-        self._held: list[Reservation] = []
-        self._finalizer = weakref.finalize(self, _release, self._held)
-        self._iterators: Living[RunningEpoch] = Living()  # the epochs that have begun
-        self._beginning = threading.RLock()
-        self._adapts = prefetch == "auto"
-        self._closed = False
-        self._pid = os.getpid()
-        self._history: History | None = None
-        batches = self._batches_of(sampler, seeds, batch_size, history, target, shuffle=shuffle, seed=seed, drop_last=drop_last)
-        self._close_tier: Callable[[], object] = _nothing
-        self._unbound_reads: Callable[[], object] = _nothing
-        self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
-        self._close_batches = weakref.finalize(self, batches.close)
-        try:
-            if reading is not None:
-                self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
-                g.reader.bound(id(self), reading)
-            if self._types is not None and kind is None:
-                kind = seed_type_of(self._types, batches, self._strategy)
-            self._kind = kind
-            self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels, kind)
-            self._labels.attach(batches)
-            asked = context(batches, labels=self._labels.fields, has_history=history is not None)
-            with memory_errors():
-                self._make_runner(asked, cache, history)
-        except BaseException:
-            self._release_all(failed=True)
-            raise
+        # The others wait for rank 0 no longer than it takes to fail, wherever it does.
+        ranks = (self._rank, self._world_size) if self._strategy.chooses else (0, 1)
+        with ChosenByFirst[Any](ranks, target) as first:
+            self._g, self._sampler = cast(Any, g), sampler
+            sampling, copying, reading = stage_threads(threads, g.options.threads)
+            self._types, kind = types_of(g), None
+            if self._types is None:
+                nodes = Domain.of_nodes(g, check_features(g, features))
+                edges = Domain.of_edges(g, check_edge_features(g, edge_features, sampler))
+            else:
+                check_typed(self._types, self._strategy, sampler, history)
+                if seeds is not None:  # else those of a pack
+                    kind, seeds = seeds_of_type(self._types, seeds)
+                nodes = domain_of(g, self._types, features, self._strategy)
+                edges = Domain.of_edges(g, edge_features_of(g, self._types, edge_features, sampler), self._types)
+            context = partial(
+                Context,
+                g,
+                threads=sampling,
+                copy_threads=copying,
+                nodes=nodes,
+                edges=edges,
+                device=target,
+                prefetch=check_prefetch(prefetch, sampling),
+                has_types=self._types is not None,
+                first=first,
+            )
+            cache = None if device_cache is None else DeviceCache.of(device_cache)
+            self._held: list[Reservation] = []
+            self._finalizer = weakref.finalize(self, _release, self._held)
+            self._iterators: Living[RunningEpoch] = Living()  # the epochs that have begun
+            self._beginning = threading.RLock()
+            self._adapts = prefetch == "auto"
+            self._closed = False
+            self._pid = os.getpid()
+            self._history: History | None = None
+            options = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+            batches = self._batches_of(sampler, seeds, batch_size, history, target, **options)
+            self._close_tier: Callable[[], object] = _nothing
+            self._unbound_reads: Callable[[], object] = _nothing
+            self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
+            self._close_batches = weakref.finalize(self, batches.close)
+            try:
+                if reading is not None:
+                    self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
+                    g.reader.bound(id(self), reading)
+                if self._types is not None and kind is None:
+                    kind = seed_type_of(self._types, batches, self._strategy)
+                self._kind = kind
+                self._labels = labels if isinstance(labels, SeedLabels) else SeedLabels(g, labels, kind)
+                self._labels.attach(batches)
+                asked = context(batches, labels=self._labels.fields, has_history=history is not None)
+                with memory_errors():
+                    self._make_runner(asked, cache, history)
+            except BaseException:
+                self._release_all(failed=True)
+                raise
 
     # Set-up.
 
@@ -276,7 +280,7 @@ class Loader(IterableDataset[MiniBatch]):
                 check_history(history, self._strategy, None)
             try:
                 return found if self._world_size == 1 else found.share(self._rank, self._world_size)
-            except ValueError:
+            except BaseException:
                 found.close()
                 raise
         if isinstance(g, PackedGraph):

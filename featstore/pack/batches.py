@@ -33,13 +33,13 @@ class PackBatches(SampledBatches):
         self._is_mine = not isinstance(pack, Pack)
         self.pack = pack if isinstance(pack, Pack) else Pack(pack)
         self._pool, self._shuffle, self._seed, self._group = pool, shuffle, seed, 1
-        self._rank, self._world_size = 0, 1
+        self._rank = 0
         self.batch_size = int(self.pack.record["batch_size"] or 1)  # 1 if the pack's sampler had its own batches
         self.most_rows = int(self.pack.lengths.max(initial=0))
         self.nbytes = 16 * self.pack.n_batches
 
     def __repr__(self) -> str:
-        share = f", rank {self._rank} of {self._world_size}" if self._world_size > 1 else ""
+        share = f", rank {self._rank} of {self.world_size}" if self.world_size > 1 else ""
         return f"PackBatches({self.pack!r}, shuffle={self._shuffle}, seed={self._seed}, group={self._group}){share}"
 
     def grouped(self, group: int) -> PackBatches:
@@ -57,24 +57,11 @@ class PackBatches(SampledBatches):
                 f"batch_size, or with drop_last=True, so that {world_size} divides their number"
             )
         found = copy(self)
-        found._rank, found._world_size = rank, world_size
+        found._rank, found.world_size = rank, world_size
         return found
 
     def __len__(self) -> int:
-        return self.pack.n_batches // self._world_size
-
-    @property
-    def n_numbers(self) -> int:
-        """See :class:`~featstore.SampledBatches`."""
-        return self.pack.n_batches
-
-    def resume(self, epoch: int, n_done: int) -> int:
-        """See :class:`~featstore.SampledBatches`."""
-        return n_done // self._world_size
-
-    def n_done(self, epoch: int, position: int) -> int:
-        """See :class:`~featstore.SampledBatches`."""
-        return position * self._world_size
+        return self.pack.n_batches // self.world_size
 
     def digest(self) -> str:
         """Compute a text that differs for other samples, and for another order."""

@@ -140,6 +140,8 @@ class SampledBatches(ABC):
         Memory of the seeds, and of two epochs' orders.
     disjoint : bool
         Whether batches have a subgraph for each seed.
+    world_size : int
+        Number of ranks, of which each has as many batches; one that has all of them is one rank.
     lists : MacroLists or None
         The dynamic neighbour cache of the sampler. It is empty until :meth:`MacroLists.use`.
     """
@@ -148,6 +150,7 @@ class SampledBatches(ABC):
     fanouts: Sequence[int] | None = None
     most_rows: int | None = None
     disjoint = False
+    world_size = 1
     run_length = UNKNOWN_RUN
     nbytes = 0
     lists: MacroLists | None = None
@@ -160,7 +163,7 @@ class SampledBatches(ABC):
     @property
     def n_numbers(self) -> int:
         """Batches of an epoch of all ranks together, by which a batch's ``index`` is bounded."""
-        return len(self)
+        return len(self) * self.world_size
 
     def share(self, rank: int, world_size: int) -> SampledBatches:
         """Return the batches of one rank, in place of these; ValueError: they are not divided."""
@@ -168,11 +171,11 @@ class SampledBatches(ABC):
 
     def resume(self, epoch: int, n_done: int) -> int:
         """Let ``epoch`` go on after its first ``n_done`` batches, those of all ranks; return which comes next here."""
-        return n_done
+        return n_done // self.world_size
 
     def n_done(self, epoch: int, position: int) -> int:
         """Count the batches of all ranks that are done where ``position`` comes next here."""
-        return position
+        return position * self.world_size
 
     @abstractmethod
     def digest(self) -> str:
@@ -236,6 +239,7 @@ class _Reordered(SampledBatches):
 
     def __init__(self, batches: SampledBatches, order: Callable[[EpochBatches], Callable[[int], int]], name: str) -> None:
         self._batches, self._order, self._name = batches, order, name
+        self.world_size = batches.world_size
         self.batch_size, self.fanouts, self.most_rows = batches.batch_size, batches.fanouts, batches.most_rows
         self.disjoint = batches.disjoint
         self.run_length, self.nbytes, self.lists = batches.run_length, batches.nbytes, batches.lists
@@ -247,7 +251,11 @@ class _Reordered(SampledBatches):
         return len(self._batches)
 
     def digest(self) -> str:
-        return f"{self._batches.digest()} {self._name}"
+        share = f" {len(self)}" if self.world_size > 1 else ""  # the order is one of the rank's own batches
+        return f"{self._batches.digest()} {self._name}{share}"
+
+    def resume(self, epoch: int, n_done: int) -> int:
+        return self._batches.resume(epoch, n_done)
 
     def sampled(self, epoch: int) -> EpochBatches:
         found = self._batches.epoch(epoch)
@@ -296,12 +304,14 @@ class Drawn(SampledBatches):
         self, sampler: CheckedSampler, batches: Batches, lists: MacroLists | None = None, times: PushTimes | None = None
     ) -> None:
         self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
+        self._share = batches if isinstance(batches, ShareOfBatches) else None
+        self.world_size = 1 if self._share is None else self._share.world_size
         self.batch_size, self.fanouts, self.disjoint = batches.batch_size, sampler.fanouts, sampler.disjoint
         self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
         self._hops = sampler if isinstance(sampler, HopSampler) else None
         self._many = sampler if isinstance(sampler, EpochSampler) else None
         self.order = order = _Orders(batches)
-        self.number: Callable[[int], int] = batches.number if isinstance(batches, ShareOfBatches) else operator.index
+        self.number: Callable[[int], int] = operator.index if self._share is None else self._share.number
         self._coming = None if self._many is None else self._many.coming(lambda epoch: Seeds(order(epoch).seeds, self.number))
 
     def __repr__(self) -> str:
@@ -310,26 +320,19 @@ class Drawn(SampledBatches):
     def __len__(self) -> int:
         return len(self.batches)
 
-    @property
-    def n_numbers(self) -> int:
-        """See :class:`SampledBatches`."""
-        return len(self) * (self.batches.world_size if isinstance(self.batches, ShareOfBatches) else 1)
-
     def resume(self, epoch: int, n_done: int) -> int:
         """See :class:`SampledBatches`; ValueError as of the share."""
-        if not isinstance(self.batches, ShareOfBatches):
-            return n_done
-        if self.batches.resume(epoch, n_done):
+        if self._share is not None and self._share.resume(epoch, n_done):
             for memo in self._memos:
                 memo.forget()
             self._memos = ()
             self.order.forget()
             self.keep_ahead(-1)
-        return n_done // self.batches.world_size
+        return super().resume(epoch, n_done)
 
     def n_done(self, epoch: int, position: int) -> int:
         """See :class:`SampledBatches`."""
-        return self.batches.n_done(epoch, position) if isinstance(self.batches, ShareOfBatches) else position
+        return super().n_done(epoch, position) if self._share is None else self._share.n_done(epoch, position)
 
     def digest(self) -> str:
         """See :class:`SampledBatches`."""

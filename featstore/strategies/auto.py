@@ -25,10 +25,10 @@ from featstore.estimate.length import Planning, at_least
 from featstore.estimate.misses import UNKNOWN, MissCurves
 from featstore.estimate.tablespeed import table_speed
 from featstore.pack.layout import layout_bytes, layout_rows
+from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
 from featstore.plan.trace import Trace
-from featstore.ranks import ChosenByFirst
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
@@ -43,7 +43,7 @@ from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of
-from featstore.strategies.packlayouts import PackLayouts, layouts_on_disk, rows_for_pack, rows_of_size
+from featstore.strategies.packlayouts import PackLayouts, agreed_rows, layouts_on_disk, rows_for_pack, rows_of_size
 from featstore.strategies.profile import DISK_DIVISOR, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.superbatch import Superbatch, plan_ahead
@@ -60,10 +60,10 @@ class Auto(Strategy):
     """Take the strategy and the policy that are estimated to need least time for the epochs to come.
 
     ``loader.stats()["auto"]`` names the choice and its reason. In a process group rank 0 chooses for all ranks, which make their
-    loaders alike. Strategies of other packages are candidates if they estimate
-    themselves (:meth:`featstore.Strategy.estimate`). :class:`~featstore.OnDemand` is taken without an estimate if all rows fit in
-    memory, or if the features have caches that it would keep. Neighbour lists get memory before rows do, on loan, unless
-    ``g.cache_neighbors`` made a cache of them: all lists, or the best ones.
+    loaders alike. Strategies of other packages are candidates if they estimate themselves (:meth:`featstore.Strategy.estimate`).
+    :class:`~featstore.OnDemand` is taken without an estimate if all rows fit in memory, or if the features have caches that it
+    would keep. Neighbour lists get memory before rows do, on loan, unless ``g.cache_neighbors`` made a cache of them: all lists,
+    or the best ones.
 
     Parameters
     ----------
@@ -89,6 +89,7 @@ class Auto(Strategy):
     takes_history: ClassVar[bool] = True
     takes_types: ClassVar[bool] = True
     takes_mixed: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
 
     def batches(
         self, graph: Graph, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
@@ -99,12 +100,8 @@ class Auto(Strategy):
         return batches_of(self.pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     def run(self, context: Context) -> Runner:
-        """See :class:`~featstore.Strategy`; in a process group rank 0 chooses, and the others wait until it has."""
-        with ChosenByFirst[Decision](context.ranks) as first:
-            return self._run(context, first)
-
-    def _run(self, context: Context, first: ChosenByFirst[Decision]) -> Runner:
-        pack, cache, lists = context.pack, self.cache, AS_THEY_ARE
+        """See :class:`~featstore.Strategy`."""
+        pack, cache, lists, first = context.pack, self.cache, AS_THEY_ARE, context.first
         if pack is None and cache == "auto" and are_cached(context):
             if may_keep_lists(context):
                 context, _ = ask(context)
@@ -124,7 +121,8 @@ class Auto(Strategy):
         with context.budget.reserve(EDGES, sum(of_edges.values())):  # for the strategy's caches of edge features
             pack_rows: tuple[int, ...] = ()
             if pack is not None and cache == "auto":
-                pack_rows = rows_for_pack(context, memory, pack, 0)
+                of_first = None if first.choice is None else first.choice.pack_rows
+                pack_rows = agreed_rows(context.nodes, rows_for_pack(context, memory, pack, 0), of_first)
                 cache = _size_of(context.nodes, pack_rows)
             elif pack is not None:
                 pack_rows = rows_of_size(context.nodes, cache)
@@ -142,7 +140,7 @@ class Auto(Strategy):
                     )
         profile = decision.profile
         try:
-            first.give(replace(decision, profile=None))
+            first.give(replace(decision, profile=None, pack_rows=pack_rows))
             if decision.lists_bytes is not None and decision.lists_bytes < lists.held:
                 lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
@@ -205,6 +203,8 @@ class Decision:
         The share of a batch's rows that a cache will lack.
     lists_bytes : int, optional
         Bytes that neighbour lists are to have from now on. None: they keep their memory.
+    pack_rows : tuple of int
+        Rows of the caches for a pack, which rank 0 hands on.
     """
 
     strategy: str
@@ -213,6 +213,7 @@ class Decision:
     profile: Profile | None = None
     misses: MissCurves = UNKNOWN
     lists_bytes: int | None = None
+    pack_rows: tuple[int, ...] = ()
 
 
 def decide(
@@ -290,9 +291,9 @@ def _estimated(
                 n_batches=len(context.batches),
                 passes_s=0.0 if profile is None else profile.passes_s,
                 epochs=epochs,
-                disk_bytes=planning.disk,
+                disk_bytes=_disk_of(context, planning),
                 has_pack=pack is not None,
-                pack_epochs=1 if pack is None else pack.epochs,
+                pack_epochs=1 if pack is None else pack.epochs * context.batches.world_size,  # of this rank's length
                 layouts=layouts,
                 device_rows=n_device,
                 on_device=on_device,
@@ -433,6 +434,13 @@ def _disk_bytes(profile: Profile | None) -> int:
     return 0 if profile is None else profile.n_bytes
 
 
+def _disk_of(context: Context, planning: Planning) -> int | None:
+    """Compute the bytes of disk for the rows of a pack's layouts, or for run files."""
+    if context.pack is None or planning.disk is None:
+        return planning.disk
+    return max(0, planning.disk - carried_bytes(context.pack, context.graph, context.labels))
+
+
 def _layouts(context: Context, planning: Planning) -> dict[str, PackLayouts]:
     """Return the layouts of the loader's pack by the policies that are compared; empty without a pack."""
     if context.pack is None:
@@ -445,9 +453,11 @@ def _default(context: Context, planning: Planning, capacity: int, pack_rows: Seq
     strategy, policy = "ondemand", STATIC if capacity else None
     if context.pack is not None:
         rows = pack_rows or (0,) * len(context.nodes.each)
-        there = {policy: each.there(rows) for policy, each in _layouts(context, planning).items()}
-        disk = planning.disk
-        found = [name for name, folders in there.items() if folders and (disk is None or sum(map(layout_bytes, folders)) <= disk)]
+        each_policy, found, disk = _layouts(context, planning), [], planning.disk
+        for name, layouts in each_policy.items():
+            wanted = layouts.wanted(rows)
+            if wanted and layouts.are_there(wanted) and (disk is None or sum(map(layout_bytes, layouts.folders(wanted))) <= disk):
+                found.append(name)
         if found or any(context.device_rows or ()):
             strategy, policy = "packed", (found or [STATIC])[0]
     return _taken(strategy, policy, reason)

@@ -180,6 +180,8 @@ class Strategy(ABC):
     # types, each of which it then treats by itself. Not inherited, either.
     takes_types: ClassVar[bool] = False
     takes_mixed: ClassVar[bool] = False
+    # Whether rank 0 of a process group chooses for all ranks (``Context.first``), which then wait for it to make its loader.
+    chooses: ClassVar[bool] = False
     # Policies for which ``auto`` asks for an estimate of superbatches: the default, and other values of the option ``policy``.
     judged_with: ClassVar[tuple[str, ...]] = ("belady",)
 

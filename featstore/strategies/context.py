@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -15,6 +17,7 @@ from featstore.gather.counters import BatchCounts, Stopwatch
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
+from featstore.ranks import ChosenByFirst
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.strategies.domain import Domain
 
@@ -132,8 +135,8 @@ class Context:
         A history prunes the batches, so that each depends on earlier ones.
     has_types : bool
         The graph has several types: a batch's nodes have the rows of ``nodes.rows``, and some have none.
-    ranks : tuple of int
-        The loader's rank, and the number of ranks.
+    first : ChosenByFirst
+        What rank 0 chooses for all ranks of the loader.
     """
 
     graph: Graph
@@ -154,7 +157,7 @@ class Context:
     divide: Callable[..., None] | None = None
     has_history: bool = False
     has_types: bool = False
-    ranks: tuple[int, int] = (0, 1)
+    first: ChosenByFirst[Any] = field(default_factory=partial(ChosenByFirst, (0, 1)))
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from featstore.strategies.memory import WINDOWS, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
-from featstore.strategies.packlayouts import Layouts, PackLayouts, PartLayouts, rows_for_pack
+from featstore.strategies.packlayouts import Layouts, PackLayouts, PartLayouts, agreed_rows, rows_for_pack
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.superbatch import plan_ahead
 
@@ -114,6 +114,7 @@ class Packed(Strategy):
 
     takes_types: ClassVar[bool] = True
     takes_mixed: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,8 +147,11 @@ class Packed(Strategy):
             layouts = PackLayouts(context, plan_ahead(context, self.policy, self.length, self.disk, None))
         except BudgetError as error:  # from scoring rows, which tells the policy from others of its name
             raise Memory(context, caches=_making_bytes(context), plans=True).too_small(error) from None
-        if self.cache is None and not isinstance(context.graph, PackedGraph) and not find_layouts(layouts.pack):
+        lacks = not find_layouts(layouts.pack) or layouts.are_of_other_shares()
+        if self.cache is None and lacks and not isinstance(context.graph, PackedGraph):
             return replace(self, cache="auto").run(context)
+        if self.cache != "auto":
+            context.first.give(None)
         context, memory, chosen = self._ask(layouts, of_edges)
         made = [False] * len(chosen)
         with context.watch.time("cache"):
@@ -155,7 +159,10 @@ class Packed(Strategy):
                 layouts.check_disk(chosen)
             elif chosen:
                 if self.cache == "auto":
-                    chosen = layouts.larger(chosen, rows_for_pack(context, memory, layouts.pack, sum(of_edges.values())))
+                    own = rows_for_pack(context, memory, layouts.pack, sum(of_edges.values()))
+                    rows = agreed_rows(context.nodes, own, context.first.choice)
+                    context.first.give(rows)
+                    chosen = layouts.larger(chosen, rows)
                 try:
                     made = layouts.make(chosen)
                 except BudgetError as error:

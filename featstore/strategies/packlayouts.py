@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy.typing as npt
 
@@ -42,6 +42,7 @@ __all__ = [
     "Layouts",
     "PackLayouts",
     "PartLayouts",
+    "agreed_rows",
     "layouts_on_disk",
     "packed_length",
     "rows_for_pack",
@@ -94,6 +95,13 @@ def rows_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0)
     if fits:
         return max(fits, key=sizes.__getitem__)
     return rows_of_size(nodes, spare // 2) if nodes.fitting(spare // 2) else (0,) * len(nodes.each)
+
+
+def agreed_rows(nodes: Domain, rows: tuple[int, ...], of_first: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Choose the rows of rank 0's caches, so that the ranks of a machine run one layout, unless they take much more memory."""
+    if of_first and 8 * _bytes_of(nodes, of_first) <= 9 * _bytes_of(nodes, rows):
+        return of_first
+    return rows
 
 
 def _bytes_of(nodes: Domain, rows: Sequence[int]) -> int:
@@ -153,7 +161,9 @@ class PackLayouts:
         wanted = self.wanted(self._rows_of(size))
         found = [wanted]
         if size == "auto":
-            found.insert(0, tuple(part.smallest or each for part, each in zip(self.parts, wanted, strict=True)))
+            least = tuple(part.smallest or each for part, each in zip(self.parts, wanted, strict=True))
+            if self._fit(least) or not self.are_there(least):
+                found.insert(0, least)
         return list(dict.fromkeys(found))
 
     def _rows_of(self, size: int | float | str) -> Sequence[int]:
@@ -169,18 +179,29 @@ class PackLayouts:
         """
         each = list(self._with_rows(rows))
         found = tuple(part.wanted(n) for part, n in each)
-        if self.disk is None or all(layout in part.there for (part, _), layout in zip(each, found, strict=True)):
+        if self.disk is None or self.are_there(found):
             return found
-        sizes = [part.sizes(n) for part, n in each]
-        least = tuple(min(of_part, key=of_part.__getitem__) for of_part in sizes if of_part)
-        is_whole = len(least) == len(found) and sum(min(of_part.values()) for of_part in sizes) <= self.disk - self._data_bytes
-        return least if is_whole else found
+        least = tuple(part.least(n) for part, n in each)
+        return least if self._fit(least) else found
 
-    def there(self, rows: Sequence[int]) -> list[str]:
-        """List the folders of the layouts for caches of ``rows`` rows; none if one is still to be made."""
-        wanted = self.wanted(rows)
-        is_whole = all(layout in part.there for part, layout in zip(self.parts, wanted, strict=True))
-        return [self.pack.file(layout.name) for layout in wanted] if is_whole else []
+    def are_there(self, layouts: Layouts) -> bool:
+        """Tell whether the pack has the layouts, one for each part."""
+        return all(layout in part.there for part, layout in zip(self.parts, layouts, strict=True))
+
+    def folders(self, layouts: Layouts) -> list[str]:
+        """List the layouts' folders."""
+        return [self.pack.file(layout.name) for layout in layouts]
+
+    def are_of_other_shares(self) -> bool:
+        """Tell whether the pack has layouts for these features and this policy, but for other numbers of ranks alone."""
+        return bool(self.parts) and all(part.of_other_shares and not part.there for part in self.parts)
+
+    def _fit(self, layouts: tuple[LayoutOptions | None, ...]) -> TypeGuard[Layouts]:
+        """Tell whether the pack has a layout for each part, and all fit the disk."""
+        there = [layout for layout in layouts if layout is not None]
+        if len(there) < len(layouts):
+            return False
+        return self.disk is None or sum(map(layout_bytes, self.folders(tuple(there)))) + self._data_bytes <= self.disk
 
     def _with_rows(self, rows: Sequence[int]) -> Iterator[tuple[PartLayouts, int]]:
         """Pair the parts with their number among the rows of all parts of the features."""
@@ -201,8 +222,7 @@ class PackLayouts:
     def larger(self, chosen: Layouts, rows: Sequence[int]) -> Layouts:
         """Replace layouts by those for caches of ``rows`` rows, where these are there, or the chosen ones are not, either."""
         found = []
-        for layout, (part, n) in zip(chosen, self._with_rows(rows), strict=True):
-            wanted = part.wanted(n)
+        for layout, wanted, part in zip(chosen, self.wanted(rows), self.parts, strict=True):
             found.append(wanted if wanted in part.there or layout not in part.there else layout)
         return tuple(found)
 
@@ -255,6 +275,8 @@ class PartLayouts:
     sources : dict of str to PackedFeature
     there : list of LayoutOptions
         Layouts of these features by this policy, of any size.
+    of_other_shares : list of LayoutOptions
+        Those whose plans do not begin anew where the batches of this rank begin.
     """
 
     def __init__(
@@ -278,7 +300,9 @@ class PartLayouts:
         self._superbatch = 0
         if isinstance(self._policy, PlannedPolicy):
             self._superbatch = packed_length(planning.superbatch, len(context.batches))
-        self.there = [each for each in self.there if each.restart == self._restart(each.superbatch)]
+        all_there = self.there
+        self.there = [each for each in all_there if each.restart == self._restart(each.superbatch)]
+        self.of_other_shares = [each for each in all_there if each not in self.there]
         self._digest: str | None = None  # of the policy's scores, None while it is not known
         try:
             with graph.budget.reserve("packing", digest_bytes(self._policy, part.n)):
@@ -294,7 +318,6 @@ class PartLayouts:
         """The layout with the fewest rows in memory that is there; None if there is none."""
         kind = (self._superbatch, self._device_rows or 0)
         there = [each for each in self.there if (each.superbatch, each.device_rows) == kind]
-        there = [each for each in there if fitting(self.pack, [each], self.disk)]
         return min(there, key=lambda each: each.capacity, default=None)
 
     def only(self) -> LayoutOptions:
@@ -303,10 +326,15 @@ class PartLayouts:
         found = [each for each in self.there if self._device_rows in (None, each.device_rows) and each.superbatch in lengths]
         n_found = len({replace(each, disk=0).name for each in found})
         if n_found != 1:
+            n = len(self.context.batches)
+            of_ranks = f" for {n} batches a rank" if n < self.pack.n_batches else ""
+            others = ", ".join(sorted({str(each.superbatch) for each in self.of_other_shares}))
             raise ValueError(
                 f"{self.pack.path} has {n_found} layouts of {list(self.part.stores)} with policy {self._policy.name!r}"
-                f"{' that decides as this one' if self._digest else ''}; cache says which to take, or to make, "
+                f"{' that decides as this one' if self._digest else ''}{of_ranks}; cache says which to take, or to make, "
                 "as in Packed(pack, cache='10%')"
+                + f" (those for another number of ranks plan {others} batches together)"
+                * bool(others)
             )
         return fitting(self.pack, found, self.disk) or found[0]
 
@@ -324,9 +352,9 @@ class PartLayouts:
         there = [each for each in self.there if replace(each, digest=options.digest, disk=0).name == options.name]
         return options, there if len({each.digest for each in there}) == 1 else []
 
-    def sizes(self, capacity: int) -> dict[LayoutOptions, int]:
-        """Return the layouts for caches of ``capacity`` rows that are there, with their bytes."""
-        return {each: layout_bytes(self.pack.file(each.name)) for each in self._named(capacity)[1]}
+    def least(self, capacity: int) -> LayoutOptions | None:
+        """Return the layout for caches of ``capacity`` rows that takes least disk, of those that are there; None: none is."""
+        return min(self._named(capacity)[1], key=lambda each: layout_bytes(self.pack.file(each.name)), default=None)
 
     def wanted(self, capacity: int) -> LayoutOptions:
         """Return the layout for caches of ``capacity`` rows: an existing layout, or one to be made."""
@@ -376,29 +404,31 @@ def layouts_on_disk(
     """
     layouts, counted = {}, {}
     for policy, of_policy in each_policy.items():
-        wanted, there, pack = of_policy.wanted(pack_rows), of_policy.there(pack_rows), of_policy.pack
+        wanted, pack, batches = of_policy.wanted(pack_rows), of_policy.pack, of_policy.context.batches
         needs = [pack.of_rows(options.rows) for options in wanted]
         widths = [list(part.part.row_bytes.values()) for part in of_policy.parts]
-        if there:
-            sizes = [layout_bytes(folder) for folder in there]
+        if wanted and of_policy.are_there(wanted):
+            folders = of_policy.folders(wanted)
+            sizes = list(map(layout_bytes, folders))
             layouts[policy] = sum(sizes)
-            each = zip(there, needs, widths, sizes, strict=True)
+            each = zip(folders, needs, widths, sizes, strict=True)
             found = [(shared_there(folder, of, own, gap_bytes, size), sum(own)) for folder, of, own, size in each]
             if any(one.length > 1 for one, _ in found):
-                counted[policy] = joined(found, width)
+                counted[policy] = joined(found, width).of_rank(batches.world_size)
         elif of_policy.disk is not None and wanted:
             # A little is left for parts whose size is known only when a layout is made.
             disk, context = of_policy.disk, of_policy.context
             left = max(0, disk - disk // 64 - carried_bytes(pack, context.graph, context.labels))
             most = sum(_most_bytes(options, of, own) for options, of, own in zip(wanted, needs, widths, strict=True))
             if most > left:
-                rooms = [left * (part.disk or 0) // max(1, disk) for part in of_policy.parts]
+                shares = [part.disk or 0 for part in of_policy.parts]
+                rooms = [left * share // max(1, sum(shares)) for share in shares]
                 each_one = zip(wanted, needs, widths, rooms, strict=True)
                 try:
                     found = [
                         (_counted(context, options, of, own, gap_bytes, room), sum(own)) for options, of, own, room in each_one
                     ]
-                    counted[policy] = joined(found, width)
+                    counted[policy] = joined(found, width).of_rank(batches.world_size)
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         raise

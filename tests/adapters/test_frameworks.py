@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import socket
@@ -174,10 +176,10 @@ def run_rank(folder: Path, way: str, rank: int, world_size: int, port: int) -> N
         torch.distributed.destroy_process_group()
 
 
-def run_ranks(folder: Path, way: str) -> None:
+def run_ranks(folder: Path, framework: str, ways: list[str]) -> None:
     """Fork ranks of one process and of two, after the framework is imported, which takes most of the time."""
-    __import__("accelerate" if way == "accelerate" else "lightning")
-    for world_size in (1, 2):
+    importlib.import_module(framework)
+    for way, world_size in itertools.product(ways, (1, 2)):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -194,10 +196,10 @@ def join(processes: Iterable[Any]) -> None:
     assert not any(process.exitcode for process in processes)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_batches_are_those_without_the_framework(folder: Path, way: str) -> None:
-    run_in_fork(run_ranks, folder, way, timeout_s=300)
-    for world_size in (1, 2):
+@pytest.mark.parametrize(("framework", "ways"), {"accelerate": ["accelerate"], "lightning": ["fabric", "lightning"]}.items())
+def test_batches_are_those_without_the_framework(folder: Path, framework: str, ways: list[str]) -> None:
+    run_in_fork(run_ranks, folder, framework, ways, timeout_s=500)
+    for way, world_size in itertools.product(ways, (1, 2)):
         for rank in range(world_size):
             had = json.loads((folder / f"{way}-{world_size}-{rank}.json").read_text())
             assert len(had) == {"accelerate": 1, "fabric": 2, "lightning": 3}[way]

@@ -285,6 +285,8 @@ def test_who_shares(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found.close()
         found.close()
         assert not found.arrays
+    with contextlib.closing(shared(1)) as found:
+        assert found.nbytes == 8 * N + 3
 
 
 def test_more_holders_than_ranks(memory: Path) -> None:
@@ -340,9 +342,3 @@ found = sharedmemory.shared_arrays("it", {{}}, 2, lambda allocate: allocate("a",
 """
     subprocess.run([sys.executable, "-c", script], check=True)
     assert not os.listdir(memory)
-
-
-def test_bytes(memory: Path) -> None:
-    assert sharedmemory.shared_bytes({"squares": 8 * N, "none": 0, "bytes": 3}) == 4096 + 802_816 + 4096
-    with contextlib.closing(shared()) as found:
-        assert found.nbytes == 8 * N + 3

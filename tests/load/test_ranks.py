@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,34 @@ def test_training_in_a_process_group(g: Any, tmp_path: Path) -> None:
     for n in (2, 4):
         for one, other in zip(found[1], found[n], strict=True):
             assert torch.allclose(one, other, rtol=0, atol=1e-9)
+
+
+def test_ranks_of_a_reordered_strategy(g: Any) -> None:
+    """A strategy of another package runs its rank's batches in an order of its own; a state holds for as many ranks."""
+    orders: dict[tuple[int, int], list[int]] = {}
+    for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+        options: dict[str, Any] = {"strategy": Backwards(), "rank": rank, "world_size": world_size}
+        with Loader(g, NeighborSampler(g, [2]), SEEDS[:800], 40, **options) as loader:
+            orders[rank, world_size] = [batch.index for batch in loader]
+            loader.set_epoch(0)
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            state = loader.state_dict()
+            assert state["batch"] == 3 * world_size
+            loader.load_state_dict(state)
+            assert [batch.index for batch in loader] == orders[rank, world_size][3:]
+        with Loader(g, NeighborSampler(g, [2]), SEEDS[:800], 40, **{**options, "rank": 0, "world_size": 4}) as other:
+            refuses(ValueError, "world_size", lambda other=other, state=state: other.load_state_dict(state))
+    assert orders == {(0, 1): list(range(19, -1, -1)), (0, 2): list(range(18, -1, -2)), (1, 2): list(range(19, -1, -2))}
+
+
+@dataclass(frozen=True)
+class Backwards(OnDemand):
+    def run(self, context: Any) -> Any:
+        n = len(context.batches)
+        order = context.batches.reordered(lambda epoch: lambda position: n - 1 - position, "backwards")
+        return super().run(replace(context, batches=order))
 
 
 CHOOSING = """

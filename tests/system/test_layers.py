@@ -201,7 +201,7 @@ def test_the_core_knows_no_torch() -> None:
 
 
 def test_frameworks_only_in_adapters() -> None:
-    frameworks = {"torch_geometric", "dgl", "pyg_lib", "torch_sparse", "lightning"}
+    frameworks = {"torch_geometric", "dgl", "pyg_lib", "torch_sparse", "lightning", "accelerate", "ray"}
     assert not [
         f"{path}:{line}: {target}"
         for path in FILES

@@ -10,11 +10,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def own_tests(module: Path) -> Path:
-    """Return where a module's tests are: those of the top are of the room ``base``, and PyG's have its name before theirs."""
+    """Return where a module's tests are: those of the top are of the room ``base``, an adapter's have its name before theirs."""
     if module.suffix == ".pyx":
         return ROOT / "tests" / "core" / f"test_{module.stem}.py"
     room = module.parts[1] if len(module.parts) > 2 else "base"
-    return ROOT / "tests" / room / f"test_{'pyg_' * (room == 'adapters')}{module.stem}.py"
+    framework = f"{module.parts[2]}_" if room == "adapters" else ""
+    return ROOT / "tests" / room / f"test_{framework}{module.stem}.py"
 
 
 def table(text: str) -> dict[str, list[str]]:

@@ -1,0 +1,117 @@
+"""Ray: workers on two nodes train as two processes of gloo do, also after one is lost; Parquet becomes rows, and rows Parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.errors import MissingExtraError
+from featstore.registry import adapter
+from tests.support import rays
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def environment(**more: str) -> Iterator[dict[str, str]]:
+    """Yield an environment in which Ray keeps all it writes in a folder of its own, whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        own = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+        yield {**os.environ, **own, "PYTHONPATH": str(ROOT), **more}
+
+
+def start(way: str, folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, rays.__file__, way, str(folder)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Return what a program printed; its time is bounded."""
+    try:
+        printed, errors = process.communicate(timeout=500)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    assert process.returncode == 0, errors
+    return printed
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_workers_train_as_processes_of_gloo_and_go_on_after_one_is_lost(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, edges = rng.standard_normal((rays.N, 8)).astype(np.float32), rng.integers(0, rays.N, (2, 4 * rays.N))
+    options: dict[str, Any] = {"memory": "16MiB", "progress": False}
+    y = {"y": rng.integers(0, 3, rays.N)}
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, rays.N, {"x": x}, y, **options).close()
+    shutil.copytree(tmp_path / "g", tmp_path / "copy")
+    with environment() as own:
+        found = json.loads(finish(start("train", tmp_path, own)).splitlines()[-1])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+        for process in [start("gloo", tmp_path, {**own, "RANK": str(rank)}) for rank in range(2)]:
+            finish(process)
+    n_steps = -(-rays.N // (2 * rays.BATCH))
+    for rank in range(2):
+        here, expected = lines(tmp_path / f"ray-{rank}"), lines(tmp_path / f"gloo-{rank}")
+        assert len(expected) == rays.EPOCHS * n_steps
+        # Of the steps after the last checkpoint some ranks had recorded one; all others ran once.
+        again = here[: -(len(expected) - rays.EVERY)]
+        assert again[: rays.EVERY] == expected[: rays.EVERY]
+        assert again == expected[: len(again)]
+        assert here[len(again) :] == expected[rays.EVERY :]
+        assert lines(tmp_path / f"prepared-{rank}") == lines(tmp_path / f"alone-{rank}")
+        assert [each[:2] for each in expected[:n_steps]] == lines(tmp_path / f"alone-{rank}")[0]
+    assert {each["drive"] for _, each in lines(tmp_path / "machines")} == {"g", "copy"}
+    assert lines(tmp_path / "config") == [{"given": 7}] * 4
+    assert [each["step"] for each in found["metrics"]] == list(range(2, rays.EPOCHS * n_steps + 1, rays.EVERY))
+    assert [each["epoch"] for each in found["metrics"]][-1] == rays.EPOCHS
+    whole = [[float.fromhex(loss) for *_, loss in lines(tmp_path / f"gloo-{rank}")] for rank in range(2)]
+    first = np.mean([losses[:2] for losses in whole])
+    assert found["metrics"][0]["loss"] == pytest.approx(first, rel=1e-12)
+    assert found["files"] == ["featstore"]
+
+
+@pytest.mark.stress
+def test_parquet_becomes_a_dataset_and_rows_parquet(tmp_path: Path) -> None:
+    with environment() as own:
+        found = json.loads(finish(start("data", tmp_path, own)).splitlines()[-1])
+    assert (found["sorted"], found["out"], found["rows"]) == (True, True, True)
+    assert "ValueError: column 'node' must hold 0 … n - 1, each once: sorted, 0 is where 1 belongs" in found["twice"]
+    assert found["missing"].startswith("KeyError: \"the dataset has no column 'z'")
+    assert "column 't'" in found["texts"]
+    assert "TypeError" in found["texts"]
+    assert "ValueError: column 't'" in found["ragged"]
+    assert not (tmp_path / "wrong").exists()
+    assert found["directories"] == ["a", "b", "c"]
+    assert "ValueError: path: no directory for Machine(node_id='node'" in found["elsewhere"]
+    assert found["no path"] == "TypeError: path must be a path, a mapping of machines to paths or a callable, not a int"
+    assert found["no setup"] == "TypeError: setup must be a callable, not a int"
+    assert found["no epochs"].startswith("ValueError: epochs must be")
+    assert found["never"].startswith("ValueError: checkpoint_every must be")
+
+
+def test_ray_is_imported_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("featstore.adapters.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("ray", "ray.data", "ray.train", "ray.train.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"featstore\.adapters\.ray needs ray .*: pip install 'ray\[data,train\]'"):
+        adapter("ray")
