@@ -13,7 +13,7 @@ from featstore.budget import DEAR_COST, Budget, Loan
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.rowmap import private_array
 from featstore.cache.sharedrows import check_shareable
-from featstore.config import check_at_least, check_flag, parse_cache_size, sharing_ranks
+from featstore.config import check_at_least, check_flag, parse_cache_size
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
@@ -28,6 +28,7 @@ from featstore.graph.savedparts import KeptParts
 from featstore.graph.sharedlists import share_lists
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
+from featstore.ranks import sharing_ranks
 
 __all__ = ["NEIGHBOR_POLICY", "NeighborLists"]
 
