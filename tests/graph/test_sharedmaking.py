@@ -96,7 +96,7 @@ def lose(rank: int, path: Path, folder: Path, lost: int) -> None:
         return real(self, first, stop)
 
     passes.Passes._summed = summed  # type: ignore[method-assign]
-    with group(rank, 2, folder, 5), featstore.open(path, memory="16MiB", threads=1) as g:
+    with group(rank, 2, folder), featstore.open(path, memory="16MiB", threads=1) as g:
         refuses(RuntimeError, "peer", lambda: g.aggregate("x", name="made", memory=LITTLE, progress=False, hops=2))
         assert "made" not in g.features
 

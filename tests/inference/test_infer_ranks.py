@@ -124,7 +124,7 @@ def lose(rank: int, path: Path, folder: Path, lost: int) -> None:
     if rank == lost:  # the other one keeps its rows when it has all
         making.CHECKPOINT_S = -1e9  # type: ignore[misc]
     torch.set_num_threads(1)
-    with group(rank, 2, folder, 5), featstore.open(path, memory="32MiB", threads=1) as g:
+    with group(rank, 2, folder), featstore.open(path, memory="32MiB", threads=1) as g:
         model = layers(1 if rank == lost else -1)
         options: dict[str, Any] = {"out": "made", "memory": LITTLE, "resume": "model", "progress": False}
         refuses(RuntimeError, "peer", lambda: featstore.infer(g, model, **options))
