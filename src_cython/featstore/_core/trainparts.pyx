@@ -117,7 +117,7 @@ cdef class TrainPlacer:
             How many were put.
         """
         cdef Ids held = Ids(ids, id_bytes)
-        cdef int64_t n = nodes.shape[0], n_lists = starts.shape[0] - 1, i, put
+        cdef int64_t n = nodes.shape[0], n_lists = starts.shape[0] - 1, put
         if slot.shape[0] != self.n_nodes or n_lists < 0 or not 0 <= starts[0] <= starts[n_lists] <= held.n:
             raise ValueError("slots, starts and ids disagree in length")
         self._check(nodes)
