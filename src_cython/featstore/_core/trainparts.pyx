@@ -194,10 +194,12 @@ def add_paths(const int64_t[::1] offsets not None, int64_t first_node, block, in
     _check_block(offsets, first_node, n, first, ids.n)
     if more.shape[0] != n or width < 1 or (paths is not None and (paths.shape[0] != n or paths.shape[1] != width)):
         raise ValueError("paths and more have a row a node, and a column a part")
+    cdef const float *counts = NULL
     if ids.n:
+        if paths is not None:
+            counts = &paths[0, 0]
         with nogil:
-            fs_add_paths(&offsets[0], ids.data, ids.wide, first, ids.n, &part[0], begin, width,
-                         NULL if paths is None else &paths[0, 0], &more[first_node, 0])
+            fs_add_paths(&offsets[0], ids.data, ids.wide, first, ids.n, &part[0], begin, width, counts, &more[first_node, 0])
 
 
 def bring_neighbors(const int64_t[::1] offsets not None, int64_t first_node, block, int id_bytes, int64_t first,
