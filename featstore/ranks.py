@@ -142,6 +142,11 @@ class Meeting:
         """Say something that pickles to all ranks; return what each of them says, by rank."""
         return [said] if self.world_size == 1 else self._round(None, said)
 
+    def end(self) -> None:
+        """Meet once more; what fails after that is each rank's own."""
+        self.meet()
+        self._is_over = True
+
     def _round(self, failure: str | None, said: Any) -> list[Any]:
         found: list[Any] = [None] * self.world_size
         self._is_over = True  # unless all goes well: after torch's error no rank can be asked

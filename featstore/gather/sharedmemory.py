@@ -16,6 +16,8 @@ import json
 import math
 import mmap
 import os
+import re
+import stat
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -39,6 +41,7 @@ DIRECTORY = "/dev/shm"
 PATIENCE_S = 1800.0  # as long as ranks wait for each other in torch's process groups
 _LEAVING_S = 1.0
 _FORMAT = 1
+_NAME = re.compile("[0-9a-f]{32}")
 _PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 _FLOCK = "hhqqi0q"  # struct flock: type, whence, start, length, process
 
@@ -130,6 +133,9 @@ def _join(what: str, path: str, ranks: int, make: Callable[[Allocate], None]) ->
         }
         return SharedArrays(arrays, fd, slot, path)
     except BaseException:
+        status = os.fstat(fd)
+        if status.st_nlink and status.st_uid == os.geteuid() and not _is_held(fd, 0, 0):
+            os.unlink(path)  # nobody else would
         close_quietly(fd)
         raise
 
@@ -196,8 +202,13 @@ def _sweep() -> None:
     for name in os.listdir(DIRECTORY):
         path = os.path.join(DIRECTORY, name)
         with contextlib.suppress(FileNotFoundError):
-            if name.startswith(_prefix()) and os.lstat(path).st_uid == os.geteuid():
+            if _NAME.fullmatch(name.removeprefix(_prefix())) and _is_own_file(path):
                 _remove_unheld(path, 0)
+
+
+def _is_own_file(path: str) -> bool:
+    status = os.lstat(path)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove_unheld(path: str, patience_s: float) -> None:

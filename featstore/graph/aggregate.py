@@ -180,6 +180,7 @@ def _aggregate(
                 label = f"aggregate {making.name}" + (f" {hop + 1}/{hops}" if hops > 1 else "")
                 costs.append(_hop(g, edges, rows, op, hop, fields[hop], making, memory, progress, label))
         g.adopt_feature(making.commit({dst: hops - 1}), name, dst)
+        making.end()
     return costs
 
 

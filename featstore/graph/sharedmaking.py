@@ -280,6 +280,10 @@ class SharedMaking:
         self._meeting.meet()
         return read_catalog(self._g.path) if catalog is None else catalog
 
+    def end(self) -> None:
+        """Meet once all ranks have opened what was committed: until then rank 0 keeps others from replacing it."""
+        self._meeting.end()
+
     # -- life --------------------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> SharedMaking:

@@ -252,6 +252,7 @@ def _run_layers(
         catalog = making.commit(made)
         for of in made:
             g.adopt_feature(catalog, out, of)
+        making.end()
         run.types_made = list(made)
     return run
 

@@ -21,6 +21,9 @@ def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.append(value)
         return {"tensor": len(tensors), "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):
+        wrong = next((key for key in value if not isinstance(key, (str, int, float, type(None)))), None)
+        if wrong is not None:
+            raise TypeError(f"a state's keys are texts and numbers, not {wrong!r}")
         return {"map": [[key, _packed(each, tensors)] for key, each in value.items()]}  # whose keys may be numbers
     return [_packed(each, tensors) for each in value] if isinstance(value, (list, tuple)) else value
 
@@ -32,8 +35,10 @@ def _unpacked(value: Any, file: SectionFile) -> Any:
         return value
     if "map" in value:
         return {key: _unpacked(each, file) for key, each in value["map"]}
-    found = torch.from_numpy(file[value["tensor"]].copy())
-    return found.view(getattr(torch, value["dtype"])).reshape(value["shape"])
+    found, dtype = torch.from_numpy(file[value["tensor"]].copy()), getattr(torch, value["dtype"])
+    if not len(found):  # of which torch makes no view in a wider dtype
+        return torch.empty(value["shape"], dtype=dtype, device="cpu")
+    return found.view(dtype).reshape(value["shape"])
 
 
 def write_state(path: str, kind: str, state: Mapping[str, Any]) -> None:

@@ -46,6 +46,8 @@ class TrainingState:
     def go_on(self, epoch: int, n_done: int) -> None:
         """Let the next loop run ``epoch`` after its first ``n_done`` batches, those of all ranks together."""
         start = self._batches.resume(epoch, n_done)
+        if start >= len(self._batches) > 0:  # these ranks leave out what others would have run
+            epoch, start = epoch + 1, 0
         self.next = self._running = Position(epoch, start)
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ __all__ = ["VISITS", "TrainParts"]
 
 VISITS: Final = 50  # edges followed, over those of the graph, while neighbourhoods are expanded
 REFRESHES: Final = 64  # of the counts of paths
+_CALL_VISITS: Final = 1 << 26  # of one call of the core, between which Ctrl-C is answered and progress shown
 _BLOCK_NODES: Final = 1 << 14  # training nodes whose lists are read together, at most
 _PIECE_EDGES: Final = 1 << 15
 _READ_BYTES: Final = 1 << 19  # of two blocks of lists
@@ -105,7 +106,14 @@ def _put_exact(
             if not lists.hold(block, is_last=size == 1):
                 size = max(1, size // 2)
                 continue
-            put = placer.put_exact(block, lists.slot, lists.starts[: lists.n + 1], lists.ids, topology.id_bytes, most)
+            put = placer.put_exact(
+                block,
+                lists.slot,
+                lists.starts[: lists.n + 1],
+                lists.ids,
+                topology.id_bytes,
+                min(most, placer.n_visits + _CALL_VISITS),
+            )
             note(put)
             done += put
     return done

@@ -365,6 +365,29 @@ def test_files_of_other_users(memory: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found.close()
 
 
+def test_names_and_files_of_others_stay(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is swept are files of a name as this module gives them; a copy that cannot be mapped is removed at once."""
+    prefix = sharedmemory._prefix()
+    (memory / f"{prefix}mine").write_bytes(b"1")
+    (memory / f"{prefix}{'0' * 32}").mkdir()
+    with contextlib.closing(shared()) as found:
+        assert are_squares(found)
+    there = sorted([f"{prefix}mine", f"{prefix}{'0' * 32}"])
+    assert sorted(os.listdir(memory)) == there
+    real = sharedmemory.mmap.mmap
+
+    def cannot(fd: int, n_bytes: int, **options: Any) -> Any:
+        if options.get("prot") == sharedmemory.mmap.PROT_READ:
+            raise OSError(errno.ENOMEM, "no memory")
+        return real(fd, n_bytes, **options)
+
+    monkeypatch.setattr(sharedmemory.mmap, "mmap", cannot)
+    refuses(OSError, "no memory", shared)
+    assert sorted(os.listdir(memory)) == there
+    (memory / there[0]).rmdir()
+    (memory / there[1]).unlink()
+
+
 def test_an_interpreter_that_ends(memory: Path) -> None:
     """What was never closed is given up at exit."""
     script = f"""

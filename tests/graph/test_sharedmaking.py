@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 import featstore
 from featstore.graph import making, passes
+from featstore.graph.opendataset import OpenDataset
 from featstore.graph.sharedmaking import divided
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
@@ -152,6 +155,9 @@ def fail(rank: int, path: Path, folder: Path, how: str) -> None:
             refuses(featstore.BudgetError, "", lambda: call(memory="1KiB"))
         elif how == "memory":
             refuses(RuntimeError, "rank 1 of 2 failed: ", call)
+        elif how == "opening":  # once it is committed: the others know, and no rank waits for another
+            with patch.object(OpenDataset, "adopt_feature", cannot) if rank else nullcontext():
+                refuses(OSError if rank else RuntimeError, "too many", call)
         elif how == "alone":
             torch.distributed.barrier()
             if not rank:
@@ -161,10 +167,14 @@ def fail(rank: int, path: Path, folder: Path, how: str) -> None:
             return
         torch.distributed.barrier()
         assert [each for each in os.listdir(path) if each.startswith("making")] == ["making.made"] * (how == "memory")
-        assert torch.equal(call()[:], g.features["alone"][:]), "all of them work together again"
+        assert torch.equal(call(overwrite=how == "opening")[:], g.features["alone"][:]), "all of them work together again"
 
 
-@pytest.mark.parametrize("how", ["arguments", "memory", "alone"])
+def cannot(*given: Any) -> None:
+    raise OSError("too many open files")
+
+
+@pytest.mark.parametrize("how", ["arguments", "memory", "opening", "alone"])
 def test_an_error_of_one_rank_is_one_of_all(tmp_path: Path, how: str) -> None:
     path = make(tmp_path / "g", 200)
     with featstore.open(path) as g:

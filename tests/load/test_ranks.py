@@ -145,6 +145,23 @@ def test_parts_and_a_history(g: Any) -> None:
         assert loader.stats()["history"]["pulled"]
 
 
+def test_a_state_after_what_these_ranks_leave_out(g: Any) -> None:
+    """Eight of ten batches are done; with drop_last four ranks have two steps, so the next epoch comes next."""
+    options: dict[str, Any] = {"strategy": "ondemand", "features": [], "drop_last": True}
+    with Loader(g, NeighborSampler(g, [2]), SEEDS[:400], 40, **options, rank=0, world_size=2) as loader:
+        loader.set_epoch(0)
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state = loader.state_dict()
+        assert (state["epoch"], state["batch"]) == (0, 8)
+    with Loader(g, NeighborSampler(g, [2]), SEEDS[:400], 40, **options, rank=0, world_size=4) as loader:
+        loader.load_state_dict(state)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 0)
+        assert len(list(loader)) == 2
+        assert loader.state_dict()["epoch"] == 2
+
+
 def test_several_types(tmp_path: Path) -> None:
     with academic(papers=600).create(tmp_path / "g") as g:
         sampler, found = NeighborSampler(g, [3, 2]), list[int]()

@@ -115,8 +115,8 @@ def training(
     Raises
     ------
     TypeError, ValueError
-        An argument is of a wrong type or out of range. In a worker: ``path`` has no directory for its machine; the checkpoint is
-        of another graph or of other batches.
+        An argument is of a wrong type or out of range. In a worker: ``path`` has no directory for its machine; the loader has no
+        batch; the checkpoint is of another graph or of other batches.
 
     Notes
     -----
@@ -136,7 +136,9 @@ def training(
             with loader:
                 run = _Run(model, optimizer, loader)
                 run.restore()
-                for epoch in range(run.position["epoch"], epochs):
+                if not len(loader):
+                    raise ValueError("the loader has no batch")
+                while (epoch := run.position["epoch"]) < epochs:
                     for batch in loader:
                         run.step(loss, batch)
                         if run.position["epoch"] > epoch or (every is not None and run.n_steps % every == 0):
