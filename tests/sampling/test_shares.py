@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featstore.errors import FeatstoreWarning, PluginError
+from featstore.ranks import check_ranks
 from featstore.sampling.batches import RandomBatches, says_where_given
-from featstore.sampling.shares import ShareOfBatches, check_ranks
+from featstore.sampling.shares import ShareOfBatches
 from tests.support.refusing import refuses
 
 SIZES = st.tuples(st.integers(0, 60), st.integers(1, 9), st.integers(1, 7))

@@ -154,7 +154,7 @@ class _Run:
         self._parts = {"model": model, "optimizer": optimizer, "loader": loader}
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self.n_steps = 0
-        self._sums = torch.zeros(2, dtype=torch.float64)  # of losses and of seeds, since the last report
+        self._sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # of losses and of seeds, since the last report
 
     @property
     def position(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class _Run:
         value.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         n = len(batch.seeds)
-        self._sums += torch.tensor([value.item() * n, n], dtype=torch.float64)
+        self._sums += torch.tensor([value.item() * n, n], dtype=torch.float64, device="cpu")
         self.n_steps += 1
 
     def report(self) -> None:
