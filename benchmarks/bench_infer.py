@@ -29,6 +29,7 @@ import featstore
 from featstore.cli.sage import GraphSAGE
 from featstore.inference.infer import run_layers
 from featstore.inference.output import LayerCosts
+from featstore.ranks import Meeting
 
 CLASSES, LAYERS = 47, 3
 MEMORY = "/dev/shm"  # a file system in memory
@@ -55,7 +56,7 @@ def gathered_layer(
 def layers_at_all(g: featstore.OutOfCoreGraph, model: GraphSAGE) -> tuple[float, list[LayerCosts]]:
     """Run the model at every node; return the seconds, and what the layers came to."""
     begin = time.perf_counter()
-    costs = run_layers(g, model.inference_layers(), "x", "h", None, "cpu", True, None, None, False).costs
+    costs = run_layers(g, model.inference_layers(), "x", "h", None, "cpu", True, None, None, False, Meeting(0, 1)).costs
     return time.perf_counter() - begin, costs
 
 

@@ -160,7 +160,11 @@ class Meeting:
     def __enter__(self) -> Meeting:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def tell(self, error: BaseException | None) -> None:
+        """Let the other ranks raise where they meet next if ``error`` is an Exception; leaving the block does so, too."""
         if isinstance(error, Exception) and not self._is_over:
             with contextlib.suppress(RuntimeError):  # torch's: the others know already; this rank's own error is raised
                 self._round(f"{type(error).__name__}: {error}", None)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.tell(error)

@@ -115,28 +115,12 @@ def aggregate(
     overwrite: bool,
     memory: int | str | None,
     progress: bool,
-    rank: int | None = None,
-    world_size: int | None = None,
-) -> list[PassCosts]:
-    """Aggregate a feature, see :meth:`featstore.OutOfCoreGraph.aggregate`; return the costs of this rank's passes by hop."""
-    meeting = Meeting(rank, world_size)
-    with meeting:  # checks, too: a handle of one rank alone may refuse
-        return _aggregate(g, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting)
-
-
-def _aggregate(
-    g: OpenDataset,
-    feature: str,
-    op: str,
-    edge_type: EdgeKey | None,
-    hops: int,
-    name: str | None,
-    dtype: torch.dtype | str | None,
-    overwrite: bool,
-    memory: int | str | None,
-    progress: bool,
     meeting: Meeting,
 ) -> list[PassCosts]:
+    """Aggregate a feature, see :meth:`featstore.OutOfCoreGraph.aggregate`; return the costs of this rank's passes by hop.
+
+    The caller has entered ``meeting``: a handle of one rank alone may refuse.
+    """
     check_op(op)
     hops = check_at_least("hops", hops, 1, _MOST_HOPS)
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
@@ -167,7 +151,6 @@ def _aggregate(
     with (
         generous(g.budget, memory),
         SharedMaking(meeting, g, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
-        meeting,  # first: the others' files are there until they know of a failure
     ):
         for hop in range(hops):
             if making.is_done(hop):
@@ -178,7 +161,12 @@ def _aggregate(
                     file = stack.enter_context(contextlib.closing(making.open(hop - 1, g.reader)))
                     rows = StoredRows(file, torch.float64, rows.width)
                 label = f"aggregate {making.name}" + (f" {hop + 1}/{hops}" if hops > 1 else "")
-                costs.append(_hop(g, edges, rows, op, hop, fields[hop], making, memory, progress, label))
+                _, stop = making.share(hop, kind.dst.n, [edges])
+                cost = PassCosts()  # of a rank without rows
+                if making.writes:
+                    cost = _rows(g, edges, rows, op, hop, stop, fields[hop], making, memory, progress, label)
+                costs.append(cost)
+                making.finish(hop, [hop - 1])
         g.adopt_feature(making.commit({dst: hops - 1}), name, dst)
         making.end()
     return costs
@@ -229,25 +217,6 @@ def output_dtype(stored: torch.dtype, asked: torch.dtype | str | None) -> torch.
     if not found.is_floating_point:
         raise TypeError(f"dtype must be a floating-point one, not {asked}")
     return found
-
-
-def _hop(
-    g: OpenDataset,
-    edges: EdgeLists,
-    rows: StoredRows,
-    op: str,
-    hop: int,
-    field: Field,
-    making: SharedMaking,
-    memory: int | str | None,
-    progress: bool,
-    label: str,
-) -> PassCosts:
-    """Make one hop's field, behind the rows that an earlier call has made; of several ranks each makes its own."""
-    _, stop = making.share(hop, field.n_rows, [edges])
-    costs = _rows(g, edges, rows, op, hop, stop, field, making, memory, progress, label) if making.writes else PassCosts()
-    making.finish(hop, [hop - 1])
-    return costs
 
 
 def _rows(

@@ -24,6 +24,7 @@ from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.progress import Progress
+from featstore.ranks import Meeting
 from featstore.registry import adapter
 from featstore.topology.types import EdgeKey, qualified
 
@@ -748,8 +749,8 @@ class OutOfCoreGraph(OpenDataset):
         Convolutional Networks. ICLR 2017, equation 2 (gcn).
         """
         self.check_open()
-        with self.or_closed():
-            aggregate(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, rank, world_size)
+        with self.or_closed(), Meeting(rank, world_size) as meeting:
+            aggregate(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting)
         name = default_name(feature, op, hops) if name is None else name
         return self.features[name if edge_type is None else qualified(edge_type[2], name)]
 

@@ -31,6 +31,7 @@ from featstore.progress import note
 from featstore.storage.catalog import EDGE, Catalog, FieldPart, FieldRecord
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
+from featstore.storage.lock import FileLock
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.sections import SectionFile, replacing
@@ -54,6 +55,7 @@ __all__ = [
 
 CHECKPOINT_S: Final = 5.0  # least seconds between two records; more if flushing takes long
 KIND: Final = "making"
+PATIENCE_S: Final = 5.0  # for a rank of an earlier call
 PART: Final = "part-"  # prefix of the folders of ranks' rows, and of their locks, see graph/sharedmaking.py
 FILES: Final = "adjacency and feature"  # key in a recipe: the ids of the files that are read
 _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
@@ -131,6 +133,7 @@ class Steps:
         ``stacklevel`` is that of a warning with the reason, if a record is removed; None: nobody is warned.
         """
         if os.path.lexists(self.folder):
+            self._wait_for_parts()
             is_kept = os.path.lexists(self._state_path)
             why = self._take_over()
             if why is None:
@@ -144,6 +147,12 @@ class Steps:
                 note(f"featstore: {text}", self._shows)
         os.mkdir(self.folder)
         fsync_directory(os.path.dirname(self.folder))
+
+    def _wait_for_parts(self) -> None:
+        """Wait for ranks of an earlier call, which may still write their parts; BusyError if one does not end."""
+        for name in os.listdir(self.folder):
+            if name.startswith(PART) and name.endswith(".lock"):
+                lock_part(os.path.join(self.folder, name)).release()
 
     def _take_over(self) -> str | None:
         """Take over the state that a killed maker recorded; return None, or the reason why it cannot be resumed."""
@@ -295,6 +304,8 @@ class Steps:
                 self._writer.leave()
         if self._recipe is None and isinstance(error, KeyboardInterrupt) and self._fields:
             note(f"featstore: what was made of {self.name!r} is removed; resume= would have kept it", self._shows)
+        if isinstance(error, BusyError):  # a rank of an earlier call is still writing there
+            return
         if isinstance(error, OSError) or not os.path.exists(self._state_path):
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -413,6 +424,11 @@ def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
         return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]
     finally:
         file.close()
+
+
+def lock_part(path: str) -> FileLock:
+    """Take the lock of a rank's part, against a rank of an earlier call that is being ended; BusyError if that does not end."""
+    return FileLock(path, exclusive=True, patience_s=PATIENCE_S)
 
 
 def files_of_record(entries: Mapping[str, Any]) -> dict[int, FileRecord]:

@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from featstore.graph.making import PART, Field, Making, Steps, fields_of, files_of_record, open_made
+from featstore.graph.making import PART, Field, Making, Steps, fields_of, files_of_record, lock_part, open_made
 from featstore.graph.opendataset import OpenDataset
 from featstore.ranks import Meeting
 from featstore.storage.catalog import Catalog, read_catalog
-from featstore.storage.lock import FileLock
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import RowFileWriter
@@ -32,7 +31,6 @@ from featstore.topology.types import ONE_NODE
 __all__ = ["SharedMaking", "divided"]
 
 HOLDER: Final = "joining"  # in the budget's report
-PATIENCE_S: Final = 5.0  # for a rank of an earlier call that is being ended
 _PIECE_BYTES: Final = 1 << 20  # rows that are copied at once
 _PIECE: Final = 1 << 16  # nodes whose degrees are read at once
 
@@ -65,7 +63,7 @@ class _Part(Steps):
 
     def __init__(self, making: str, name: str, recipe: Mapping[str, Any] | None, generation: int, meeting: Meeting) -> None:
         own = os.path.join(making, f"{PART}{meeting.rank}")
-        self._lock = FileLock(f"{own}.lock", exclusive=True, patience_s=PATIENCE_S)
+        self._lock = lock_part(f"{own}.lock")
         try:
             ranks = {"rank": meeting.rank, "world_size": meeting.world_size}
             super().__init__(own, name, None if recipe is None else {**recipe, **ranks}, generation, progress=False)
@@ -290,6 +288,7 @@ class SharedMaking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._meeting.tell(error)  # first: the others' files are there until they know of a failure
         if self._main is not None:
             self._main.__exit__(kind, error, trace)
         elif self._part is not None:
@@ -299,10 +298,5 @@ class SharedMaking:
 def _remove_parts(folder: str, n_ranks: int) -> None:
     """Remove parts of ranks that there are no longer, as an earlier call had more of them."""
     for name in os.listdir(folder):
-        number = name.removeprefix(PART).removesuffix(".lock")
-        if not name.startswith(PART) or 0 < int(number) < n_ranks:
-            continue
-        if name.endswith(".lock"):
-            os.unlink(os.path.join(folder, name))
-        else:
+        if name.startswith(PART) and not name.endswith(".lock") and not 0 < int(name.removeprefix(PART)) < n_ranks:
             shutil.rmtree(os.path.join(folder, name))

@@ -156,7 +156,8 @@ def infer(
     --------
     >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
     """
-    run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress, rank, world_size)
+    with Meeting(rank, world_size) as meeting:
+        run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress, meeting)
     stores: dict[str, FeatureStore] = {of: g.features[qualified(of, out)] for of in run.types_made}
     return stores[ONE_NODE] if g.types.is_one else stores
 
@@ -172,28 +173,12 @@ def run_layers(
     memory: int | str | None,
     resume: str | None,
     progress: bool,
-    rank: int | None = None,
-    world_size: int | None = None,
-) -> Run:
-    """Run :func:`infer` with the same arguments; return the run, which has its costs and the types with an output."""
-    meeting = Meeting(rank, world_size)
-    with meeting:  # checks, too: a handle of one rank alone may refuse
-        return _run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress, meeting)
-
-
-def _run_layers(
-    g: OutOfCoreGraph,
-    layers: Sequence[Layer] | Sequence[TypedLayer],
-    features: str | Mapping[str, str],
-    out: str,
-    dtype: torch.dtype | str | None,
-    device: str | torch.device,
-    overwrite: bool,
-    memory: int | str | None,
-    resume: str | None,
-    progress: bool,
     meeting: Meeting,
 ) -> Run:
+    """Run :func:`infer` with the same arguments; return the run, which has its costs and the types with an output.
+
+    The caller has entered ``meeting``: a handle of one rank alone may refuse.
+    """
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
     if not hasattr(g, "topology"):
@@ -242,7 +227,6 @@ def _run_layers(
             progress=progress,
             same=recipe,
         ) as making,
-        meeting,  # first: the others' files are there until they know of a failure
         torch.inference_mode(),
     ):
         run = Run(g, making, out, of_types, given, check_device(device), memory, progress and making.is_shown)

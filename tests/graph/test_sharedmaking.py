@@ -18,6 +18,7 @@ import featstore
 from featstore.graph import making, passes
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.sharedmaking import divided
+from featstore.storage.lock import FileLock
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
@@ -138,6 +139,20 @@ def test_what_a_lost_rank_had_not_made_is_made_by_the_next_call(tmp_path: Path, 
     else:
         assert made == [2 * N - before[0]] if n_ranks == 1 else [shares[0], 2 * shares[1], 2 * shares[2]]
     assert not (path / "making.made").exists()
+
+
+def test_rows_of_a_rank_that_still_runs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of an earlier call that has not ended yet keeps its folder: the next call waits for its lock."""
+    path = make(tmp_path / "g")
+    ran(run_ranks(lose, 2, path, tmp_path, 0), [-signal.SIGKILL, 0])
+    part = path / "making.made" / "part-1"
+    monkeypatch.setattr(making, "PATIENCE_S", 0.1)
+    with featstore.open(path, memory="32MiB") as g:
+        with FileLock(f"{part}.lock", exclusive=True), pytest.raises(featstore.BusyError, match=r"part-1\.lock"):
+            g.aggregate("x", name="made", progress=False, hops=2)
+        assert part.is_dir()
+        g.aggregate("x", name="made", progress=False, hops=2)
+    assert not part.parent.exists()
 
 
 # -- errors --------------------------------------------------------------------------------------------------------------------
