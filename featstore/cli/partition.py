@@ -24,7 +24,7 @@ TRAIN = ("train_idx", "train_mask")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("parts", metavar="PARTS", type=positive, nargs="?", help="how many parts; not needed with --array")
     add_opening(parser)
-    parser.add_argument("--method", default="fennel", help="fennel (default), ldg, ranges, random, metis, or a registered name")
+    parser.add_argument("--method", help="fennel (default), ldg (with --hops), ranges, random, metis, or a registered name")
     add_path(parser, "--array", metavar="FILE", help="keep the parts of this .npy file: an integer a node")
     parser.add_argument("--train", metavar="NAME", help="node data with the training nodes (default: train_idx or train_mask)")
     parser.add_argument("--name", help="what to keep the parts under (default: METHOD-PARTS)")
@@ -49,13 +49,17 @@ def _levels(text: str) -> tuple[int, int]:
 
 def run(options: argparse.Namespace) -> int:
     """Divide the nodes, keep the parts, and print their quality."""
-    if options.array is not None and options.method != "fennel":
+    if options.array is not None and options.method is not None:
         raise ValueError("--array and --method: the parts of a file need no method")
     if options.array is None and options.parts is None:
         raise ValueError("PARTS is needed: how many parts to make; for train --batches partition, 40 for each batch of seeds")
     with open_graph(options.path, options) as graph:
         train = _train_nodes(graph, options.train)
-        given: Any = options.method if options.array is None else np.load(options.array, mmap_mode="r", allow_pickle=False)
+        if options.hops is not None and options.method in (None, "ldg") and train is None:
+            there = sorted(graph.node_data)
+            raise ValueError(f"--hops divides training nodes: --train says which of the node data {there} has them")
+        method = options.method or ("fennel" if options.hops is None else "ldg")
+        given: Any = method if options.array is None else np.load(options.array, mmap_mode="r", allow_pickle=False)
         names = ("passes", "gamma", "start", "levels", "hops", "visits", "name", "keep_lists", "seed")
         asked: dict[str, Any] = {name: getattr(options, name) for name in names}
         begin = time.perf_counter()

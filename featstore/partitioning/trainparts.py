@@ -32,6 +32,8 @@ _READ_BYTES: Final = 1 << 19  # of two blocks of lists
 _PIECE_BYTES: Final = 40 * _PIECE_EDGES  # of positions, and what they are computed of
 _ID_BYTES: Final = 24  # beside a list's id: of those that are sorted to find the next hop's nodes
 _LEAST_IDS: Final = 1 << 16
+_MOST_HOPS: Final = 1 << 16
+_MOST_VISITS: Final = 1 << 62  # numbers of the core
 _MEMORY_DIVISOR: Final = 2  # lists, or paths, take this part of the available memory at most
 
 Int32s = npt.NDArray[np.int32]
@@ -69,7 +71,7 @@ class TrainParts:
     visits: int = VISITS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hops", check_at_least("hops", self.hops, 1))
+        object.__setattr__(self, "hops", check_at_least("hops", self.hops, 1, _MOST_HOPS))
         object.__setattr__(self, "visits", check_at_least("visits", self.visits, 0))
 
     def assign(
@@ -82,7 +84,7 @@ class TrainParts:
             order = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(train)
             part, member = np.full(n, -1, np.int32), np.zeros((n, stride), np.uint8)
             placer = TrainPlacer(part, member, n_train, n_parts, self.hops)
-            most = self.visits * topology.num_edges
+            most = min(self.visits * topology.num_edges, _MOST_VISITS)
             done = _put_exact(placer, topology, order, self.hops, most, budget, note)
             if done < n_train:
                 _put_by_paths(placer, part, topology, order, done, n_parts, self.hops, budget, note)

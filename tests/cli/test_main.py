@@ -425,8 +425,8 @@ def test_partition(small, tmp_path, capsys):
     assert "empty parts    6" in text
     assert main(["partition", str(path), "6", "--levels", "3,2", "--gamma", "2", "--start", "ranges", "--json"]) == 0
     assert result(capsys)["options"] == {"passes": 3, "gamma": 2.0, "start": "ranges", "levels": [3, 2], "seed": 0}
-    hops = ["partition", str(path), "5", "--method", "ldg", "--hops", "2", "--visits", "3", "--seed", "1"]
-    assert main([*hops, "--json"]) == 0
+    hops = ["partition", str(path), "5", "--hops", "2", "--visits", "3", "--seed", "1"]
+    assert main([*hops, "--method", "ldg", "--json"]) == 0
     made = result(capsys)
     assert (made["name"], made["hops"], made["options"]) == ("ldg-5-hops-2", 2, {"hops": 2, "visits": 3, "seed": 1})
     with featstore.open(path) as g:
@@ -444,11 +444,15 @@ def test_partition(small, tmp_path, capsys):
         (["6", "--method", "ranges", "--gamma", "2"], "--gamma: method 'ranges' has no options"),
         (["6", "--train", "nothing"], "--train: the dataset has no node data 'nothing'"),
         (["--array", str(tmp_path / "parts.npy"), "--method", "ldg"], "need no method"),
-        (["6", "--hops", "2"], "--hops: method 'fennel' has passes"),
+        (["6", "--method", "fennel", "--hops", "2"], "--hops: method 'fennel' has passes"),
         (["6", "--method", "lgd"], "no partitioner is named 'lgd'"),
     ):
         assert main(["partition", str(path), *arguments]) == 2
         assert text in capsys.readouterr().err
+    bare = tmp_path / "bare"
+    featstore.OutOfCoreGraph.from_edge_index(bare, [[0, 1], [1, 2]], 3, node_data={"y": np.zeros(3, int)}, progress=False).close()
+    assert main(["partition", str(bare), "2", "--hops", "1"]) == 2
+    assert "--hops divides training nodes: --train says which of the node data ['y'] has them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "pack p.pack", "aggregate", "plan --simulate", "partition 3"])

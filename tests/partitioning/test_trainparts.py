@@ -156,6 +156,12 @@ def test_reads_follow_visits_where_memory_is_short(monkeypatch: pytest.MonkeyPat
     assert len(indices) < topology.n_read <= 3 * sum(neighborhood(lists, v, 2)[1] for v in train)
 
 
+def test_any_number_of_visits(g: Any) -> None:
+    usual = {"method": "ldg", "train_idx": np.arange(9), "hops": 2, "keep": False}
+    found = [featstore.partition(g, 4, visits=visits, **usual).train_nodes.tolist() for visits in (50, 1 << 70)]
+    assert found[0] == found[1]
+
+
 def test_shared_neighbourhoods_come_together() -> None:
     """Of planted communities each part has few; random parts have them all, and so have parts by the ids."""
     rng, n, size = np.random.default_rng(0), 3000, 60
@@ -253,6 +259,7 @@ def test_stale_parts_and_damaged_ones(g: Any, monkeypatch: pytest.MonkeyPatch) -
         ({"method": np.zeros(600, int)}, TypeError, "hops is an option of a method"),
         ({"hops": None, "visits": 3}, OptionError, "visits: method 'ldg' has passes"),
         ({"hops": 0}, ValueError, "hops must be at least 1"),
+        ({"hops": 1 << 40}, ValueError, "hops must be at most 65536"),
         ({"hops": 1.5}, TypeError, "hops"),
         ({"visits": -1}, ValueError, "visits must be at least 0"),
         ({"passes": 2}, OptionError, "passes: method 'ldg' with hops has hops, visits"),
@@ -293,6 +300,8 @@ def test_the_core_checks_its_arguments() -> None:
     assert placer.put_exact(np.array([0]), slot, starts, ids, 4, 9) == 1
     assert (part.tolist(), member.ravel().tolist(), placer.n_visits) == ([0, -1, -1, -1, -1], [1, 1, 1, 0, 0], 2)
     refuses(ValueError, "or in a part", lambda: placer.put_exact(np.array([0]), slot, starts, ids, 4, 9))
+    two = np.array([1, 2]), np.zeros((2, 2), np.float32)
+    refuses(ValueError, "2 training nodes, where 1 were to come", lambda: placer.put_by(*two))
     refuses(ValueError, "counts have", lambda: placer.put_by(np.array([3]), np.zeros((1, 3), np.float32)))
     refuses(ValueError, "shape of member", lambda: placer.join(np.zeros((5, 2), np.uint8)))
     refuses(ValueError, "there are 2 parts", lambda: placer.sizes(np.zeros(3, np.int64), np.zeros(2, np.int64)))

@@ -144,7 +144,11 @@ cdef class TrainPlacer:
                 self.state.count[p] = 0
 
     cdef int _check(self, const int64_t[::1] nodes) except -1:
-        cdef int64_t i
+        cdef int64_t i, left = self.state.n_train
+        for i in range(self.state.n_parts):
+            left -= self.state.trained[i]
+        if nodes.shape[0] > left:
+            raise ValueError(f"{nodes.shape[0]} training nodes, where {left} were to come")
         for i in range(nodes.shape[0]):
             if not 0 <= nodes[i] < self.n_nodes or self.state.part[nodes[i]] != -1:
                 raise ValueError(f"{nodes[i]} is no node, or in a part")
