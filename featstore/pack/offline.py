@@ -22,6 +22,7 @@ from featstore.config import check_at_least, check_flag, parse_disk, user_path
 from featstore.errors import BudgetError, CommittedError
 from featstore.gather.buffers import BufferPool
 from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, TYPED_VERSION, OfflineSamples, write_record
+from featstore.pack.sampledlists import lists_kept
 from featstore.pack.typedarguments import check_typed_sampler, seeds_of_type, types_of
 from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
@@ -143,7 +144,8 @@ def sample_offline(
     Returns
     -------
     Pack
-        The durable pack. About ``threads`` batches are held at a time. The next call removes the files of a killed one.
+        The durable pack. About ``threads`` batches are held at a time; neighbour lists that are drawn from often lie in the
+        memory left meanwhile, unless the graph has a cache of them. The next call removes the files of a killed one.
 
     Raises
     ------
@@ -279,9 +281,10 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
     try:
         if lists is not None:
             lists.use(min(lists.useful_bytes, g.budget.available // DIVISOR))
-        for epoch in range(epochs):
-            with contextlib.closing(drawn.epoch(epoch).in_turn(0)) as order:
-                yield from in_order(order.sample, len(order), at_once, g.pool)
+        with lists_kept(g, drawn, epochs, at_once):
+            for epoch in range(epochs):
+                with contextlib.closing(drawn.epoch(epoch).in_turn(0)) as order:
+                    yield from in_order(order.sample, len(order), at_once, g.pool)
     finally:
         drawn.close()
 

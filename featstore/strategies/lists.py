@@ -10,23 +10,19 @@ from featstore.estimate.batchsize import BatchSize
 from featstore.estimate.cost import random_read_s
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
+from featstore.pack.sampledlists import table_bytes, worth_keeping
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.drive import DriveSpeed
-from featstore.storage.layout import PAGE_BYTES
 from featstore.strategies.caches import room_for_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
-from featstore.topology.base import huge_bytes
 
 __all__ = ["AS_THEY_ARE", "Lists", "keep_lists", "may_keep_lists"]
 
-MOST = 7 / 8  # most of the caches' memory that lists get
 SHARES = (3 / 4, 1 / 2, 1 / 4)  # of all lists: sizes for which an epoch is estimated, if lists take much of the caches' memory
-# Lists that take at most this part of the caches' memory are kept without estimates. Fewer than this part of all lists are not
-# worth keeping.
-FEW = 1 / 8
+FEW = 1 / 8  # lists that take at most this part of the caches' memory are kept without estimates
 
 
 @dataclass(frozen=True)
@@ -130,16 +126,11 @@ def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
     graph, numbered = _drawn_from(context)
     memory = Memory(context, plans=True)  # the strategy is not chosen yet: one with plans takes more memory
     room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
-    whole, table = NeighborCache.whole_bytes(graph.topology, numbered), huge_bytes(8 * graph.topology.num_lists)
-    n_bytes = min(whole, int(MOST * room))
-    beside = f"they take {format_size(whole)}, and {format_size(room)} are left"
-    if n_bytes < whole and _in_sequence(context):
-        return Lists(f"on the drive, read in sequence: {beside}", whole)
-    if n_bytes < whole and n_bytes - table < FEW * whole:
-        return Lists(f"on the drive: {beside}", whole)
-    if epochs * len(context.batches) * lists_of(memory.batch) * PAGE_BYTES < n_bytes:
-        return Lists(f"on the drive: less is read of them than the {format_size(n_bytes)} that they would take", whole)
-    return Lists("", whole, 0, table, n_bytes <= FEW * room).resized(n_bytes, context)
+    whole, n_lists = NeighborCache.whole_bytes(graph.topology, numbered), epochs * len(context.batches) * lists_of(memory.batch)
+    n_bytes, why = worth_keeping(graph.topology, room, n_lists, numbered=numbered, in_sequence=_in_sequence(context))
+    if why:
+        return Lists(why, whole)
+    return Lists("", whole, 0, table_bytes(graph.topology), n_bytes <= FEW * room).resized(n_bytes, context)
 
 
 def may_keep_lists(context: Context) -> bool:

@@ -7,6 +7,7 @@ that nothing was changed in.
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import subprocess
@@ -98,8 +99,9 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float = LIMIT_S) -> t
 def main(names: list[str]) -> int:
     """Run mutations, all where none is named, and the control of their tests; return how many survived."""
     chosen = [mutation for mutation in MUTATIONS if not names or mutation.name in names]
-    if unknown := set(names) - {mutation.name for mutation in chosen}:
-        raise SystemExit(f"no mutation {sorted(unknown)}; there are {[mutation.name for mutation in MUTATIONS]}")
+    if unknown := sorted(set(names) - {mutation.name for mutation in chosen}):
+        near = difflib.get_close_matches(unknown[0], [mutation.name for mutation in MUTATIONS], cutoff=0.3)
+        raise SystemExit(f"no mutation {unknown}; near the first: {near}. The tables tests/mutations/*.txt have all.")
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tests = tuple(sorted({test for mutation in chosen for test in mutation.tests}))
