@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -54,21 +55,29 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.stress  # a hundred seconds of processors, most of them imports in Ray's processes
-def test_workers_train_as_processes_of_gloo_and_go_on_after_one_is_lost(tmp_path: Path) -> None:
+def make(path: Path) -> None:
     rng = np.random.default_rng(0)
     x, edges = rng.standard_normal((rays.N, 8)).astype(np.float32), rng.integers(0, rays.N, (2, 4 * rays.N))
-    options: dict[str, Any] = {"memory": "16MiB", "progress": False}
-    y = {"y": rng.integers(0, 3, rays.N)}
-    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, rays.N, {"x": x}, y, **options).close()
+    data = {"y": rng.integers(0, 3, rays.N), "train_idx": np.arange(rays.N)}
+    featstore.OutOfCoreGraph.from_edge_index(path, edges, rays.N, {"x": x}, data, memory="16MiB", progress=False).close()
+
+
+def train_by_gloo(folder: Path, environment: dict[str, str]) -> None:
+    """Train in two processes of torch's own group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    for process in [start("gloo", folder, {**environment, "RANK": str(rank)}) for rank in range(2)]:
+        finish(process)
+
+
+@pytest.mark.stress  # a hundred seconds of processors, most of them imports in Ray's processes
+def test_workers_train_as_processes_of_gloo_and_go_on_after_one_is_lost(tmp_path: Path) -> None:
+    make(tmp_path / "g")
     shutil.copytree(tmp_path / "g", tmp_path / "copy")
     with environment() as own:
         found = json.loads(finish(start("train", tmp_path, own)).splitlines()[-1])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-        for process in [start("gloo", tmp_path, {**own, "RANK": str(rank)}) for rank in range(2)]:
-            finish(process)
+        train_by_gloo(tmp_path, own)
     n_steps = -(-rays.N // (2 * rays.BATCH))
     for rank in range(2):
         here, expected = lines(tmp_path / f"ray-{rank}"), lines(tmp_path / f"gloo-{rank}")
@@ -88,6 +97,35 @@ def test_workers_train_as_processes_of_gloo_and_go_on_after_one_is_lost(tmp_path
     first = np.mean([losses[:2] for losses in whole])
     assert found["metrics"][0]["loss"] == pytest.approx(first, rel=1e-12)
     assert found["files"] == ["featstore"]
+
+
+@pytest.mark.stress
+def test_a_node_is_lost_and_another_takes_its_place(tmp_path: Path) -> None:
+    make(tmp_path / "g")
+    with environment() as own:
+        found = json.loads(finish(start("lose", tmp_path, own)).splitlines()[-1])
+        train_by_gloo(tmp_path, own)
+    for rank in range(2):
+        here, expected = lines(tmp_path / f"ray-{rank}"), lines(tmp_path / f"gloo-{rank}")
+        again = here[: -(len(expected) - rays.EVERY)]
+        assert again == expected[: len(again)]
+        assert here[len(again) :] == expected[rays.EVERY :]
+    assert len(set(lines(tmp_path / "nodes"))) == 3
+    assert [each["epoch"] for each in found["metrics"]][-1] == rays.EPOCHS
+
+
+@pytest.mark.stress
+def test_the_example_trains_and_goes_on_under_its_name(tmp_path: Path) -> None:
+    make(tmp_path / "g")
+    script = ROOT / "examples" / "train_ray.py"
+    more = ["--batch-size", "50", "--hidden", "8", "--every", "3", "--memory", "16MiB"]
+    with environment() as own:
+        for epochs in ("1", "2"):
+            command = [sys.executable, script, tmp_path / "g", "--storage", tmp_path / "runs", "--epochs", epochs, *more]
+            done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=500)
+            assert done.returncode == 0, done.stderr
+            found = re.findall(r"^epoch (\d), batch (\d): loss [0-9.]+$", done.stdout, re.MULTILINE)
+    assert found == [("0", "6"), ("1", "0"), ("1", "4"), ("2", "0")], "the second call went on where the first had ended"
 
 
 @pytest.mark.stress

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,8 +63,8 @@ def gloo(folder: str) -> None:
 
 
 @contextmanager
-def cluster(*nodes: dict[str, Any]) -> Iterator[list[Any]]:
-    """Start a raylet for each of ``nodes``, and connect."""
+def cluster(*nodes: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Start a raylet for each of ``nodes``, and connect; yield the cluster and its nodes."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -70,7 +72,7 @@ def cluster(*nodes: dict[str, Any]) -> Iterator[list[Any]]:
     try:
         found = [started.add_node(include_dashboard=False, object_store_memory=100 << 20, **options) for options in nodes]
         ray.init(address=started.address, log_to_driver=False, logging_level="error")
-        yield found
+        yield started, found
     finally:
         ray.shutdown()
         started.shutdown()
@@ -120,6 +122,45 @@ def train(folder: str) -> None:
         result = trainer.fit()
         metrics = [dict(each) for _, each in result.best_checkpoints]
         print(json.dumps({"metrics": metrics, "files": sorted(os.listdir(result.checkpoint.path))}))
+
+
+def lose(folder: str) -> None:
+    """Two workers on two of three nodes; the node of one is taken away, and the third takes its place."""
+    import ray.train
+    import ray.train.torch
+
+    from featstore.adapters.ray import Machine, training
+
+    def recorded_loss(model: Any, batch: Any) -> torch.Tensor:
+        value = loss_of(model, batch)
+        rank, here = ray.train.get_context().get_world_rank(), Machine.here().node_id
+        if rank == 1 and batch.index // 2 == LOST and not os.path.exists(f"{folder}/lost"):
+            assert ray.train.get_all_reported_checkpoints()  # waits until the last one is Ray's
+            Path(f"{folder}/lost.part").write_text(here)
+            os.replace(f"{folder}/lost.part", f"{folder}/lost")
+            time.sleep(600)  # the node goes meanwhile
+        record(folder, f"ray-{rank}", [*seen(batch), value.item().hex()])
+        record(folder, "nodes", here)
+        return value
+
+    def take_away(nodes: list[Any]) -> None:
+        while not os.path.exists(f"{folder}/lost"):
+            time.sleep(0.1)
+        lost = Path(f"{folder}/lost").read_text()
+        started.remove_node(next(each for each in nodes if each.node_id == lost), allow_graceful=False)
+
+    with cluster({"num_cpus": 0}, *[{"num_cpus": 1}] * 3) as (started, nodes):
+        watcher = threading.Thread(target=take_away, args=(nodes,), daemon=True)
+        watcher.start()
+        trainer = ray.train.torch.TorchTrainer(
+            training(f"{folder}/g", setup, recorded_loss, epochs=EPOCHS, checkpoint_every=EVERY, memory="16MiB", threads=1),
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(
+                storage_path=f"{folder}/runs", name="run", failure_config=ray.train.FailureConfig(max_failures=1)
+            ),
+        )
+        print(json.dumps({"metrics": [dict(each) for _, each in trainer.fit().best_checkpoints]}))
+        watcher.join(60)
 
 
 def data(folder: str) -> None:
@@ -191,4 +232,4 @@ def data(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    {"gloo": gloo, "train": train, "data": data}[sys.argv[1]](sys.argv[2])
+    {"gloo": gloo, "train": train, "lose": lose, "data": data}[sys.argv[1]](sys.argv[2])
