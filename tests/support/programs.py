@@ -15,12 +15,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from featstore.testing import faults
 
-__all__ = ["OF_PYG", "run_in_fork", "run_program", "run_ranks", "start_server"]
+__all__ = ["OF_PYG", "run_beside", "run_in_fork", "run_program", "run_ranks", "start_server"]
 
 OF_PYG = ["`torch.jit.script` is deprecated"]  # what PyG warns of when it is imported
 
@@ -56,16 +57,19 @@ def run_program(
     *arguments: object,
     cwd: str | os.PathLike[str],
     ignored: Sequence[str] = (),
+    starts_programs: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as ``python -W error script arguments`` would in ``cwd``, and return what it printed and its exit status.
 
     Messages of ``DeprecationWarning`` that begin like one of ``ignored`` are no errors. What the import of featstore and of torch
     does is not seen here, nor what happens when an interpreter ends. Drives are measured on a small file, as in other tests.
+    Where it ``starts_programs``, those that it runs by ``subprocess.run([sys.executable, script, ...])`` are forks, too.
     """
     line = [os.fspath(script), *map(str, arguments)]
+    target = _program_with_children if starts_programs else _program
     with _printed() as printed:
-        status = _fork(_program, line, os.fspath(cwd), list(ignored), {**os.environ, **environment}, printed)
+        status = _fork(target, line, os.fspath(cwd), list(ignored), {**os.environ, **environment}, printed)
         return subprocess.CompletedProcess(line, status, *(each.read_text() for each in printed))
 
 
@@ -105,6 +109,25 @@ def run_ranks(function: Callable[..., None], world_size: int, *arguments: Any, t
                     each.kill()
                     each.join()
                 each.close()
+
+
+@contextlib.contextmanager
+def run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Any]]:
+    """Call ``function(link, *arguments)`` in a fork of the server while the context lasts, and kill it then.
+
+    Yields the other end of ``link``, a connection of :mod:`multiprocessing`, and the process.
+    """
+    link, there = _FORKS.Pipe()
+    process = _FORKS.Process(target=function, args=(there, *arguments))
+    process.start()
+    there.close()
+    try:
+        yield link, process
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        link.close()
 
 
 def _joined(process: Any) -> int:
@@ -151,13 +174,85 @@ def _begin(cwd: str, ignored: list[str], environment: dict[str, str], printed: t
 
 
 def _program(line: list[str], cwd: str, ignored: list[str], environment: dict[str, str], printed: tuple[Path, Path]) -> None:
+    _begin(cwd, ignored, environment, printed)
+    _run_script(line)
+
+
+def _run_script(line: list[str]) -> None:
     from featstore.storage import drive
 
-    _begin(cwd, ignored, environment, printed)
     drive.SCRATCH_BYTES = 1 << 20
     sys.argv[:] = line
     sys.path.insert(0, os.path.dirname(os.path.abspath(line[0])))
     runpy.run_path(line[0], run_name="__main__")
+
+
+# A program that starts others has threads, which no fork may have. It runs in a fork of this fork, which forks what it asks for.
+
+
+@dataclass
+class _Request:
+    """A program to start: its words, where, what precedes it, and the file for what it prints."""
+
+    line: list[str]
+    cwd: str
+    environment: dict[str, str]
+    prepare: Callable[[], None] | None
+    stdout: str
+
+
+def _program_with_children(line: list[str], cwd: str, ignored: list[str], environment: dict[str, str], printed: Any) -> None:
+    _begin(cwd, ignored, environment, printed)
+    context = multiprocessing.get_context("fork")
+    requests, asks = context.Pipe()
+    program = context.Process(target=_asking, args=(asks, requests, line))
+    program.start()
+    asks.close()
+    with contextlib.suppress(EOFError):  # it has ended
+        while True:
+            child = context.Process(target=_child, args=(requests.recv(),))
+            child.start()
+            child.join()
+            requests.send(child.exitcode)
+    program.join()
+    if program.exitcode < 0:
+        os.kill(os.getpid(), -program.exitcode)
+    sys.exit(program.exitcode)
+
+
+def _child(request: _Request) -> None:
+    stdout = os.open(request.stdout, os.O_WRONLY)
+    os.dup2(stdout, 1)
+    os.close(stdout)
+    if request.prepare is not None:
+        request.prepare()
+    os.chdir(request.cwd)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    warnings.resetwarnings()  # it prints them
+    _run_script(request.line)
+
+
+def _asking(asks: Any, requests: Any, line: list[str]) -> None:
+    """Run the program; what it runs of Python is asked for."""
+    requests.close()
+    run = subprocess.run
+
+    def ask(command: Sequence[str], *more: Any, **options: Any) -> subprocess.CompletedProcess[Any]:
+        environment = options.get("env") or dict(os.environ)
+        is_script = command[0] == sys.executable and command[1].endswith(".py")
+        is_of_tree = environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")  # whose library this fork has imported
+        if more or not (is_script and is_of_tree and options.get("stdout") == subprocess.PIPE and options.get("text")):
+            return run(command, *more, **options)
+        with tempfile.NamedTemporaryFile("r") as printed:
+            asks.send(_Request(list(command[1:]), os.getcwd(), environment, options.get("preexec_fn"), printed.name))
+            done = subprocess.CompletedProcess(command, asks.recv(), printed.read())
+        if options.get("check"):
+            done.check_returncode()
+        return done
+
+    subprocess.run = ask
+    _run_script(line)
 
 
 def _call(
