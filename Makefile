@@ -27,6 +27,8 @@ TSAN_TESTS ?= tests/core tests/gather tests/cache/test_table.py tests/load/test_
 	$(patsubst %,tests/strategies/test_%.py,packed streamed superbatch)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests are compiled once, and not by each of some hundred processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install lint format test stress demo bench asan tsan clean

@@ -25,6 +25,8 @@ import pytest
 from featstore.errors import BusyError
 from featstore.gather import sharedmemory
 from featstore.gather.sharedmemory import Allocate, SharedArrays, shared_arrays
+from featstore.testing.faults import forked
+from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -184,9 +186,8 @@ CALLS = [(os, "open"), (os, "ftruncate"), (os, "posix_fallocate"), (os, "pwrite"
 CALLS += [(fcntl, "flock"), (fcntl, "fcntl"), (mmap, "mmap")]
 
 
-def _killed_at(folder: str, k: int) -> None:
+def _killed_at(k: int) -> None:
     """Hold the arrays as the only rank, and then as one of two; die at the ``k``-th call of the system."""
-    _join_job(folder)
     left = k
 
     def counting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,24 +208,27 @@ def _killed_at(folder: str, k: int) -> None:
         found.close()
 
 
-def test_killed_at_any_call(memory: Path) -> None:
-    """Whatever a process that was killed left, the next one has the arrays, and leaves nothing."""
+def _killed_at_any_call(folder: str) -> None:
+    _join_job(folder)
     k, was_left = 0, set[int]()
     while True:
         k += 1
-        process = _FORKS.Process(target=_killed_at, args=(str(memory), k))
-        process.start()
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL)
-        was_left.add(len(os.listdir(memory)))
+        killed_by = forked(lambda: _killed_at(k))
+        assert killed_by in (None, signal.SIGKILL)
+        was_left.add(len(os.listdir(folder)))
         with contextlib.closing(shared(2)) as found:
             assert are_squares(found)
-            assert len(os.listdir(memory)) == 1
-        assert not os.listdir(memory)
-        if not process.exitcode:
+            assert len(os.listdir(folder)) == 1
+        assert not os.listdir(folder)
+        if killed_by is None:
             break
     assert k > 30
     assert was_left == {0, 1}
+
+
+def test_killed_at_any_call(memory: Path) -> None:
+    """Whatever a process that was killed left, the next one has the arrays, and leaves nothing."""
+    run_in_fork(_killed_at_any_call, str(memory))
 
 
 def test_a_waiting_rank_gives_up(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import glob
-import hashlib
-import json
 import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +18,8 @@ from featstore.gather.plan import Tier
 from featstore.testing.faults import forked
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
+from tests.support.programs import run_beside
 
-ROOT = Path(__file__).resolve().parents[2]
 N, BATCH = 2000, 40
 COUNTS = ("batches", "rows", "hits", "rows_loaded", "reads", "bytes_requested", "bytes_read")
 SUPERBATCH = {"strategy": "superbatch", "superbatch": 4, "feature_cache": 0.1}
@@ -154,46 +149,35 @@ def test_on_two_opens(dataset: Path, options: dict[str, Any]) -> None:
     assert not os.path.exists(f"{dataset}.runs")
 
 
+def train_beside(link: Any, path: Path, options: dict[str, Any]) -> None:
+    with featstore.open(path, memory="32MB") as g, loader(g, 1, **options) as made:
+        found = []
+        for batch in made:
+            found.append(rows_of(batch))
+            if batch.index == 2:
+                link.send("under way")
+                link.recv()
+        link.send((found, counts(made)))
+    link.send("closed")
+
+
+@pytest.mark.usefixtures("_program_server")
 def test_in_two_processes(dataset: Path, tmp_path: Path) -> None:
     """A neighbour trains on the same dataset with run files in the same directory: both get what they would get alone."""
     options = {**SUPERBATCH, "run_dir": str(tmp_path / "runs")}
     want = [alone(dataset, seed, **options) for seed in (0, 1)]
-    code = """
-        import hashlib, json, sys
-        import featstore
-        from tests.load.test_loaders_at_once import counts, loader, rows_of
-        path, options = sys.argv[1], json.loads(sys.argv[2])
-        with featstore.open(path, memory="32MB") as g, loader(g, 1, **options) as made:
-            digest = hashlib.sha256()
-            for batch in made:
-                digest.update(repr(rows_of(batch)).encode())
-                if batch.index == 2:
-                    print("under way", flush=True)
-                    sys.stdin.readline()
-            print(json.dumps([digest.hexdigest(), counts(made)]))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), os.fspath(dataset), json.dumps(options)]
-    child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdin is not None
-        assert child.stdout.readline() == "under way\n"
+    with run_beside(train_beside, dataset, options) as (link, _):
+        assert link.recv() == "under way"
         got = []
         with featstore.open(dataset, memory="32MB") as g, loader(g, 0, **options) as made:
             for batch in made:  # begins, sweeping what dead processes left, while the neighbour is in mid-epoch
                 got.append(rows_of(batch))
                 if batch.index == 2:
                     assert len(list((tmp_path / "runs").glob("[!.]*"))) == 2
-                    child.stdin.write("\n")
-                    child.stdin.flush()
+                    link.send("go on")
             assert (got, counts(made)) == want[0]
-        printed, _ = child.communicate(timeout=500)
-    finally:
-        child.kill()
-        child.wait()
-    digest = hashlib.sha256()
-    for found in want[1][0]:
-        digest.update(repr(found).encode())
-    assert json.loads(printed) == [digest.hexdigest(), want[1][1]]
+        assert link.recv() == want[1]
+        assert link.recv() == "closed"
     assert not os.path.exists(tmp_path / "runs")
 
 

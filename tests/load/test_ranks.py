@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,17 @@ import torch
 
 import featstore
 from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
+from featstore.ranks import ChosenByFirst
+from tests.support.programs import run_ranks
+from tests.support.ranks import group
 from tests.support.refusing import refuses
 from tests.support.typed import academic
 
-pytestmark = [pytest.mark.shares_resources, pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")]
+pytestmark = [
+    pytest.mark.shares_resources,
+    pytest.mark.usefixtures("_program_server"),
+    pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning"),
+]
 
 N, BATCH = 3000, 40
 SEEDS = np.random.default_rng(2).permutation(N)[:1234]
@@ -225,35 +232,25 @@ def test_ranks_share_a_pack(g: Any, tmp_path: Path, way: str, shuffle: bool) -> 
     assert n_layouts == (2 if way == "short" else 1) or way == "auto"
 
 
-TRAINING = """
-import sys
-import numpy as np, torch
-import featstore
-
-folder, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-if world_size > 1:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-torch.manual_seed(0)
-model = torch.nn.Linear(8, 7, dtype=torch.float64)
-if world_size > 1:
-    model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with featstore.open(f"{folder}/g", memory="16MiB", threads=1) as g:
-    sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
-    seeds = np.arange(240)
-    loader = featstore.Loader(g, sampler, seeds, 80 // world_size, shuffle=True, strategy="ondemand")
-    for epoch in range(2):
-        for batch in loader:
-            n = len(batch.seeds)
-            loss = torch.nn.functional.cross_entropy(model(batch.x[:n].double()), batch.y, reduction="sum")
-            optimizer.zero_grad()
-            (loss * world_size / 80).backward()  # the group averages over ranks
-            optimizer.step()
-if not rank:
-    torch.save([each.detach() for each in model.parameters()], f"{folder}/of-{world_size}.pt")
-if world_size > 1:
-    torch.distributed.destroy_process_group()
-"""
+def train(rank: int, world_size: int, folder: Path) -> None:
+    torch.manual_seed(0)
+    with group(rank, world_size, folder) if world_size > 1 else nullcontext():
+        model: torch.nn.Module = torch.nn.Linear(8, 7, dtype=torch.float64)
+        if world_size > 1:
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with featstore.open(folder / "g", memory="16MiB", threads=1) as g:
+            sampler = NeighborSampler(g, [3, 2], seed=1)
+            loader = Loader(g, sampler, np.arange(240), 80 // world_size, shuffle=True, strategy="ondemand")
+            for _ in range(2):
+                for batch in loader:
+                    n = len(batch.seeds)
+                    loss = torch.nn.functional.cross_entropy(model(batch.x[:n].double()), batch.y, reduction="sum")
+                    optimizer.zero_grad()
+                    (loss * world_size / 80).backward()  # the group averages over ranks
+                    optimizer.step()
+    if not rank:
+        torch.save([each.detach() for each in model.parameters()], folder / f"of-{world_size}.pt")
 
 
 def test_training_in_a_process_group(g: Any, tmp_path: Path) -> None:
@@ -262,10 +259,8 @@ def test_training_in_a_process_group(g: Any, tmp_path: Path) -> None:
     found = {}
     for n in (1, 2, 4):
         (tmp_path / "store").unlink(missing_ok=True)
-        command = [sys.executable, "-c", TRAINING, str(tmp_path)]
-        ranks = [subprocess.Popen([*command, str(rank), str(n)], stderr=subprocess.PIPE, text=True) for rank in range(n)]
-        errors = [process.communicate(timeout=120)[1] for process in ranks]
-        assert not any(process.returncode for process in ranks), errors
+        for status, printed in run_ranks(train, n, n, tmp_path):
+            assert status == 0, printed
         found[n] = torch.load(tmp_path / f"of-{n}.pt", weights_only=True)
     for n in (2, 4):
         for one, other in zip(found[1], found[n], strict=True):
@@ -300,34 +295,27 @@ class Backwards(OnDemand):
         return super().run(replace(context, batches=order))
 
 
-CHOOSING = """
-import json, sys
-import numpy as np, torch
-import featstore
-from featstore.ranks import ChosenByFirst
-
-folder, rank = sys.argv[1], int(sys.argv[2])
-torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-with featstore.open(f"{folder}/g", memory=["9MiB", "64MiB"][rank], threads=1) as g:
-    sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
-    with featstore.Loader(g, sampler, np.arange(800), 40, features=["wide"], labels=None) as loader:
-        n = sum(1 for _ in loader)
-        with open(f"{folder}/{rank}.json", "w") as file:
-            json.dump([n, loader.stats()["auto"]["taken"], loader.stats()["auto"]["estimates"]], file)
-try:
-    with ChosenByFirst((rank, 2)) as first:  # rank 0 fails: the others choose for themselves
-        assert first.choice is None
-        if not rank:
-            raise KeyError
-        first.give("not of rank 0")
-except KeyError:
-    assert not rank
-for ranks, choice in (((rank, 2), "one"), ((rank, 3), None), ((0, 1), None)):  # only the group's ranks hand it on
-    with ChosenByFirst(ranks) as first:
-        first.give("one" if not rank else "two")
-        assert first.choice == (choice if rank else None)
-torch.distributed.destroy_process_group()
-"""
+def choose(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore", featstore.PerformanceWarning)
+    with group(rank, 2, folder):
+        with featstore.open(folder / "g", memory=["9MiB", "64MiB"][rank], threads=1) as g:
+            sampler = NeighborSampler(g, [3, 2], seed=1)
+            with Loader(g, sampler, np.arange(800), 40, features=["wide"], labels=None) as loader:
+                n = sum(1 for _ in loader)
+                chosen = loader.stats()["auto"]
+                (folder / f"{rank}.json").write_text(json.dumps([n, chosen["taken"], chosen["estimates"]]))
+        try:
+            with ChosenByFirst((rank, 2)) as first:  # rank 0 fails: the others choose for themselves
+                assert first.choice is None
+                if not rank:
+                    raise KeyError
+                first.give("not of rank 0")
+        except KeyError:
+            assert not rank
+        for ranks, choice in (((rank, 2), "one"), ((rank, 3), None), ((0, 1), None)):  # only the group's ranks hand it on
+            with ChosenByFirst(ranks) as first:
+                first.give("one" if not rank else "two")
+                assert first.choice == (choice if rank else None)
 
 
 def test_rank_0_chooses_the_strategy(tmp_path: Path) -> None:
@@ -335,10 +323,8 @@ def test_rank_0_chooses_the_strategy(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pairs, wide = rng.integers(0, N, (2, 8 * N)), rng.standard_normal((N, 1024)).astype(np.float32)
     featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", pairs, N, features={"wide": wide}).close()
-    command = [sys.executable, "-W", "ignore", "-c", CHOOSING, str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
-    assert not any(process.returncode for process in ranks), errors
+    for status, printed in run_ranks(choose, 2, tmp_path):
+        assert status == 0, printed
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert found[0] == found[1]
     assert found[0][2]

@@ -37,7 +37,7 @@ LIMIT_S = 900  # of the tests of one mutation; one that hangs was noticed
 
 def copy_tree(target: Path) -> Path:
     """Copy what tests need, compiled modules and times included, so that only what changes is built anew; return ``target``."""
-    ignored = shutil.ignore_patterns("__pycache__", ".*cache", "*.tmp-*")
+    ignored = shutil.ignore_patterns(".*cache", "*.tmp-*")  # compiled files go with their sources' times
     for part in PARTS:
         source = ROOT / part
         (target / part).parent.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,8 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.creation.build import create
 from featstore.errors import BusyError, CommittedError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage import builddir
@@ -26,7 +25,7 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.update import Update
 from featstore.testing.faults import forked, sweep
-from tests.support.programs import run_in_fork
+from tests.support.programs import run_beside, run_in_fork
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
@@ -411,16 +410,14 @@ def test_a_power_cut_at_any_time_leaves_the_old_or_the_new(tmp_path: Path, monke
 
 # --- two writers ----------------------------------------------------------------------------------------------------------------
 
-BUILDER = """
-import sys, numpy as np
-from featstore.creation.build import create
-def blocks():
-    yield np.zeros((1, 2))
-    print("building", flush=True)
-    sys.stdin.read()
-    yield np.zeros((1, 2))
-create(sys.argv[1], np.zeros(3, np.int64), [], {"x": ((2, 2), "float64", blocks())}, overwrite=True)
-"""
+
+def build_slowly(link: Any, path: Path) -> None:
+    def blocks() -> Iterator[np.ndarray]:
+        yield np.zeros((1, 2))
+        link.send("building")
+        link.recv()  # it never comes
+
+    create(path, np.zeros(3, np.int64), [], {"x": ((2, 2), "float64", blocks())}, overwrite=True)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -428,9 +425,8 @@ def test_a_second_builder_in_another_process(tmp_path: Path, old: bool) -> None:
     path = tmp_path / "g"
     if old:
         make(path, "old")
-    command = [sys.executable, "-c", BUILDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder:
-        assert builder.stdout.readline() == b"building\n"
+    with run_beside(build_slowly, path) as (link, builder):
+        assert link.recv() == "building"
         for _ in range(2):
             with pytest.raises(BusyError):
                 make(path, "new")
@@ -439,6 +435,7 @@ def test_a_second_builder_in_another_process(tmp_path: Path, old: bool) -> None:
             with pytest.raises(BusyError):
                 Update(path)
         builder.kill()
+        builder.join()
     make(path, "new")  # the dead one's locks are gone, and so is what it built
     assert which(path) == "new"
     assert os.listdir(tmp_path) == ["g"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,30 +21,27 @@ from featstore.storage.builddir import BuildDirectory
 from featstore.storage.catalog import current_catalog
 from featstore.storage.directory import open_directory, remove_replaced
 from featstore.storage.lock import OPENING_LOCK, FileLock
+from tests.support.programs import run_beside
 from tests.support.refusing import refuses
 from tests.support.sampled import covering
 
-# Replaces the dataset by links to the files of two others in turn: about a millisecond each, so that readers meet it often.
-WRITER = """
-import os, sys
-from featstore.storage import builddir
-from featstore.storage.builddir import BuildDirectory
-target, how, *templates = sys.argv[1:]
-os.fsync = lambda fd: None
-if how == "two steps":
-    builddir._renameat2 = lambda *arguments: False
-n = 0
-while True:
-    source = templates[n % len(templates)]
-    with BuildDirectory(target, overwrite=True) as build:
-        os.mkdir(f"{build.path}/catalog.lmdb")
-        for name in ["catalog.lmdb/data.mdb", *(name for name in os.listdir(source) if ".rows" in name)]:
-            os.link(f"{source}/{name}", f"{build.path}/{name}")
-        build.commit()
-    n += 1
-    if n == 1:
-        print("replaced", flush=True)
-"""
+pytestmark = pytest.mark.usefixtures("_program_server")
+
+
+def replace_without_pause(link: Any, target: Path, how: str, templates: list[Path]) -> None:
+    """Replace the dataset by links to the files of others in turn: about a millisecond each, so that readers meet it often."""
+    os.fsync = lambda fd: None
+    if how == "two steps":
+        builddir._renameat2 = lambda *arguments: False
+    for n in itertools.count():
+        source = templates[n % len(templates)]
+        with BuildDirectory(target, overwrite=True) as build:
+            os.mkdir(f"{build.path}/catalog.lmdb")
+            for name in ["catalog.lmdb/data.mdb", *(name for name in os.listdir(source) if ".rows" in name)]:
+                os.link(f"{source}/{name}", f"{build.path}/{name}")
+            build.commit()
+        if not n:
+            link.send("replaced")
 
 
 def make(path: Path, value: int, n_rows: int = 20) -> None:
@@ -61,14 +58,10 @@ def replaced_without_pause(folder: Path, n_rows: int, how: str = "exchange") -> 
     for value, template in enumerate(templates):
         make(template, value, n_rows)
     make(folder / "g", 0, n_rows)
-    command = [sys.executable, "-c", WRITER, str(folder / "g"), how, *map(str, templates)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
-        try:
-            assert writer.stdout.readline() == b"replaced\n"
-            yield folder / "g"
-            assert writer.poll() is None, "the writer ended early"
-        finally:
-            writer.kill()
+    with run_beside(replace_without_pause, folder / "g", how, templates) as (link, writer):
+        assert link.recv() == "replaced"
+        yield folder / "g"
+        assert writer.is_alive(), "the writer ended early"
 
 
 def open_often(path: Path, n_opens: int, n_rows: int, verify: str) -> None:

@@ -15,12 +15,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from featstore.testing import faults
 
-__all__ = ["OF_PYG", "run_in_fork", "run_program", "run_ranks", "start_server"]
+__all__ = ["OF_PYG", "run_beside", "run_in_fork", "run_program", "run_ranks", "start_server"]
 
 OF_PYG = ["`torch.jit.script` is deprecated"]  # what PyG warns of when it is imported
 
@@ -56,16 +57,19 @@ def run_program(
     *arguments: object,
     cwd: str | os.PathLike[str],
     ignored: Sequence[str] = (),
+    starts_programs: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as ``python -W error script arguments`` would in ``cwd``, and return what it printed and its exit status.
 
     Messages of ``DeprecationWarning`` that begin like one of ``ignored`` are no errors. What the import of featstore and of torch
     does is not seen here, nor what happens when an interpreter ends. Drives are measured on a small file, as in other tests.
+    Where it ``starts_programs``, those that it runs by ``subprocess`` as ``[sys.executable, script, ...]`` are forks, too.
     """
     line = [os.fspath(script), *map(str, arguments)]
+    target = _program_with_children if starts_programs else _program
     with _printed() as printed:
-        status = _fork(_program, line, os.fspath(cwd), list(ignored), {**os.environ, **environment}, printed)
+        status = _fork(target, line, os.fspath(cwd), list(ignored), {**os.environ, **environment}, printed)
         return subprocess.CompletedProcess(line, status, *(each.read_text() for each in printed))
 
 
@@ -105,6 +109,25 @@ def run_ranks(function: Callable[..., None], world_size: int, *arguments: Any, t
                     each.kill()
                     each.join()
                 each.close()
+
+
+@contextlib.contextmanager
+def run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Any]]:
+    """Call ``function(link, *arguments)`` in a fork of the server while the context lasts, and kill it then.
+
+    Yields the other end of ``link``, a connection of :mod:`multiprocessing`, and the process.
+    """
+    link, there = _FORKS.Pipe()
+    process = _FORKS.Process(target=function, args=(there, *arguments))
+    process.start()
+    there.close()
+    try:
+        yield link, process
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        link.close()
 
 
 def _joined(process: Any) -> int:
@@ -151,13 +174,140 @@ def _begin(cwd: str, ignored: list[str], environment: dict[str, str], printed: t
 
 
 def _program(line: list[str], cwd: str, ignored: list[str], environment: dict[str, str], printed: tuple[Path, Path]) -> None:
+    _begin(cwd, ignored, environment, printed)
+    _run_script(line)
+
+
+def _run_script(line: list[str]) -> None:
     from featstore.storage import drive
 
-    _begin(cwd, ignored, environment, printed)
     drive.SCRATCH_BYTES = 1 << 20
     sys.argv[:] = line
     sys.path.insert(0, os.path.dirname(os.path.abspath(line[0])))
     runpy.run_path(line[0], run_name="__main__")
+
+
+# A program that starts others has threads, which no fork may have. It runs in a fork of this fork, which forks what it asks for.
+
+
+@dataclass
+class _Request:
+    """A program to start: its words, where, what precedes it, and the paths of its pipes or files."""
+
+    line: list[str]
+    cwd: str
+    environment: dict[str, str]
+    prepare: Callable[[], None] | None
+    stdin: str
+    stdout: str
+
+
+def _program_with_children(line: list[str], cwd: str, ignored: list[str], environment: dict[str, str], printed: Any) -> None:
+    _begin(cwd, ignored, environment, printed)
+    context = multiprocessing.get_context("fork")
+    requests, asks = context.Pipe()
+    program = context.Process(target=_asking, args=(asks, requests, line))
+    program.start()
+    asks.close()
+    children = dict[int | None, Any]()
+    with contextlib.suppress(EOFError):  # it has ended
+        while True:
+            asked = requests.recv()
+            if isinstance(asked, _Request):
+                child = context.Process(target=_child, args=(asked,))
+                child.start()
+                children[child.pid] = child
+                requests.send(child.pid)
+            else:
+                children[asked].join()
+                requests.send(children[asked].exitcode)
+    program.join()
+    if program.exitcode < 0:
+        os.kill(os.getpid(), -program.exitcode)
+    sys.exit(program.exitcode)
+
+
+def _child(request: _Request) -> None:
+    for number, path in enumerate((request.stdin, request.stdout)):
+        fd = os.open(path, os.O_WRONLY if number else os.O_RDONLY)
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.stdin = open(0)  # noqa: SIM115 - multiprocessing gives a child none
+    if request.prepare is not None:
+        request.prepare()
+    os.chdir(request.cwd)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    warnings.resetwarnings()  # it prints them
+    _run_script(request.line)
+
+
+class _Forks:
+    """What a program asks for its children, in place of :mod:`subprocess`, where they are scripts of this Python."""
+
+    def __init__(self, asks: Any) -> None:
+        self._asks = asks
+        self._run, self._popen = subprocess.run, subprocess.Popen
+
+    def start(self, command: Sequence[str], options: dict[str, Any], stdin: str, stdout: str) -> int:
+        environment = options.get("env") or dict(os.environ)
+        self._asks.send(_Request(list(command[1:]), os.getcwd(), environment, options.get("preexec_fn"), stdin, stdout))
+        return int(self._asks.recv())
+
+    def wait(self, pid: int) -> int:
+        self._asks.send(pid)
+        return int(self._asks.recv())
+
+    def run(self, command: Sequence[str], *more: Any, **options: Any) -> subprocess.CompletedProcess[Any]:
+        if more or not self._is_known(command, options):
+            return self._run(command, *more, **options)
+        with tempfile.NamedTemporaryFile("r") as printed:
+            status = self.wait(self.start(command, options, os.devnull, printed.name))
+            done = subprocess.CompletedProcess(command, status, printed.read())
+        if options.get("check"):
+            done.check_returncode()
+        return done
+
+    def popen(self, command: Sequence[str], *more: Any, **options: Any) -> Any:
+        if more or not (self._is_known(command, options) and options.get("stdin") == subprocess.PIPE):
+            return self._popen(command, *more, **options)
+        return _Piped(self, command, options)
+
+    def _is_known(self, command: Sequence[str], options: dict[str, Any]) -> bool:
+        is_script = command[0] == sys.executable and os.fspath(command[1]).endswith(".py")
+        path = (options.get("env") or os.environ).get("PYTHONPATH")
+        is_of_tree = path == os.environ.get("PYTHONPATH")  # whose library this fork has imported
+        return bool(is_script and is_of_tree and options.get("stdout") == subprocess.PIPE and options.get("text"))
+
+
+class _Piped:
+    """A child with two pipes, as a ``Popen``."""
+
+    def __init__(self, forks: _Forks, command: Sequence[str], options: dict[str, Any]) -> None:
+        self._forks = forks
+        self._status: int | None = None
+        with tempfile.TemporaryDirectory() as folder:
+            paths = f"{folder}/stdin", f"{folder}/stdout"
+            for path in paths:
+                os.mkfifo(path)
+            self._pid = forks.start(command, options, *paths)
+            self.stdin, self.stdout = open(paths[0], "w"), open(paths[1])  # noqa: SIM115 - the program does not close them
+
+    def wait(self) -> int:
+        self._status = self._forks.wait(self._pid) if self._status is None else self._status
+        return self._status
+
+    def kill(self) -> None:
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def _asking(asks: Any, requests: Any, line: list[str]) -> None:
+    """Run the program; what it runs of Python is asked for."""
+    requests.close()
+    forks = _Forks(asks)
+    subprocess.run, subprocess.Popen = forks.run, forks.popen
+    _run_script(line)
 
 
 def _call(

@@ -82,7 +82,8 @@ def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> t
     """Run a benchmark at its smallest size; return its figures and what it wrote to stderr."""
     out = tmp_path / "out.jsonl"
     line = ["--tiny", "--scratch", tmp_path / "scratch", "--out", out, *more]
-    done = run_program(BENCHMARKS / script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent), **environment)
+    options: dict[str, Any] = {"cwd": tmp_path, "starts_programs": True, "PYTHONPATH": str(BENCHMARKS.parent)}
+    done = run_program(BENCHMARKS / script, *line, **options, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = check_lines(done.stdout)
     assert figures == check_lines(out.read_text())

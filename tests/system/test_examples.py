@@ -6,8 +6,10 @@ import importlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -70,17 +72,39 @@ def test_train_sage(tmp_path):
     assert float(printed.split("test accuracy ")[-1].split(",")[0]) > 0.7
 
 
-def test_train_ddp(tmp_path):
-    """Two processes of torchrun train, and one goes on from their checkpoint; another trains from the start by itself."""
+def torchrun(folder: Path, command: list[str]) -> str:
+    """Run a script in two processes of torchrun; return what they printed."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def two_forks(folder: Path, command: list[str]) -> str:
+    """Run it in two forks, whose environment is what torchrun gives."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": os.fspath(ROOT)}
+
+    def one(rank: int) -> subprocess.CompletedProcess[str]:
+        return run_program(*command, cwd=folder, RANK=str(rank), LOCAL_RANK=str(rank), **common)
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(one, range(2)))
+    assert not any(each.returncode for each in done), [each.stderr for each in done]
+    return "".join(each.stdout for each in done)
+
+
+@pytest.mark.parametrize("together", [two_forks, pytest.param(torchrun, marks=pytest.mark.stress)])
+def test_train_ddp(tmp_path, together):
+    """Two processes train, and one goes on from their checkpoint; another trains from the start by itself."""
     planted(tmp_path / "g")
     options = ["--memory", "64MiB", "--batch-size", "25", "--hidden", "16", "--lr", "0.02", "--every", "3"]
     common = [os.fspath(tmp_path / "g"), *options, "--checkpoint", "train.pt"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, os.fspath(ROOT / "examples" / "train_ddp.py"), *common, "--epochs", "1"]
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("epoch 0: loss") == 1
+    printed = together(tmp_path, [os.fspath(ROOT / "examples" / "train_ddp.py"), *common, "--epochs", "1"])
+    assert printed.count("epoch 0: loss") == 1
     printed = run("train_ddp.py", *common, "--epochs", 2, cwd=tmp_path)
     assert "going on with batch 0 of epoch 1" in printed
     alone = run("train_ddp.py", tmp_path / "g", *options, cwd=tmp_path)
