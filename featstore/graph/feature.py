@@ -20,6 +20,7 @@ from featstore._core.rows import is_writable
 from featstore.cache.gather import Gather
 from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least
+from featstore.display import Display, ShownAsTables, Stats
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
@@ -28,6 +29,7 @@ from featstore.gather.rowblocks import row_blocks
 from featstore.gather.rowindex import resolve_rows
 from featstore.gather.sources import RowSource
 from featstore.gather.tupleindex import select
+from featstore.graph.showing import show_store
 from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
 
@@ -60,7 +62,7 @@ def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
     return first < other + out.nbytes and other < first + ids.nbytes
 
 
-class FeatureStore(Dataset[torch.Tensor]):
+class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
     """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
 
     A dataset makes its stores: ``g.features["x"]``. A store is a map-style dataset of its rows. It pickles as path and options,
@@ -129,8 +131,10 @@ class FeatureStore(Dataset[torch.Tensor]):
         """Get the number of elements."""
         return self.shape.numel()
 
-    def __repr__(self) -> str:
-        return f"FeatureStore({self.name!r}, shape={tuple(self.shape)}, dtype={self.dtype}, backend={self._reader.backend!r})"
+    def _display(self) -> Display:
+        state = ", closed" if self._is_closed else ""
+        what = f"{self.name!r}, shape={tuple(self.shape)}, dtype={self.dtype}, backend={self._reader.backend!r}"
+        return show_store(self, f"FeatureStore({what}{state})", self._is_closed)
 
     def __add__(self, other: object) -> NoReturn:
         raise TypeError("a FeatureStore is not computed with; read rows, and add to them")
@@ -432,23 +436,25 @@ class FeatureStore(Dataset[torch.Tensor]):
         """The host cache in use."""
         return self._gather.cache
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Report the backend and its reason, the mode, counts of rows, reads and bytes, and the cache's statistics.
 
         ``reads`` and ``bytes_read`` count all reads of the feature's source since the dataset was opened. Passes that pack
         extents are included once they are over; they count no rows.
         """
         counts = self.source.stats
-        result: dict[str, Any] = {
-            "backend": self._reader.backend,
-            "reason": self._reader.reason,
-            "mode": self.source.mode,
-            "takes": self._gather.n_takes,
-            "rows_loaded": counts.rows,
-            "reads": counts.reads,
-            "bytes_requested": counts.bytes_requested,
-            "bytes_read": counts.bytes_read,
-        }
+        result = Stats(
+            {
+                "backend": self._reader.backend,
+                "reason": self._reader.reason,
+                "mode": self.source.mode,
+                "takes": self._gather.n_takes,
+                "rows_loaded": counts.rows,
+                "reads": counts.reads,
+                "bytes_requested": counts.bytes_requested,
+                "bytes_read": counts.bytes_read,
+            }
+        )
         cache = self.cache
         if cache is not None:
             result["cache"] = cache.stats()
