@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from drive import RANDOM_DEPTHS, fio_random_iops, fio_scan_bandwidth, have_fio
+from drive import RANDOM_DEPTHS, direct_rate, fio_random_iops, fio_scan_bandwidth, have_fio
 from harness import PAGE_BYTES, Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
 
 import featstore
 
-GROUPS = ("cold", "scan", "gaps", "widths", "backends", "verify", "hot", "few")
+GROUPS = ("cold", "scan", "blocks", "gaps", "widths", "backends", "verify", "hot", "few")
 SMALL_BYTES = 200_000_000  # of a cache that fits the last-level cache of some processors
 GAPS_KIB = (0, 8, 16, 24, 256)  # the last is a scan where rows are dense
 
@@ -157,6 +157,39 @@ def scan(args: argparse.Namespace, report: Report, folder: Path) -> None:
         target="<= 1.1",
         bytes_read=gather.bytes_read,
     )
+
+
+def blocks(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """All rows in order by ``store.blocks()``: bytes a second against direct reads and fio's scan, and the bytes read."""
+    n_rows = 20_000 if args.tiny else args.rows
+    path = make(folder, n_rows, 512)
+    file = data_file(path)
+    read: list[float] = []
+    with featstore.open(path, memory="512MiB") as g:
+        store = g.features["x"]
+
+        def ours(rows: int | None) -> float:
+            before, start = bytes_read_by_kernel(), time.perf_counter()
+            done = 0
+            for first, block in store.blocks(rows):
+                assert int(block[0, :8].numpy().view("<i8")[0]) == first == done
+                done += len(block)
+            seconds = time.perf_counter() - start
+            assert done == n_rows
+            read.append(bytes_read_by_kernel() - before)
+            return store.nbytes / seconds
+
+        sides = {"blocks()": partial(ours, None), "blocks(rows=1000)": partial(ours, 1000), "direct": partial(direct_rate, file)}
+        if have_fio():
+            sides["fio"] = partial(fio_scan_bandwidth, file)
+        results = alternate(args.runs, sides, warm_up=1)
+    direct, fio = "direct reads of 1 MiB by 4 threads", "fio's scan, at its best depth"
+    for name in ("blocks()", "blocks(rows=1000)"):
+        figure = partial(report.figure, f"{name}, 512 B rows", results[name], "bytes/s")
+        figure(reference=direct, references=results["direct"], target=">= 0.95")
+        figure(reference=fio, references=results.get("fio"))
+    size = [float(n_rows * 512)] * len(read)
+    report.figure("blocks(), bytes read", read, "bytes", reference="bytes of the rows", references=size, target="<= 1.02")
 
 
 def gaps(args: argparse.Namespace, report: Report, folder: Path) -> None:

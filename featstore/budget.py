@@ -15,6 +15,7 @@ from types import MethodType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from featstore.config import format_size
+from featstore.display import Display, ShownAsTables, Table
 from featstore.errors import BudgetError
 
 __all__ = ["Budget", "HeldMemory", "Living", "Loan", "MemoryReport", "Reservation", "Worker"]
@@ -136,7 +137,7 @@ class HeldMemory:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MemoryReport(Mapping[str, int]):
+class MemoryReport(ShownAsTables, Mapping[str, int]):
     """The bytes of a budget by holder, largest first: a mapping of str to int, taken at one moment, which prints as a table.
 
     Parameters
@@ -177,17 +178,14 @@ class MemoryReport(Mapping[str, int]):
         """Held bytes that their holders would give back."""
         return sum(each.on_loan_bytes for each in self.holders.values())
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self)})"
-
-    def __str__(self) -> str:
-        width = max(map(len, ["holder", *self])) + 1
-        lines = [f"{'holder':<{width}}{'held':>12}{'on loan':>12}{'for':>12}"]
+    def _display(self) -> Display:
+        rows = []
         for name, held in self.holders.items():
-            lent = f"{format_size(held.on_loan_bytes):>12}{held.on_loan_s:>10.1f} s" if held.on_loan_bytes else ""
-            lines.append(f"{name:<{width}}{format_size(held.bytes):>12}{lent}")
+            lent = (format_size(held.on_loan_bytes), f"{held.on_loan_s:.1f} s") if held.on_loan_bytes else ("", "")
+            rows.append((name, format_size(held.bytes), *lent))
         used, total, on_loan, peak = map(format_size, (self.used, self.total, self.on_loan, self.peak))
-        return "\n".join([*lines, f"{used} of {total} are held, {on_loan} of them on loan; at most {peak} were held"])
+        note = f"{used} of {total} are held, {on_loan} of them on loan; at most {peak} were held"
+        return Display("", [Table(("holder", "held", "on loan", "for"), rows)], [note])
 
 
 class Budget:

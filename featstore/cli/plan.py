@@ -31,7 +31,7 @@ from featstore.cli.arguments import (
     share_or_size,
 )
 from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
-from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
+from featstore.cli.plots import draw_estimates, draw_miss_curve, draw_redundancy, print_drawn
 from featstore.cli.recording import TracedBatches, check_target, rows_asked_for, seeds_among_all, seeds_of
 from featstore.config import format_size, parse_disk, parse_size
 from featstore.estimate.batchsize import ROW_BYTES, BatchSize
@@ -44,6 +44,7 @@ from featstore.estimate.tablespeed import table_speed
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.trace import Trace, record
+from featstore.plotting import check_plot
 from featstore.progress import Bar, is_seen, make_bar
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any, cast
 
 from featstore.cli.arguments import Given, feature_of, make_batches, make_sampler, open_graph, positive, typed
-from featstore.cli.plots import check_plot, draw_split, print_drawn
+from featstore.cli.plots import draw_split, print_drawn
 from featstore.cli.recording import seeds_of
 from featstore.config import format_size
 from featstore.estimate.savedio import Split
 from featstore.load.history import History
 from featstore.load.loader import Loader
+from featstore.plotting import check_plot
 from featstore.strategies.registry import get_strategy
 
 __all__ = ["add_history_arguments", "check_unused", "plan_history", "staleness"]

@@ -1,9 +1,8 @@
-"""Pictures of what was planned; matplotlib, the extra ``plot``, is imported only here and only when a picture is asked for."""
+"""Pictures of what was planned; matplotlib, the extra ``plot``, is imported only when a picture is asked for."""
 
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,45 +11,20 @@ import numpy as np
 
 from featstore.cli.output import print_result
 from featstore.config import format_size
-from featstore.errors import MissingExtraError
 from featstore.estimate.choice import Choice
 from featstore.estimate.misscurve import MissCurve
 from featstore.estimate.redundancy import Redundancy
 from featstore.estimate.savedio import Split
+from featstore.plotting import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy", "draw_split", "print_drawn"]
+__all__ = ["draw_estimates", "draw_miss_curve", "draw_redundancy", "draw_split", "print_drawn"]
 
-COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 MARKERS = "osD^vP<>Xh"
 STYLES = {"static": "--", "online": "-", "planned": "-"}
 LEAST_TICK_GAP = 0.12  # of the axis: labels closer than that would overlap
-
-
-def check_plot(path: str | os.PathLike[str] | None) -> None:
-    """Check, before any work, that a requested picture can be written to ``path``.
-
-    MissingExtraError: matplotlib is not installed. ValueError: matplotlib lacks the format. OSError: the folder does not exist,
-    or cannot be written.
-    """
-    if path is None:
-        return
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(f"a plot needs matplotlib ({error}): pip install matplotlib") from None
-    name = os.fspath(path)
-    ending = os.path.splitext(name)[1].lstrip(".").lower()
-    formats = Figure().canvas.get_supported_filetypes()
-    if ending not in formats:
-        raise ValueError(f"plot {name!r}: the name must end in one of {', '.join('.' + each for each in sorted(formats))}")
-    folder = os.path.dirname(name) or "."
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, f"the folder of the plot {name!r} is not there", folder)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(errno.EACCES, f"the plot {name!r} cannot be written", folder)
 
 
 def print_drawn(options: argparse.Namespace, result: dict[str, Any], text: str, draw: Callable[[str], None]) -> None:

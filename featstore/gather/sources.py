@@ -156,12 +156,15 @@ class AbsentRows:
 
 
 class SourceRange:
-    """Consecutive rows of another source, numbered from 0 (:class:`RowSource`). Closing the other source closes it."""
+    """Consecutive rows of another source, numbered from 0 (:class:`RowSource`). Closing the other source closes it.
+
+    ``whole`` is the other source, and ``first`` the row of it that is row 0 here.
+    """
 
     in_order = False
 
     def __init__(self, source: RowSource, first: int, n_rows: int) -> None:
-        self._source, self._first = source, first
+        self.whole, self.first = source, first
         self.n_rows, self.row_bytes = n_rows, source.row_bytes
         self.path, self.mode, self.stats = source.path, source.mode, source.stats
         self.fingerprint = source.fingerprint and f"{source.fingerprint}+{first}"
@@ -171,16 +174,16 @@ class SourceRange:
     ) -> ReadStats:
         if isinstance(addresses, range):
             low, high = addresses.start, addresses.stop - 1
-            shifted: Addresses = range(low + self._first, high + 1 + self._first)
+            shifted: Addresses = range(low + self.first, high + 1 + self.first)
         else:
             low, high = (int(addresses.min()), int(addresses.max())) if len(addresses) else (0, -1)
-            shifted = np.asarray(addresses, np.int64) + self._first
+            shifted = np.asarray(addresses, np.int64) + self.first
         if len(addresses) and not 0 <= low <= high < self.n_rows:
             raise IndexError(f"rows {low} to {high} of {self.n_rows}")
-        return self._source.gather(shifted, out, positions, gap_bytes)
+        return self.whole.gather(shifted, out, positions, gap_bytes)
 
     def check_open(self) -> None:
-        self._source.check_open()
+        self.whole.check_open()
 
     def close(self) -> None:
         """Pass: the other source is closed by its owner."""

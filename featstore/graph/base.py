@@ -15,11 +15,13 @@ from featstore.budget import Budget, MemoryReport, Reservation
 from featstore.cache.base import OnlinePolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Options
+from featstore.display import Display, ShownAsTables
 from featstore.errors import BusyError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.sources import RowSource
 from featstore.graph.feature import FeatureStore
 from featstore.graph.fields import Fields
+from featstore.graph.showing import show_graph
 from featstore.graph.typeviews import NodeView
 from featstore.storage.reader import Reader
 from featstore.topology.noderows import NodeRows, RowsOfTypes
@@ -30,7 +32,7 @@ __all__ = ["StoredGraph"]
 Self = TypeVar("Self", bound="StoredGraph")
 
 
-class StoredGraph(ABC):
+class StoredGraph(ShownAsTables, ABC):
     """Stores of features and tensors of node data behind one budget, one reader and one pool; a context manager.
 
     Subclasses provide the node data (:meth:`_data_bytes`, :meth:`_read_data`), and close their own files
@@ -216,6 +218,12 @@ class StoredGraph(ABC):
         """Raise ClosedError after :meth:`close`."""
         if self._closed:
             raise ClosedError(f"{self.path} is closed")
+
+    def _title(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, num_nodes={self.num_nodes}{', closed' * self._closed})"
+
+    def _display(self) -> Display:
+        return show_graph(self, self._title())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -418,7 +418,7 @@ class OutOfCoreGraph(OpenDataset):
     def __dir__(self) -> list[str]:
         return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         state = ", closed" if self._closed else ""
         types = ""
         if not self.types.is_one:

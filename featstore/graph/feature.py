@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast, overload
 
@@ -19,12 +20,16 @@ from featstore._core.rows import is_writable
 from featstore.cache.gather import Gather
 from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least
-from featstore.errors import ClosedError
+from featstore.display import Display, ShownAsTables, Stats
+from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.rowblocks import row_blocks
+from featstore.gather.rowindex import resolve_rows
 from featstore.gather.sources import RowSource
-from featstore.graph.rowindex import resolve_rows
+from featstore.gather.tupleindex import select
+from featstore.graph.showing import show_store
 from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
 
@@ -57,7 +62,7 @@ def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
     return first < other + out.nbytes and other < first + ids.nbytes
 
 
-class FeatureStore(Dataset[torch.Tensor]):
+class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
     """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
 
     A dataset makes its stores: ``g.features["x"]``. A store is a map-style dataset of its rows. It pickles as path and options,
@@ -126,8 +131,10 @@ class FeatureStore(Dataset[torch.Tensor]):
         """Get the number of elements."""
         return self.shape.numel()
 
-    def __repr__(self) -> str:
-        return f"FeatureStore({self.name!r}, shape={tuple(self.shape)}, dtype={self.dtype}, backend={self._reader.backend!r})"
+    def _display(self) -> Display:
+        state = ", closed" if self._is_closed else ""
+        what = f"{self.name!r}, shape={tuple(self.shape)}, dtype={self.dtype}, backend={self._reader.backend!r}"
+        return show_store(self, f"FeatureStore({what}{state})", self._is_closed)
 
     def __add__(self, other: object) -> NoReturn:
         raise TypeError("a FeatureStore is not computed with; read rows, and add to them")
@@ -143,7 +150,7 @@ class FeatureStore(Dataset[torch.Tensor]):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("the rows lie on disk: an array of them is always a copy")
-        array = self[:].numpy()
+        array = self.numpy()
         return np.asarray(array if dtype is None else array.astype(dtype, copy=False))
 
     def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
@@ -158,30 +165,93 @@ class FeatureStore(Dataset[torch.Tensor]):
 
     @uncompiled
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Read rows by NumPy's rules for the first axis.
+        """Read rows, or parts of rows, by NumPy's rules.
 
         Parameters
         ----------
-        index : int, slice, integer array-like of any shape, or boolean mask of shape (n_rows,)
-            Negative ids count from the end; repeats and any order are allowed. Other axes may only be taken whole, as in
-            ``store[ids, :]`` and ``store[..., :]``.
+        index : int, slice, integer array-like of any shape, boolean mask, ellipsis, None, or tuple of these
+            Negative ids count from the end; repeats and any order are allowed. ``store[ids, 3:5]`` takes columns of rows,
+            ``store[ids, columns]`` one number of each row, as in NumPy.
 
         Returns
         -------
-        Tensor of self.dtype, shape (*index.shape, *row_shape)
+        Tensor of self.dtype
+            Of the shape that NumPy's result has; for rows alone ``(*index.shape, *row_shape)``. It is a copy, never a view.
 
         Raises
         ------
         IndexError
-            An id is out of range (the error names it and its position), or another axis is not taken whole. Raised before any
-            read.
+            An id or a position is out of range (the error names it), a mask does not fit, or arrays do not broadcast together.
+            Raised before any read.
         TypeError
             ``index`` is no index, or is a ``torch.uint8`` tensor, which may mean a mask or ids.
         CorruptionError, OSError, BudgetError, ClosedError
             See :meth:`take`.
+
+        Notes
+        -----
+        Rows are read whole, where parts of them are taken, 8 MiB at a time beside the result.
         """
+        selection = select(index, self.shape)
+        if selection is not None:
+            with self._naming_enough():
+                return selection.read(self._gather.rows, self._pool, self.dtype)
         rows, lead = resolve_rows(index, self.shape)
         return self._read(rows, lead)
+
+    def blocks(self, rows: int | None = None) -> Iterator[tuple[int, torch.Tensor]]:
+        """Read all rows once, in order, at the drive's rate.
+
+        Parameters
+        ----------
+        rows : int, optional
+            Rows a block, of which the last may have fewer. By default 8 MiB of rows, fewer if the budget has little left.
+
+        Returns
+        -------
+        iterator of (int, Tensor of self.dtype, shape (k, *row_shape))
+            The first row of each block, and its rows, each bit for bit.
+
+        Raises
+        ------
+        ValueError
+            ``rows`` is less than 1.
+        BudgetError
+            From the loop: three blocks do not fit the budget, or blocks that were kept fill it.
+        CorruptionError, OSError, ClosedError
+            From the loop: see :meth:`take`.
+
+        Notes
+        -----
+        Up to 32 MiB are read ahead, and a thread fills the next block while the loop has one. Small blocks are views of 8 MiB,
+        whose memory goes back when all of them are gone. The feature's cache is neither used nor changed. A forked child reads on
+        by itself.
+        """
+        if rows is not None:
+            rows = check_at_least("rows", rows, 1)
+        self.source.check_open()
+        return self._blocks(rows)
+
+    def _blocks(self, rows: int | None) -> Iterator[tuple[int, torch.Tensor]]:
+        with self._naming_enough():
+            yield from row_blocks(self.source, self._pool, self._row_shape, self.dtype, rows)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Read all rows into an array, in pooled memory that counts in the budget while the array lives.
+
+        Raises
+        ------
+        BudgetError
+            They do not fit; ``needed`` is a budget that suffices. :meth:`blocks` reads them piece by piece.
+        TypeError
+            NumPy lacks the dtype, bfloat16.
+        CorruptionError, OSError, ClosedError
+            See :meth:`take`.
+        """
+        if self.dtype == torch.bfloat16:
+            raise TypeError(f"NumPy has no bfloat16, of which {self.name!r} is: take store[:], or store[:].float().numpy()")
+        with self._naming_enough():
+            return self[:].numpy()
 
     @uncompiled
     def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
@@ -297,6 +367,20 @@ class FeatureStore(Dataset[torch.Tensor]):
         self._gather.planned(plan, rows_of, memory, tally, tiers, threads)
         return out
 
+    @contextmanager
+    def _naming_enough(self) -> Iterator[None]:
+        """Let BudgetError name a budget that suffices for the reader's own buffers, too, which grow with the budget."""
+        try:
+            yield
+        except BudgetError as error:
+            needed, reader = error.needed, self._reader
+            if needed is None:
+                raise
+            others = needed - reader.held_bytes
+            while others + reader.least_bytes(needed) > needed:
+                needed = others + reader.least_bytes(needed)
+            raise BudgetError(error.reason, needed) from None
+
     def _read(
         self,
         rows: npt.NDArray[np.int64] | range,
@@ -352,23 +436,25 @@ class FeatureStore(Dataset[torch.Tensor]):
         """The host cache in use."""
         return self._gather.cache
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Report the backend and its reason, the mode, counts of rows, reads and bytes, and the cache's statistics.
 
         ``reads`` and ``bytes_read`` count all reads of the feature's source since the dataset was opened. Passes that pack
         extents are included once they are over; they count no rows.
         """
         counts = self.source.stats
-        result: dict[str, Any] = {
-            "backend": self._reader.backend,
-            "reason": self._reader.reason,
-            "mode": self.source.mode,
-            "takes": self._gather.n_takes,
-            "rows_loaded": counts.rows,
-            "reads": counts.reads,
-            "bytes_requested": counts.bytes_requested,
-            "bytes_read": counts.bytes_read,
-        }
+        result = Stats(
+            {
+                "backend": self._reader.backend,
+                "reason": self._reader.reason,
+                "mode": self.source.mode,
+                "takes": self._gather.n_takes,
+                "rows_loaded": counts.rows,
+                "reads": counts.reads,
+                "bytes_requested": counts.bytes_requested,
+                "bytes_read": counts.bytes_read,
+            }
+        )
         cache = self.cache
         if cache is not None:
             result["cache"] = cache.stats()

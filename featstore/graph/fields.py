@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from featstore.config import format_size
+from featstore.display import Display, Shown, Table
 from featstore.graph.feature import FeatureStore
 
 __all__ = ["Fields"]
 
 
-class Fields(Mapping[str, Any]):
+class Fields(Shown, Mapping[str, Any]):
     """Fields by name; the KeyError of a missing name lists the existing names."""
 
     def __init__(
@@ -46,9 +51,20 @@ class Fields(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def described(self, name: str) -> tuple[str, list[int], int]:
+        """Get the dtype, the shape and the bytes of a field without reading it."""
+        dtype, shape = self._shape(name)
+        text = str(dtype).removeprefix("torch.")
+        return text, list(shape), getattr(torch, text).itemsize * math.prod(shape)
+
     def __repr__(self) -> str:
         found = []
         for name in self._names:
-            dtype, shape = self._shape(name)
-            found.append(f"{name!r}: {str(dtype).removeprefix('torch.')} {list(shape)}")
+            dtype, shape, _ = self.described(name)
+            found.append(f"{name!r}: {dtype} {shape}")
         return f"{{{', '.join(found)}}}"
+
+    def _display(self) -> Display:
+        described = [(name, *self.described(name)) for name in self._names]
+        rows = [(name, dtype, str(shape), format_size(n_bytes)) for name, dtype, shape, n_bytes in described]
+        return Display(f"{self._what}s", [Table(("", "dtype", "shape", "bytes"), rows)])

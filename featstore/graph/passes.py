@@ -331,7 +331,7 @@ class Passes:
         runs = ((at + int(k) * step, self._turns[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
         self._progress((self._n_runs - len(is_wanted)) * step * rows.file.row_bytes)
         asked = time.perf_counter()
-        for first_of_file, found in read_ahead(rows.file, runs):
+        for first_of_file, found in read_ahead(rows.file.read, runs):
             begin, first = time.perf_counter(), first_of_file - at
             numbers = self._numbers(found)
             scale = None if self._scale is None else self._scale[first : first + len(found)]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from featstore.display import Display, Shown
 from featstore.graph.fields import Fields
+from featstore.graph.showing import show_type
 from featstore.topology.types import EdgeKey
 
 __all__ = ["EdgeView", "NodeView"]
 
 
 @dataclass(frozen=True, eq=False)
-class NodeView:
+class NodeView(Shown):
     """A type of nodes of a graph, ``g["paper"]``; rows and values are indexed by ids within the type.
 
     Attributes
@@ -28,9 +30,12 @@ class NodeView:
     features: Fields
     node_data: Fields
 
+    def _display(self) -> Display:
+        return show_type(f"NodeView({self.type!r}, num_nodes={self.num_nodes})", self.features, self.node_data)
+
 
 @dataclass(frozen=True, eq=False)
-class EdgeView:
+class EdgeView(Shown):
     """A type of edges of a graph, ``g["author", "writes", "paper"]``.
 
     Attributes
@@ -44,3 +49,6 @@ class EdgeView:
     type: EdgeKey
     num_edges: int
     features: Fields
+
+    def _display(self) -> Display:
+        return show_type(f"EdgeView({self.type!r}, num_edges={self.num_edges})", self.features)

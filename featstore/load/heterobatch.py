@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore.display import Display
 from featstore.gather.buffers import BufferPool, memory_errors
 from featstore.load.disjoint import batch_nodes
 from featstore.load.minibatch import LoadedBatch, Move
+from featstore.load.report import show_batch
 from featstore.registry import adapter
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.edgenumbers import edge_type_of
@@ -26,7 +28,7 @@ __all__ = ["HeteroMiniBatch", "TypedNodes", "parts_of", "typed_batch"]
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class HeteroMiniBatch(LoadedBatch):
     """One batch of a :class:`~featstore.Loader` of a graph of several types. All ids are ids within their type.
 
@@ -132,10 +134,18 @@ class HeteroMiniBatch(LoadedBatch):
             batch=None if self.batch is None else {kind: move(numbers) for kind, numbers in self.batch.items()},
         )
 
-    def __repr__(self) -> str:
+    def _display(self) -> Display:
         nodes = ", ".join(f"{kind}={len(ids)}" for kind, ids in self.input_ids.items())
         head = f"index={self.index}, seeds={len(self.seeds)} of {self.seed_type!r}, hops={len(self.blocks)}"
-        return f"HeteroMiniBatch({head}, {nodes})"
+        tensors = {f"input_ids[{kind!r}]": ids for kind, ids in self.input_ids.items()}
+        for name, of_types in self.features.items():
+            tensors |= {f"features[{name!r}][{kind!r}]": rows for kind, rows in of_types.items()}
+        tensors |= {f"labels[{name!r}]": tensor for name, tensor in self.labels.items()}
+        for name, hops in self.edge_features.items():
+            for hop, of_hop in enumerate(hops):
+                tensors |= {f"edge_features[{name!r}][{hop}][{key}]": rows for key, rows in of_hop.items()}
+        blocks = [(f"blocks[{hop}][{key}]", block) for hop, of_hop in enumerate(self.blocks) for key, block in of_hop.items()]
+        return show_batch(f"HeteroMiniBatch({head}, {nodes})", tensors.items(), blocks)
 
 
 class TypedNodes:

@@ -19,14 +19,17 @@ from torch.utils.data import IterableDataset, get_worker_info
 from featstore.budget import Living, Reservation
 from featstore.cache.base import get_policy
 from featstore.config import check_at_least, check_flag
+from featstore.display import Display, ShownAsTables, Table
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
+from featstore.graph.showing import cache_text
 from featstore.load.arguments import check_edge_features, check_features, check_prefetch
 from featstore.load.batchcheck import batch_check
 from featstore.load.epoch import EpochIterator, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
+from featstore.load.report import LoaderStats, draw_stats, show_counts
 from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
@@ -54,6 +57,8 @@ from featstore.strategies.savedsplit import HistorySplit
 from featstore.strategies.windows import describe_windows
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = ["Loader"]
@@ -68,7 +73,7 @@ def _release(held: list[Reservation]) -> None:
         held.pop().release()
 
 
-class Loader(IterableDataset[MiniBatch]):
+class Loader(ShownAsTables, IterableDataset[MiniBatch]):
     """Iterate over mini-batches of a graph; each ``for`` loop is one epoch.
 
     Parameters
@@ -234,6 +239,7 @@ class Loader(IterableDataset[MiniBatch]):
             self._iterators: Living[RunningEpoch] = Living()  # the epochs that have begun
             self._beginning = threading.RLock()
             self._adapts = prefetch == "auto"
+            self._asked = None if self._adapts else cast(int, prefetch)
             self._closed = False
             self._pid = os.getpid()
             self._history: History | None = None
@@ -342,9 +348,9 @@ class Loader(IterableDataset[MiniBatch]):
         labels: int = sum(map(self._g.data_bytes, context.labels))
         return context.batches.nbytes + labels + history
 
-    def __repr__(self) -> str:
+    def _display(self) -> Display:
         if not hasattr(self, "_stages"):
-            return "<Loader, not made>"  # its constructor raised
+            return Display("<Loader, not made>")  # its constructor raised
         context, state = self._runner.context, ", closed" if self._closed else ""
         options = {
             "features": list(context.features),
@@ -356,7 +362,11 @@ class Loader(IterableDataset[MiniBatch]):
         what = [repr(self._g.path), *([] if self._sampler is None else [repr(self._sampler)])]  # a pack has samples
         what.append(f"{len(self):,} batches of {context.batches.batch_size}")
         what += [f"{name}={value!r}" for name, value in options.items()]
-        return f"Loader({', '.join(what)}{state})"
+        title = f"Loader({', '.join(what)}{state})"
+        if self._closed or self._g.closed:
+            return Display(title)
+        caches = [(f"cache of {name!r}", cache_text(store.cache)) for name, store in context.nodes.stores.items()]
+        return Display(title, [Table(("", ""), [*show_counts(self.stats()), *caches])])
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -444,18 +454,18 @@ class Loader(IterableDataset[MiniBatch]):
         """
         self._state.restore(state)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> LoaderStats:
         """Return the loader's counts and seconds since it was made.
 
         Returns
         -------
         dict
-            ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier; ``base`` are the loaded ones),
-            ``hits_lost`` (rows planned as hits of the host cache, but loaded, because the budget had taken their memory back),
-            ``epochs_beside`` (epochs read on demand, because the caches followed another epoch's plans),
-            ``bytes_requested``, ``bytes_read`` and ``reads`` of the features, by this loader alone; ``prefetch``, the batches
-            now made ahead (fewer than asked for, once memory was short); ``seconds`` by stage; ``hidden``, the share of the
-            seconds of loading that the loop did not wait for.
+            It prints as tables, with advice on what to change first. ``batches``; ``rows`` asked for, ``rows_loaded`` from
+            storage, ``hits`` (rows by tier; ``base`` are the loaded ones), ``hits_lost`` (rows planned as hits of the host cache,
+            but loaded, because the budget had taken their memory back), ``epochs_beside`` (epochs read on demand, because the
+            caches followed another epoch's plans), ``bytes_requested``, ``bytes_read`` and ``reads`` of the features, by this
+            loader alone; ``prefetch``, the batches now made ahead (fewer than asked for, once memory was short); ``seconds`` by
+            stage; ``hidden``, the share of the seconds of loading that the loop did not wait for.
 
             If superbatches are planned, ``superbatch``: its ``batches``, the number ``of`` batches in an epoch, and, if
             streamed, the ``passes`` over the features in an epoch. With rows on the device ``device_cache``: ``rows`` of all
@@ -482,18 +492,42 @@ class Loader(IterableDataset[MiniBatch]):
         depths = [epoch.depth for epoch in self._iterators]
         context = self._runner.context
         of_edges = {"edge_features": context.edges.reads.total()} if context.edges.stores else {}
-        return {
-            **of_edges,
-            **({} if self._history is None else {"history": self._history.stats()}),
-            **context.counts.total(),
-            **context.nodes.reads.total(),
-            "prefetch": min(depths, default=self._runner.prefetch),
-            "seconds": context.watch.seconds(),
-            "hidden": self._stages.overlap.hidden,
-            **describe(context.on_device),
-            **self._windows,
-            **self._runner.stats(),
-        }
+        return LoaderStats(
+            {
+                **of_edges,
+                **({} if self._history is None else {"history": self._history.stats()}),
+                **context.counts.total(),
+                **context.nodes.reads.total(),
+                "prefetch": min(depths, default=self._runner.prefetch),
+                "seconds": context.watch.seconds(),
+                "hidden": self._stages.overlap.hidden,
+                **describe(context.on_device),
+                **self._windows,
+                **self._runner.stats(),
+            },
+            self._asked,
+        )
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the statistics: seconds by stage, and rows by the tier that served them.
+
+        Parameters
+        ----------
+        path : path-like, optional
+            Picture to write; its ending says the format, such as ``.png`` or ``.svg``.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib, the extra ``plot``, is not installed.
+        ValueError, OSError
+            matplotlib lacks the format, or the picture cannot be written.
+        """
+        return draw_stats(self.stats(), repr(self._strategy), path)
 
     # The end.
 

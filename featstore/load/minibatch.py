@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from featstore.display import Display, ShownAsTables
 from featstore.gather.buffers import memory_errors
 from featstore.load.history import BatchHistory
+from featstore.load.report import show_batch
 from featstore.registry import adapter
 from featstore.sampling.batch import Block
 
@@ -20,7 +22,7 @@ Self = TypeVar("Self", bound="LoadedBatch")
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 
-class LoadedBatch(ABC):
+class LoadedBatch(ShownAsTables, ABC):
     """What batches of one type of nodes and of several have in common: labels of their seeds, and tensors that move together."""
 
     labels: dict[str, torch.Tensor]
@@ -75,7 +77,7 @@ class LoadedBatch(ABC):
         """Make the batch with ``move(tensor)`` in place of each tensor."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MiniBatch(LoadedBatch):
     """One batch of a :class:`~featstore.Loader`: a sampled neighbourhood with its features.
 
@@ -174,7 +176,13 @@ class MiniBatch(LoadedBatch):
             history=None if self.history is None else self.history.map(move),
         )
 
-    def __repr__(self) -> str:
+    def _display(self) -> Display:
         sizes = "".join(f", {name}={tuple(tensor.shape)}" for name, tensor in self.features.items())
         head = f"index={self.index}, seeds={len(self.seeds)}, nodes={len(self.input_ids)}, hops={len(self.blocks)}"
-        return f"MiniBatch({head}{sizes})"
+        tensors = {"input_ids": self.input_ids}
+        tensors |= {f"features[{name!r}]": tensor for name, tensor in self.features.items()}
+        tensors |= {f"labels[{name!r}]": tensor for name, tensor in self.labels.items()}
+        for name, of_blocks in self.edge_features.items():
+            tensors |= {f"edge_features[{name!r}][{hop}]": rows for hop, rows in enumerate(of_blocks)}
+        blocks = [(f"blocks[{hop}]", block) for hop, block in enumerate(self.blocks)]
+        return show_batch(f"MiniBatch({head}{sizes})", tensors.items(), blocks)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import user_path
+from featstore.display import Display, Shown, Table, described
 from featstore.errors import CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import SampleFile
@@ -180,7 +181,7 @@ def _counts(needs: RowNeeds) -> npt.NDArray[np.int64]:
     return counts
 
 
-class OfflineSamples:
+class OfflineSamples(Shown):
     """Batches of a pack; the subclass :class:`featstore.Pack` can also check layouts."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -329,4 +330,13 @@ class OfflineSamples:
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r}, epochs={self.epochs}, batches={self.n_batches})"
+        state = "" if self._finalizer.alive else ", closed"
+        return f"{type(self).__name__}({self.path!r}, epochs={self.epochs}, batches={self.n_batches}{state})"
+
+    def _display(self) -> Display:
+        record = self.record
+        rows = [("nodes", described(self.num_nodes)), ("hops", described(self.n_hops))]
+        rows += [("seeds a batch", described(record["batch_size"]))]
+        rows += [] if self.seed_type is None else [("seeds of", self.seed_type)]
+        rows += [] if record["fanouts"] is None else [("fanouts", described(record["fanouts"]))]
+        return Display(repr(self), [Table(("", ""), rows)])

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from featstore.display import Shown
 from featstore.topology.types import EdgeKey
 
 __all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "CheckedSampler", "HistoryRows", "NodeCopies", "SampledBatch", "Sampler"]
@@ -187,7 +188,7 @@ class Sampler(Protocol):
         ...
 
 
-class CheckedSampler(ABC):
+class CheckedSampler(Shown, ABC):
     """A sampler whose batches are valid: one of the library's, or a wrapper that checks the batches of a :class:`Sampler`."""
 
     disjoint: bool = False  # whether batches have a subgraph for each seed

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least, check_flag
+from featstore.display import Display, Shown, Table
 from featstore.errors import FeatstoreWarning
 from featstore.gather.arrays import first_seen, id_array
 
@@ -209,7 +210,7 @@ def warn_of_none(n_seeds: int, batch_size: int, drop_last: bool) -> None:
         )
 
 
-class CutBatches:
+class CutBatches(Shown):
     """Base of batches of seeds that the user gives, cut in an order that each epoch draws.
 
     Attributes
@@ -235,6 +236,10 @@ class CutBatches:
     def n_seeds(self) -> int:
         """Seeds as they were given."""
         return len(self.seeds)
+
+    def _display(self) -> Display:
+        counts = [("seeds", f"{self.n_seeds:,}"), ("batches", f"{len(self):,}")]
+        return Display(type(self).__name__, [Table(("", ""), counts), *super()._display().tables])
 
     def __len__(self) -> int:
         n = len(self.seeds)

@@ -12,6 +12,7 @@ import torch
 
 from featstore.budget import Reservation
 from featstore.config import check_at_least, parse_size
+from featstore.display import Display, Table, options_of
 from featstore.sampling.batch import CheckedSampler, SampledBatch
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.listaccess import parse_access
@@ -136,6 +137,10 @@ class EpochSampler(CheckedSampler):
         _, options = repr(self.hops).split("(", 1)
         draws = "" if self.draws == "neighbor" else f", draws={self.draws!r}"
         return f"{type(self).__name__}({options[:-1]}{draws}, window={self.window!r})"
+
+    def _display(self) -> Display:
+        options = {**dict(options_of(self.hops)), **dict(options_of(self))}
+        return Display(type(self).__name__, [Table(("", ""), list(options.items()))])
 
     def __reduce__(self) -> tuple[Any, ...]:
         hops = self.hops

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least, check_flag, check_integer
+from featstore.display import Stats
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
@@ -81,20 +82,22 @@ class HopSampler(CheckedSampler):
             self._topology = self._g.topology  # kept, since this takes the graph's lock
         return self._topology
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> Stats:
         """Return totals since the sampler was made, over all threads.
 
         ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids read from
         the file; ``seconds``, summed over threads.
         """
         scratches = list(self._all)
-        return {
-            "batches": sum(s.batches for s in scratches),
-            "nodes": sum(s.n_nodes for s in scratches),
-            "edges": sum(s.n_edges for s in scratches),
-            "edge_rows_read": sum(s.rows_read for s in scratches),
-            "seconds": sum(s.seconds for s in scratches),
-        }
+        return Stats(
+            {
+                "batches": sum(s.batches for s in scratches),
+                "nodes": sum(s.n_nodes for s in scratches),
+                "edges": sum(s.n_edges for s in scratches),
+                "edge_rows_read": sum(s.rows_read for s in scratches),
+                "seconds": sum(s.seconds for s in scratches),
+            }
+        )
 
     def trim(self) -> bool:
         """Give back the scratch of threads that do not sample now, except for one; return whether any was held."""

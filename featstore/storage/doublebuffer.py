@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
-
-from featstore.storage.rowfile import RowFile
-from featstore.storage.stripedrows import StripedRows
 
 __all__ = ["read_ahead"]
 
 Rows = npt.NDArray[np.uint8]
 
 
-def read_ahead(file: RowFile | StripedRows, blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
+def read_ahead(read: Callable[[int, int, Rows], object], blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
     """Yield blocks of rows once they are read, while a thread reads the next block; an error is raised at its block's turn.
 
-    Each of ``blocks`` is a first row, and the array of shape (n, row_bytes), C-contiguous, that its rows go to. Two arrays can
-    take turns: a block is valid until the next one is requested.
+    ``read(first, n, out)`` reads rows as :meth:`RowFile.read` does. Each of ``blocks`` is a first row, and the array of shape
+    (n, row_bytes), C-contiguous, that its rows go to. Two arrays can take turns: a block is valid until the next one is
+    requested.
     """
     coming = iter(blocks)
     block, following = next(coming, None), next(coming, None)
     if block is None:
         return
-    file.read(block[0], len(block[1]), block[1])
+    read(block[0], len(block[1]), block[1])
     if following is None:
         yield block
         return
     with ThreadPoolExecutor(1, thread_name_prefix="featstore-read") as thread:  # leaving waits for the read
         while following is not None:
-            reading = thread.submit(file.read, following[0], len(following[1]), following[1])
+            reading = thread.submit(read, following[0], len(following[1]), following[1])
             yield block
             reading.result()
             block, following = following, next(coming, None)

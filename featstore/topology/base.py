@@ -241,7 +241,7 @@ class CscTopology(Topology):
             step = BLOCK_BYTES // 8
             blocks = ((first, rows[first : first + step]) for first in range(0, num_lists + 1, step))
             with taking_pages(memory):
-                for first, block in read_ahead(indptr, blocks):
+                for first, block in read_ahead(indptr.read, blocks):
                     before = int(array[first - 1]) if first else 0
                     _check_offsets(array[first : first + len(block)], first, before, num_lists, num_edges, indptr.path)
                     note(block.nbytes)

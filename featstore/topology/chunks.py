@@ -342,7 +342,7 @@ class ChunkedTopology(Topology):
                     yield at, turns[turn % 2, :n].view(np.uint8).reshape(-1, self.id_bytes)
                     turn += 1
 
-        for _, rows in read_ahead(self.chunks, reads()):
+        for _, rows in read_ahead(self.chunks.read, reads()):
             first_node, offsets, edge = coming.popleft()
             yield ListBlock(first_node, offsets, edge, rows.reshape(-1).view(self.id_dtype))
 

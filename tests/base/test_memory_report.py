@@ -86,18 +86,19 @@ def test_a_report_is_a_mapping_of_bytes(clock: SimpleNamespace) -> None:
     assert (report.total, report.used, report.available) == (10 << 20, 4 << 20, 6 << 20)
     assert (report.on_loan, report.peak) == (1 << 20, 8 << 20)
     assert str(report).splitlines() == [
-        "holder              held     on loan         for",
-        "indptr          3.00 MiB",
-        "sampled ids     1.00 MiB    1.00 MiB       2.2 s",
+        "holder           held   on loan    for",
+        "indptr       3.00 MiB",
+        "sampled ids  1.00 MiB  1.00 MiB  2.2 s",
         "4.00 MiB of 10.00 MiB are held, 1.00 MiB of them on loan; at most 8.00 MiB were held",
     ]
-    assert repr(report) == f"MemoryReport({dict(report)})"
+    assert repr(report) == str(report)
+    assert '<td style="text-align: right">3.00 MiB</td>' in report._repr_html_()
     assert pickle.loads(pickle.dumps(report)).holders == report.holders
     with pytest.raises(AttributeError):
         report.peak = 0  # type: ignore[misc]
     kept.drop()
     assert report["sampled ids"] == 1 << 20, "it is of its moment"
-    assert str(MemoryReport({}, 5, 0)).splitlines()[1:] == ["0 B of 5 B are held, 0 B of them on loan; at most 0 B were held"]
+    assert str(MemoryReport({}, 5, 0)).splitlines() == ["0 B of 5 B are held, 0 B of them on loan; at most 0 B were held"]
 
 
 MADE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {

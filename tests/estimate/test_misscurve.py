@@ -17,11 +17,12 @@ import featstore
 from featstore.budget import Budget
 from featstore.cache import base
 from featstore.cli.main import main
-from featstore.cli.plots import check_plot, draw_miss_curve
+from featstore.cli.plots import draw_miss_curve
 from featstore.errors import MissingExtraError
 from featstore.estimate.misscurve import Step, miss_curve, parse_sizes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
+from featstore.plotting import check_plot
 from tests.support.loaders import row_policies
 from tests.support.refusing import refuses
 

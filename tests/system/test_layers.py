@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py")) + sorted(PACKAGE.rglob("*.pyi"))
 
 # Lowest first; packages of one rank are siblings and may not import each other.
 RANKS = [
-    {"errors", "config", "registry", "budget", "epochmemory", "progress", "ranks", "_compiled"},
+    {"errors", "config", "registry", "budget", "epochmemory", "progress", "ranks", "display", "plotting", "_compiled"},
     {"_core"},
     {"storage"},
     {"gather"},
@@ -36,6 +36,7 @@ RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 # config is below errors within the lowest rank; testing, the package's own __init__ and what that imports may import anything.
 WITHIN = {("errors", "config"), ("progress", "config"), ("registry", "errors"), ("budget", "errors"), ("budget", "config")}
 WITHIN |= {("epochmemory", "budget"), ("epochmemory", "errors"), ("ranks", "config")}
+WITHIN |= {("display", "config"), ("budget", "display"), ("plotting", "errors")}
 FREE = {"__init__", "__main__", "_public", "testing"}
 
 

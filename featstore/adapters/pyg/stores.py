@@ -15,8 +15,8 @@ from torch_geometric.data.graph_store import EdgeLayout
 
 from featstore.adapters.pyg.data import default_features
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.rowindex import resolve_rows
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.rowindex import resolve_rows
 from featstore.pack.typedarguments import types_of
 from featstore.topology.edgeids import EdgeIds
 from featstore.topology.types import EdgeKey, EdgeType, qualified

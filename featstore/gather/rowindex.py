@@ -13,7 +13,7 @@ import torch
 from featstore._core.rows import wrap_ids
 from featstore.gather.arrays import id_array
 
-__all__ = ["resolve_rows"]
+__all__ = ["as_index_array", "check_rows", "resolve_rows"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -21,7 +21,8 @@ _NAMES = ("bool", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64
 _INDICES = frozenset(getattr(torch, name) for name in _NAMES if hasattr(torch, name))
 
 
-def _as_array(index: Any) -> npt.NDArray[Any]:
+def as_index_array(index: Any) -> npt.NDArray[Any]:
+    """Convert an array-like index to an array of any dtype; TypeError if it is ragged, or a tensor of another kind."""
     if isinstance(index, torch.Tensor):
         if index.dtype in _INDICES:
             array: npt.NDArray[Any] = index.numpy(force=True)
@@ -32,7 +33,7 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
         return np.empty(0, np.int64)
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
         try:
-            return _as_array(torch.stack(index))
+            return as_index_array(torch.stack(index))
         except (TypeError, RuntimeError) as error:  # other objects among the tensors, or several shapes
             raise TypeError(f"not an index array: {error}") from None
     try:
@@ -54,7 +55,7 @@ def _out_of_range(row: Any, position: Any, n: int) -> IndexError:
     return IndexError(f"row {int(row)} at position {int(position)} is out of range for {n} rows")
 
 
-def _check_rows(ids: npt.NDArray[Any], n: int) -> Int64s:
+def check_rows(ids: npt.NDArray[Any], n: int) -> Int64s:
     """Turn integer ``ids`` (any width, byte order and layout, 1-D) into rows, contiguous int64 in ``[0, n)``."""
     if ids.dtype.kind == "u" and ids.dtype.itemsize == 8:
         too_big = np.flatnonzero(ids > np.uint64(2**63 - 1))
@@ -83,10 +84,7 @@ def _of_rows(index: tuple[Any, ...], shape: Sequence[int]) -> Any:
         raise IndexError(f"{len(index)} axes are indexed, and there are {len(shape)}")
     for each, n in zip(index[1:], shape[1:], strict=False):
         if not isinstance(each, slice) or range(n)[each] != range(n):
-            raise IndexError(
-                "only rows can be indexed in the store, with other axes taken whole; index the columns of what it returns: "
-                "store[ids][:, columns]"
-            )
+            raise IndexError("rows alone are taken here, with other axes whole: store[ids, columns] takes parts of rows")
     return index[0] if index else slice(None)
 
 
@@ -115,13 +113,13 @@ def resolve_rows(index: Any, shape: Sequence[int]) -> tuple[Int64s | range, tupl
             if not 0 <= row < n:
                 raise _out_of_range(number, 0, n)
             return range(row, row + 1), None
-    ids = _as_array(index)
+    ids = as_index_array(index)
     kind = ids.dtype.kind
     if kind == "b":
         if ids.shape != (n,):
-            raise IndexError(f"a boolean mask must have shape ({n},), not {ids.shape}")
+            raise IndexError(f"a boolean mask of rows must have shape ({n},), not {ids.shape}")
         return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)
     if kind not in "iu":
         raise TypeError(f"rows are indexed by integers or a boolean mask, not {ids.dtype}")
-    rows = _check_rows(ids if ids.ndim == 1 else ids.reshape(-1), n)
+    rows = check_rows(ids if ids.ndim == 1 else ids.reshape(-1), n)
     return rows, (ids.shape or None)
