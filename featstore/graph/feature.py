@@ -27,6 +27,7 @@ from featstore.gather.sources import RowSource
 from featstore.graph.rowindex import resolve_rows
 from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
+from featstore.topology.part import Part
 
 __all__ = ["FeatureStore"]
 
@@ -83,8 +84,10 @@ class FeatureStore(Dataset[torch.Tensor]):
         pool: BufferPool,
         n_threads: int,
         reopen: Callable[[], tuple[Callable[..., FeatureStore], tuple[Any, ...]]] | None = None,
+        part: Part | None = None,
     ) -> None:
         self.name = name
+        self._part = part  # which has the only nodes whose rows may be read; loaders check their batches themselves
         self.shape = torch.Size(shape)
         self._row_shape = tuple(self.shape[1:])
         self.dtype = dtype
@@ -173,15 +176,25 @@ class FeatureStore(Dataset[torch.Tensor]):
         Raises
         ------
         IndexError
-            An id is out of range (the error names it and its position), or another axis is not taken whole. Raised before any
-            read.
+            An id is out of range (the error names it and its position), or not in the part of which the graph is a view; or
+            another axis is not taken whole. Raised before any read.
         TypeError
             ``index`` is no index, or is a ``torch.uint8`` tensor, which may mean a mask or ids.
         CorruptionError, OSError, BudgetError, ClosedError
             See :meth:`take`.
         """
-        rows, lead = resolve_rows(index, self.shape)
+        rows, lead = self._resolve(index)
         return self._read(rows, lead)
+
+    def _resolve(self, index: Any) -> tuple[npt.NDArray[np.int64] | range, tuple[int, ...] | None]:
+        """Turn a user's index into rows as :func:`resolve_rows` does; IndexError for a row that the part has not."""
+        part = self._part  # stays valid if another thread closes
+        if self._is_closed:  # the source may be open: that of a view is the graph's
+            raise ClosedError(f"{self.source.path} is closed")
+        rows, lead = resolve_rows(index, self.shape)
+        if part is not None:
+            part.check(rows)
+        return rows, lead
 
     @uncompiled
     def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
@@ -221,7 +234,7 @@ class FeatureStore(Dataset[torch.Tensor]):
         -----
         There is at most one read per distinct missing 4 KiB page and 2 million rows. The GIL is released. Thread-safe.
         """
-        ids, lead = resolve_rows(rows, self.shape)
+        ids, lead = self._resolve(rows)
         if lead is None:
             raise TypeError("take() wants an array of rows; use store[i] for one")
         shape = (*lead, *self._row_shape)
@@ -254,7 +267,7 @@ class FeatureStore(Dataset[torch.Tensor]):
     @uncompiled
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
         """Start :meth:`take` in the background; return a future of its tensor. The ids are checked and copied at once."""
-        ids, lead = resolve_rows(rows, self.shape)
+        ids, lead = self._resolve(rows)
         if lead is None:
             raise TypeError("take_async() wants an array of rows")
         if isinstance(ids, np.ndarray):
@@ -374,16 +387,17 @@ class FeatureStore(Dataset[torch.Tensor]):
             result["cache"] = cache.stats()
         return result
 
-    def close(self) -> None:
-        """Wait for reads under way, then refuse more; may be called again."""
+    def close(self, *, keep_source: bool = False) -> None:
+        """Wait for reads under way, then refuse more; may be called again. ``keep_source``: others read it, so it stays open."""
         if self._pid != os.getpid():
             self._start()
         with self._lock:
-            self._is_closed = True
+            self._is_closed, self._part = True, None
             workers = self._workers
         if workers is not None:
             workers.shutdown(wait=True)
-        self.source.close()
+        if not keep_source:
+            self.source.close()
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
         if self._reopen is None:
