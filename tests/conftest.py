@@ -166,7 +166,7 @@ PIECES = (
     "featstore.topology.edgeids._STEP",
     "featstore.creation.inputedges._CHECK_BYTES",
     "featstore.graph.adjacency.PIECE_NODES",
-    "featstore.graph.export._PIECE_NODES",
+    "featstore.partitioning.export._PIECE_NODES",
     "featstore.graph.neighborcache._CHUNK_NODES",
     "featstore.graph.neighborcache._READ_EDGES",
     "featstore.graph.partadjacency.PIECE_NODES",

@@ -8,7 +8,7 @@ import time
 from featstore.cli.arguments import add_opening, add_path, open_graph, size
 from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
-from featstore.graph.export import export
+from featstore.partitioning.export import export
 from featstore.storage.catalog import TOPOLOGIES, current_catalog
 
 __all__ = ["add_arguments", "run"]
