@@ -3,18 +3,28 @@
 Training nodes are divided by ``ldg`` with whole neighbourhoods (``exact``) and by counts of paths (``paths``), by contiguous ids
 (``ranges``) and at random; each run has another seed. Graphs are those in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz``
 files); of one without a mask of training nodes a tenth of the nodes train. With ``--tiny`` a planted graph takes their place.
+
+``--only export`` (R22, ``--scale``): two ranks, each a process with its exported part alone, in a network namespace of its own if
+that is allowed, have the batches of the whole dataset, bit for bit. Beside it: a part's bytes on disk, the seconds of an export.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 from harness import Report, arguments, main, scratch
+from r22 import generate
 from realgraphs import loading
 
 import featstore
@@ -23,6 +33,7 @@ from featstore._core.trainparts import TrainPlacer
 GRAPHS = ("cnr-2000", "ego-twitter", "musae_github", "cora")  # on others whole neighbourhoods take too long
 TRAIN_SHARE = 0.1
 VISITS = {"exact": 1 << 30, "paths": 0}
+RANKS, PARTS = 2, "bench-export"
 MOST_OF = {way: f"most of {way}" for way in VISITS}
 
 Int64s = npt.NDArray[np.int64]
@@ -88,8 +99,116 @@ def of_graph(
         report.figure(what, found[most], "x the mean", target=target)
 
 
+def rank_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Be one rank: find a digest of each batch of its part's seeds, and how many ids of lists outside of the part were read."""
+    with featstore.open(job["dataset"], memory=job["memory"]) as g:
+        parts, seeds = g.parts()[PARTS], g.node_data["seeds"]
+        graph = g.part(job["rank"], PARTS) if job["is_view"] else g
+        is_in = np.ones(g.num_nodes, bool) if graph.own_part is None else graph.own_part.has_list(0, g.num_nodes)
+        outside, topology = 0, g.topology
+        read_edges = topology.read_edges
+
+        def counted(positions: Int64s, out: npt.NDArray[Any]) -> None:
+            nonlocal outside
+            assert topology.resident_offsets is not None
+            outside += int(np.count_nonzero(~is_in[np.searchsorted(topology.resident_offsets, positions, side="right") - 1]))
+            read_edges(positions, out)
+
+        topology.read_edges = counted  # type: ignore[method-assign]
+        sampler = featstore.NeighborSampler(graph, job["fanouts"], seed=0)
+        batches = featstore.PartBatches(parts, seeds, job["batch"])
+        options: dict[str, Any] = {"strategy": job["strategy"], "labels": None, "rank": job["rank"], "world_size": RANKS}
+        digests = []
+        with featstore.Loader(graph, sampler, batches, **options) as loader:
+            for batch in loader:
+                found = xxhash.xxh3_128()
+                for tensor in (batch.seeds, batch.input_ids, batch.x, *(each for b in batch.blocks for each in (b.src, b.dst))):
+                    found.update(tensor.numpy().data)
+                digests.append(found.hexdigest())
+                if len(digests) == job["batches"]:
+                    break
+    return {"digests": digests, "outside": outside}
+
+
+def jobs(job: dict[str, Any], datasets: list[Path]) -> list[dict[str, Any]]:
+    """The job of each rank."""
+    return [{**job, "rank": rank, "dataset": os.fspath(dataset)} for rank, dataset in enumerate(datasets)]
+
+
+def together(job: dict[str, Any], datasets: list[Path], prefix: list[str]) -> list[dict[str, Any]]:
+    """Run the ranks side by side, each with its dataset; return what each found."""
+    ranks = []
+    for each in jobs(job, datasets):
+        command = [*prefix, sys.executable, __file__, "--rank", json.dumps(each)]
+        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    found = [each.communicate()[0] for each in ranks]
+    assert not any(each.returncode for each in ranks)
+    return [json.loads(each.splitlines()[-1]) for each in found]
+
+
+def namespace() -> list[str]:
+    """A command's beginning that puts it into a network namespace of its own, without a link; empty where that is refused."""
+    command = ["unshare", "--net"]
+    if shutil.which("unshare") and not subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        return command
+    return []
+
+
+def exported(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Figures of exported parts."""
+    scale = 12 if args.tiny else args.scale
+    dataset = generate(os.environ.get("FEATSTORE_R22", folder), scale).dataset()
+    fanouts = [10] * args.hops
+    job: dict[str, Any] = {
+        "memory": "64MiB" if args.tiny else "2GiB",
+        "fanouts": fanouts,
+        "batch": 50 if args.tiny else 1000,
+        "batches": 8 if args.tiny else 50,
+    }
+    paths, seconds, n_nodes = [folder / f"part.{rank}" for rank in range(RANKS)], [], []
+    with featstore.open(dataset, memory="1GiB") as g:
+        featstore.partition(g, RANKS, "ldg", g.node_data["seeds"], hops=args.hops, name=PARTS, progress=False)
+        for rank, path in enumerate(paths):
+            begin = time.perf_counter()
+            n_nodes.append(featstore.export(g, path, rank, PARTS, overwrite=True, progress=False).n_nodes)
+            seconds.append(time.perf_counter() - begin)
+        num_nodes = g.num_nodes
+    prefix = namespace()
+    where = "namespaces" if prefix else "processes"
+    name = f"R{scale}, {RANKS} exported parts, {args.hops} hops"
+    for strategy in ("superbatch",) if args.tiny else ("ondemand", "superbatch"):
+        whole, views = (
+            [rank_of(each) for each in jobs({**job, "strategy": strategy, "is_view": is_view}, [dataset] * RANKS)]
+            for is_view in (False, True)
+        )
+        alone = together({**job, "strategy": strategy, "is_view": False}, paths, prefix)
+        for what, found in ((f"in {where}", alone), ("as views", views)):
+            differ = sum(
+                a != b for x, y in zip(found, whole, strict=True) for a, b in zip(x["digests"], y["digests"], strict=True)
+            )
+            n = sum(len(each["digests"]) for each in whole)
+            report.figure(f"{name}, {strategy}, {what}: batches that differ", differ, "batches", target="<= 0", batches=n)
+        outside = sum(each["outside"] for each in views)
+        report.figure(f"{name}, {strategy}, as views: ids read of lists outside the part", outside, "ids", target="<= 0")
+    sizes = [float(sum(each.stat().st_size for each in path.iterdir() if each.is_file())) for path in (*paths, dataset)]
+    report.figure(
+        f"{name}: bytes on disk of the larger part",
+        max(sizes[:-1]),
+        "bytes",
+        reference="the whole dataset",
+        ratio=max(sizes[:-1]) / sizes[-1],
+        nodes=[each / num_nodes for each in n_nodes],
+    )
+    report.figure(f"{name}: seconds of an export", seconds, "s", gigabytes=sizes[-1] / 1e9)
+
+
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
+    if args.only in "export":
+        with scratch(args, "export") as folder:
+            exported(args, report, folder)
+    if args.only == "export":
+        return
     graphs: dict[str, tuple[Int64s, Any, Any]] = {}
     if args.tiny:
         graphs["planted"] = (*planted(), {})
@@ -104,4 +223,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    main(run, arguments(__doc__ or "", real_graphs="all", parts=8, hops=2))
+    if sys.argv[1:2] == ["--rank"]:
+        print(json.dumps(rank_of(json.loads(sys.argv[2]))), flush=True)
+    else:
+        main(run, arguments(__doc__ or "", real_graphs="all but export", parts=8, hops=2, scale=22))

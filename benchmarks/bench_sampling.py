@@ -56,6 +56,7 @@ class View:
     neighbor_cache: NeighborCache | None
     pool: BufferPool
     budget: Budget
+    own_part: None = None
 
     @property
     def types(self) -> Types:

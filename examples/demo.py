@@ -142,6 +142,7 @@ def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> d
                 "num_nodes",
                 "num_edges",
                 "types",
+                "own_part",
                 "node_data",
                 "budget",
                 "options",

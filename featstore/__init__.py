@@ -84,6 +84,7 @@ __all__ = [
     "available_strategies",
     "convert",
     "create",
+    "export",
     "get_policy",
     "infer",
     "open",

@@ -36,6 +36,7 @@ from featstore.errors import (
 from featstore.gather.plan import Changeset as Changeset
 from featstore.graph.convert import convert as convert
 from featstore.graph.dataset import OutOfCoreGraph as OutOfCoreGraph
+from featstore.partitioning.export import export as export
 from featstore.graph.matrix import create as create
 from featstore.graph.feature import FeatureStore as FeatureStore
 from featstore.inference.infer import infer as infer

@@ -44,6 +44,8 @@ class PolicyContext:
         Seed of randomised policies.
     cross_out_degree_of : callable, optional
         Provider of ``cross_out_degree``; None if the context lacks the array.
+    is_there_of : callable, optional
+        Provider of ``is_there``; None if all rows are there.
     """
 
     n: int
@@ -54,6 +56,7 @@ class PolicyContext:
     parts_of: Callable[[], npt.NDArray[Any]] | None = None
     seed: int = 0
     cross_out_degree_of: Callable[[], npt.NDArray[Any]] | None = None
+    is_there_of: Callable[[], npt.NDArray[Any]] | None = None
 
     def _get(self, what: str, provider: Callable[[], npt.NDArray[Any]] | None, hint: str) -> npt.NDArray[Any]:
         if provider is None:
@@ -96,6 +99,11 @@ class PolicyContext:
         """Out-edges of every node into other parts, integer [n]."""
         hint = "divide the dataset with featstore.partition, or pass parts="
         return self._get("cross_out_degree", self.cross_out_degree_of, hint)
+
+    @cached_property
+    def is_there(self) -> npt.NDArray[Any] | None:
+        """Whether anybody may ask for a row, bool [n]; None: for all. Other rows are not chosen, whatever their score."""
+        return None if self.is_there_of is None else self._get("is_there", self.is_there_of, "pass no is_there_of")
 
 
 class Policy(ABC):

@@ -14,7 +14,7 @@ from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.errors import PluginError
 
-__all__ = ["check_scores", "choose_rows", "top_rows", "top_rows_beside"]
+__all__ = ["check_scores", "choose_rows", "scores_there", "top_rows", "top_rows_beside"]
 
 CHUNK_ROWS = 1 << 16
 BESIDE_BYTES = 37  # that top_rows_beside() allocates per row
@@ -58,8 +58,9 @@ def check_scores(policy: StaticPolicy, answer: npt.ArrayLike, n: int) -> npt.NDA
 def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
     """Choose the ``k`` rows of highest score, ascending; of equal scores the lowest rows; all rows if there are fewer.
 
-    Scores are boolean, integer or floating; ±inf may occur. TypeError for other dtypes. ValueError for NaN names the row. The
-    radix selection takes at most six passes over the scores, in chunks, and memory for the answer and about a MiB, whatever n.
+    Scores are boolean, integer or floating; rows scored -inf are left out. TypeError for other dtypes. ValueError for NaN names
+    the row. The radix selection takes at most seven passes over the scores, in chunks, and memory for the answer and about a MiB,
+    whatever n.
     """
     if scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
         raise TypeError(f"scores must be integer or floating, of at most 8 bytes, not {scores.dtype}")
@@ -70,7 +71,7 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
     if nan >= 0:
         raise ValueError(f"the score of row {nan} is NaN")
     if k >= n:
-        return np.arange(n, dtype=np.int64)
+        return _chosen(scores, np.arange(n, dtype=np.int64))
     if k <= 0:
         return np.empty(0, np.int64)
     # Find the k-th highest key digit by digit: `prefix` has its digits so far; `wanted` keys with that prefix are chosen.
@@ -92,7 +93,20 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
     for first in range(0, n, CHUNK_ROWS):
         filled, wanted = _core.take_top(_keys(scores[first : first + CHUNK_ROWS]), first, prefix, wanted, rows, filled)
     assert filled == k
-    return rows
+    return _chosen(scores, rows)
+
+
+def _chosen(scores: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Leave out rows whose score is -inf."""
+    if scores.dtype.kind != "f" or not len(rows) or scores.min() > -np.inf:
+        return rows
+    return rows[scores[rows] > -np.inf]
+
+
+def scores_there(context: PolicyContext, scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Give rows that nobody may ask for the score -inf."""
+    there = context.is_there
+    return scores if there is None else np.where(there, scores, -np.inf)
 
 
 def top_rows_beside(scores: npt.NDArray[Any], k: int, without: RowMap) -> npt.NDArray[np.int64]:
@@ -127,7 +141,7 @@ def choose_rows(
     name = f"scores of policy {policy.name!r}"
     with nullcontext() if budget is None else budget.reserve(name, max(0, n_bytes - paid_bytes)):
         try:
-            scores = check_scores(policy, policy.scores(context), n)
+            scores = scores_there(context, check_scores(policy, policy.scores(context), n))
             rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
             if not by_score:
                 return rows, None

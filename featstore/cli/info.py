@@ -55,12 +55,21 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "features": features,
         "node_data": data,
         "edge_features": edge_features,
+        **_own_part(graph),
         "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
         "disk_bytes": disk,
         "drive": kept_speed(catalog),
         "copies": catalog.extra.get(copies.KEY),
         "tables": catalog.extra.get(tablespeed.KEY),
     }
+
+
+def _own_part(graph: OutOfCoreGraph) -> dict[str, Any]:
+    part = graph.own_part
+    if part is None:
+        return {}
+    counts = {"nodes": part.n_nodes, "train_nodes": part.n_train, "dropped": part.n_dropped}
+    return {"part": {"name": part.name, "number": part.number, "hops": part.hops, **counts}}
 
 
 def description(result: dict[str, Any]) -> str:
@@ -70,6 +79,11 @@ def description(result: dict[str, Any]) -> str:
         f"  {result['num_nodes']:,} nodes, {result['num_edges']:,} edges, {format_size(result['disk_bytes'])} on disk",
     ]
     lines += types_lines(result)
+    if (part := result.get("part")) is not None:
+        lines.append(
+            f"  part       {part['number']} of {part['name']!r}, {part['hops']} hops: has {part['nodes']:,} of these nodes, "
+            f"{part['train_nodes']:,} to train on"
+        )
     lines.append(f"  topology   {form_text(result)}")
     lines += [f"  stripe     {stripe}: {format_size(n_bytes)}" for stripe, n_bytes in result.get("stripes", {}).items()]
     for what in ("features", "node_data", "edge_features"):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from featstore.cli import aggregate, bench, convert, create, doctor, infer, info, pack, partition, plan, train, verify
+from featstore.cli import aggregate, bench, convert, create, doctor, export, infer, info, pack, partition, plan, train, verify
 from featstore.cli.arguments import add_path
 from featstore.cli.output import advice_on_damage, one_line
 from featstore.cli.parser import COMMANDS, USER_ERROR, Parser, make_parser, with_values
@@ -15,7 +15,10 @@ from featstore.errors import CorruptionError, FeatstoreError
 
 __all__ = ["command_parser", "run"]
 
-_MODULES: tuple[Any, ...] = (create, info, verify, convert, partition, plan, pack, train, aggregate, infer, doctor, bench)
+_MODULES: tuple[Any, ...] = (
+    *(create, info, verify, convert, partition, export, plan),
+    *(pack, train, aggregate, infer, doctor, bench),
+)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -31,11 +31,11 @@ from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.topology.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.topology.types import Types
 
-__all__ = ["Builder", "build_memory", "create", "file_stem", "from_edge_index", "write_pairs"]
+__all__ = ["LEAST_MEMORY", "Builder", "TopologyWriter", "build_memory", "create", "file_stem", "from_edge_index", "write_pairs"]
 
 Int64s = npt.NDArray[np.int64]
 
-_LEAST_MEMORY = 8 << 20
+LEAST_MEMORY = 8 << 20
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -110,8 +110,13 @@ class Builder:
             writer.write(block)
             self.progress.add(block.nbytes)
 
-    def finish(self, types: Types, form: Form) -> None:
-        """Write the catalog, after which the build directory is a dataset."""
+    def finish(
+        self, types: Types, form: Form, more: Mapping[str, Any] | None = None, extra: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        """Write the catalog, after which the build directory is a dataset.
+
+        ``more`` are further members of the entry of the dataset, ``extra`` are other entries.
+        """
         dataset: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "generation": 1,
@@ -120,8 +125,9 @@ class Builder:
             **types.entry(),
             **form.entry(),
             "created_by": f"featstore {_release()}",
+            **(more or {}),
         }
-        write_catalog(self.directory, Catalog(dataset, self.files, self.fields))
+        write_catalog(self.directory, Catalog(dataset, self.files, self.fields, dict(extra or {})))
 
 
 def _release() -> str:
@@ -131,7 +137,7 @@ def _release() -> str:
         return "(not installed)"
 
 
-class _TopologyWriter:
+class TopologyWriter:
     """Write the adjacency and ``out_degree`` from sorted neighbour lists that come in order; a context manager."""
 
     def __init__(self, builder: Builder, num_nodes: int, num_edges: int, form: Form, num_lists: int | None = None) -> None:
@@ -204,7 +210,7 @@ class _TopologyWriter:
                     _count(ids, low, degrees)
             self._builder.register(f"{EDGE}/out_degree", "topology", writer.commit(), (self._n,))
 
-    def __enter__(self) -> _TopologyWriter:
+    def __enter__(self) -> TopologyWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -226,7 +232,7 @@ def _count(ids: Int64s, low: int, counts: Int64s) -> None:
 # --- create ---------------------------------------------------------------------------------------------------------------------
 
 
-def _write_csc(topology: _TopologyWriter, builder: Builder, csc: CscInput) -> None:
+def _write_csc(topology: TopologyWriter, builder: Builder, csc: CscInput) -> None:
     """Sort each neighbour list of the input, and write the lists."""
     cap, ids = builder.step, csc.ids(builder.block_bytes)
     for bounds in csc.offsets(builder.step, builder.block_bytes):
@@ -262,7 +268,7 @@ def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | 
 
 
 def _write_long_list(
-    topology: _TopologyWriter, builder: Builder, ids: Callable[[int], Int64s], start: int, degree: int, n: int
+    topology: TopologyWriter, builder: Builder, ids: Callable[[int], Int64s], start: int, degree: int, n: int
 ) -> None:
     """Sort and write one list that is too long to sort in memory."""
     with PairSorter(n, builder.memory, builder.directory, id_bytes_of(start + degree)) as sorter:
@@ -279,7 +285,7 @@ def _write_long_list(
 
 def build_memory(memory: int | str | None, form: Form) -> int:
     """Choose the bytes of memory to work in, without the chunk that is being filled."""
-    least = _LEAST_MEMORY + form.chunk_bytes
+    least = LEAST_MEMORY + form.chunk_bytes
     n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
     if n_bytes < least:
         of = f" with chunks of {format_size(form.chunk_bytes)}" if form.chunk_bytes else ""
@@ -318,7 +324,7 @@ def create(
         with Progress("create", total_bytes(fields) + cleaning.work_bytes(num_edges, 8), progress) as bar:
             builder = Builder(build.path, n_bytes, bar)
             if cleaning.is_none:
-                with _TopologyWriter(builder, num_nodes, num_edges, form) as writer:
+                with TopologyWriter(builder, num_nodes, num_edges, form) as writer:
                     _write_csc(writer, builder, csc)
                     writer.finish()
             else:
@@ -359,7 +365,7 @@ def write_pairs(
             n_edges += len(src)
             builder.progress.add(16 * len(src))
         check(n_edges)
-        with _TopologyWriter(builder, num_nodes, n_edges, form, num_lists) as writer:
+        with TopologyWriter(builder, num_nodes, n_edges, form, num_lists) as writer:
             for dst, src, edges in cleaning.distinct(sorter.sorted()):
                 writer.add_pairs(dst, src, edges)
             return writer.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.topology.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
 
-__all__ = ["ChunkedFiles", "CscFiles", "Form", "TopologyFiles", "WrittenField", "open_topology_files"]
+__all__ = ["ChunkedFiles", "CscFiles", "Form", "TopologyFiles", "WrittenField", "lists_in_order", "open_topology_files"]
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
@@ -317,6 +317,31 @@ class ChunkedFiles(TopologyFiles):
                     at, n_ids = chunk + header_words + int(header[3]), int(header[5])
                     for first in range(0, n_ids, step):
                         yield read(at + first, min(step, n_ids - first))
+
+
+def lists_in_order(begins: Iterator[Int64s], blocks: Iterable[npt.NDArray[Any]]) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+    """Pair begins of lists with ids, as :meth:`TopologyFiles.write` takes them: both come in pieces of any lengths, in order.
+
+    ``begins`` has the first edge of each list, ``blocks`` all ids. Begins of the last lists, if they are empty, may be left out.
+    """
+    known: Int64s | None = np.empty(0, np.int64)
+    n_edges = 0
+    for block in blocks:
+        rest = block
+        while len(rest):
+            if known is not None and not len(known):
+                known = next(begins, None)
+                continue
+            now = np.empty(0, np.int64) if known is None else known
+            n_lists = int(np.searchsorted(now, n_edges + len(rest)))
+            # If more begins may follow, ids come only up to the last known begin.
+            n_ids = len(rest) if known is None or n_lists < len(now) else int(now[-1]) - n_edges
+            yield now[:n_lists], rest[:n_ids]
+            n_edges += n_ids
+            rest = rest[n_ids:]
+            known = None if known is None else now[n_lists:]
+    for _ in begins:  # of the last lists, which are empty; reading checks them
+        pass
 
 
 @contextlib.contextmanager

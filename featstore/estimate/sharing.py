@@ -12,7 +12,7 @@ from featstore.estimate.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED
 from featstore.pack.record import RowNeeds
 from featstore.pack.segments import Stored, segments
 from featstore.pack.tables import TierTables
-from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, DiskRows, Sizes, assign_tiers, segmentation, windows
+from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, DiskRows, Sizes, assign_tiers, by_need, segmentation, windows
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.storage.layout import PAGE_BYTES
@@ -98,8 +98,8 @@ def count_static(
 def count_planned(needs: RowNeeds, sizes: Sizes, budget: Budget) -> OnDisk:
     """Count the disk space of a layout by Belady's policy; all superbatches of all epochs are planned."""
     n, rows = needs.n_rows, []
-    with budget.reserve("cost model", 12 * n if sizes.device_rows else 0):
-        tier_of_row = assign_tiers(needs.counts(), sizes.device_rows, 0) if sizes.device_rows else None
+    with budget.reserve("cost model", 20 * n if sizes.device_rows else 0):
+        tier_of_row = assign_tiers(by_need(needs), sizes.device_rows, 0) if sizes.device_rows else None
         for window in windows(needs, sizes, tier_of_row):
             with budget.reserve("simulation", planning_bytes(n, window.n_accesses, longest=window.longest)):
                 rows.append(simulate(window, sizes.host_rows, PLANNED))

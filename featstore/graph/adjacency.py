@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore.cache.base import StaticPolicy
 from featstore.config import check_flag
 from featstore.errors import FormatError
 from featstore.graph.base import StoredGraph
+from featstore.graph.listscores import WriteScores, scores_by_degrees
 from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
@@ -22,6 +24,8 @@ from featstore.topology.crossedges import blocks_in
 from featstore.topology.listblocks import ListBlock
 
 __all__ = ["PIECE_NODES", "SHOWN_AFTER_S", "Adjacency"]
+
+Int64s = npt.NDArray[np.int64]
 
 PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
 SHOWN_AFTER_S = 0.5  # a progress bar of shorter work would only flicker
@@ -58,20 +62,41 @@ class Adjacency:
 
     # -- offsets and degrees -----------------------------------------------------------------------------------------------------
 
-    def out_degrees(self) -> RowFile:
+    def _out_degrees(self) -> RowFile:
         """Get the file of out-degrees, int64."""
         file, width = self._snapshot.topology_file("out_degree", self._graph.num_nodes)
         if width != 8:
             raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
         return file
 
+    def read_out_degrees(self, first: int, out: Int64s) -> None:
+        """Read the out-degrees of the nodes ``first …`` into ``out``."""
+        self._out_degrees().read(first, len(out), out.view(np.uint8).reshape(-1, 8))
+
+    def list_degrees(self, first: int, stop: int) -> Int64s:
+        """Look up the lengths of the lists ``first … stop - 1``."""
+        return self.topology.degrees(first, stop)
+
+    def list_scores(self, policy: StaticPolicy, note: Callable[[int], None] = lambda n_bytes: None) -> WriteScores:
+        """Make a function that writes the scores of all lists by a policy that ``goes_by_degrees``."""
+        return scores_by_degrees(policy, self.topology, self._out_degrees(), self._snapshot.types, note)
+
+    def own_scores(self, scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give lists that may not be cached the score -inf."""
+        return scores
+
+    def list_words(self) -> int | None:
+        """Count the words of a cache of all lists that may be cached, one a list and one an edge; None: of all there are."""
+        return None
+
     def short_degrees(self) -> npt.NDArray[np.uint16]:
         """Read the out-degrees, uint16 [n], in pieces; higher degrees become ``MOST_DEGREE``."""
         n = self._graph.num_nodes
-        file, found = self.out_degrees(), np.empty(n, np.uint16)
+        found = np.empty(n, np.uint16)
         for first in range(0, n, PIECE_NODES):
-            rows = file.read(first, min(PIECE_NODES, n - first))
-            found[first : first + len(rows)] = np.minimum(rows.reshape(-1).view(np.int64), MOST_DEGREE)
+            piece = np.empty(min(PIECE_NODES, n - first), np.int64)
+            self.read_out_degrees(first, piece)
+            found[first : first + len(piece)] = np.minimum(piece, MOST_DEGREE)
         return found
 
     def indptr(self) -> torch.Tensor:
@@ -94,18 +119,16 @@ class Adjacency:
     def out_degree(self) -> torch.Tensor:
         """See :attr:`featstore.OutOfCoreGraph.out_degree`."""
         found = self._per_node(self._graph.num_nodes)
-        rows = found.numpy().view(np.uint8).reshape(-1, 8)
-        file = self.out_degrees()
-        for first in range(0, len(rows), _PIECE):
-            piece = rows[first : first + _PIECE]
-            file.read(first, len(piece), piece)
+        array = found.numpy()
+        for first in range(0, len(array), _PIECE):
+            self.read_out_degrees(first, array[first : first + _PIECE])
         return found
 
     def _per_node(self, n: int) -> torch.Tensor:
         self._graph.check_open()
         return self._graph.pool.tensor(n, torch.int64)
 
-    def _offset_pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    def _offset_pieces(self) -> Iterator[tuple[int, Int64s]]:
         with self._graph.or_closed():
             yield from stored_pieces(self._snapshot, lambda: self.topology, _PIECE)
 
@@ -115,6 +138,9 @@ class Adjacency:
         """See :meth:`featstore.OutOfCoreGraph.neighbors`."""
         check_flag("edge_pos", edge_pos)
         index = self._node(node)
+        part = self._graph.own_part
+        if part is not None:
+            part.check_list(index)
         topology = self.topology
         with self._graph.or_closed():
             starts, degrees = topology.offsets(np.array([index]))

@@ -25,6 +25,7 @@ from featstore.graph.showing import show_graph
 from featstore.graph.typeviews import NodeView
 from featstore.storage.reader import Reader
 from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.part import Part
 from featstore.topology.types import EdgeKey, Types
 
 __all__ = ["StoredGraph"]
@@ -40,25 +41,31 @@ class StoredGraph(ShownAsTables, ABC):
     """
 
     num_nodes: int
+    budget: Budget
+    reader: Reader
+    pool: BufferPool
+    own_part: Part | None = None  # of which this is a view, or a dataset of its own; None once it is closed
     features: Mapping[str, FeatureStore]
     edge_features: Mapping[str, FeatureStore]
     node_data: Mapping[str, torch.Tensor]
 
-    def __init__(self, path: str, options: Options) -> None:
+    def __init__(self, path: str, options: Options, whole: StoredGraph | None = None) -> None:
         self.path = path
         self.options = options
-        self.budget = Budget(options.memory)
+        self._whole = whole
+        self._views: dict[tuple[str, int, int], StoredGraph] = {}  # the open ones
+        self.budget = Budget(options.memory) if whole is None else whole.budget
         self.shows_progress = False  # of large reads at the first use
         self._closed = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
+        self._data: dict[str, tuple[torch.Tensor, Reservation]] = {} if whole is None else whole._data
         self._stores: dict[str, FeatureStore] = {}
         self._type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
         self._column_rows: dict[str, RowsOfTypes] = {}
         self._edge_stores: dict[str, FeatureStore] = {}
-        self.reader = Reader(options, self.budget, path)
-        self.pool = BufferPool(self.budget, self.reader.trim, path)
+        self.reader = Reader(options, self.budget, path) if whole is None else whole.reader
+        self.pool = BufferPool(self.budget, self.reader.trim, path) if whole is None else whole.pool
 
     def _open_store(
         self,
@@ -69,8 +76,8 @@ class StoredGraph(ShownAsTables, ABC):
         dtype: torch.dtype,
         reopen: Callable[[], Any] | None = None,
     ) -> None:
-        threads = self.options.threads
-        stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
+        of = self.own_part if stores is self._stores else None
+        stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, self.options.threads, reopen, of)
 
     def _list_features(self) -> None:
         self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
@@ -215,8 +222,8 @@ class StoredGraph(ShownAsTables, ABC):
         return self.budget.report()
 
     def check_open(self) -> None:
-        """Raise ClosedError after :meth:`close`."""
-        if self._closed:
+        """Raise ClosedError after :meth:`close`, of a view also after that of the graph."""
+        if self.closed:
             raise ClosedError(f"{self.path} is closed")
 
     def _title(self) -> str:
@@ -228,6 +235,11 @@ class StoredGraph(ShownAsTables, ABC):
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other threads from making, dropping and claiming caches, and from closing; may be nested. Loaders use this."""
+        if self._whole is not None:
+            with self._whole.locked():
+                self.check_open()
+                yield
+            return
         if self._pid != os.getpid():
             self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent may have held the lock
         with self._lock:
@@ -246,7 +258,7 @@ class StoredGraph(ShownAsTables, ABC):
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
-        return self._closed
+        return self._closed or (self._whole is not None and self._whole.closed)
 
     @abstractmethod
     def _close_files(self) -> None:
@@ -255,27 +267,37 @@ class StoredGraph(ShownAsTables, ABC):
     def close(self) -> None:
         """Wait for reads under way, close the files and free the memory; may be called again.
 
-        Tensors that were handed out stay valid. Any other use of the graph or its stores raises ClosedError.
+        Tensors that were handed out stay valid. Any other use of the graph or its stores raises ClosedError. Views of it are
+        closed, too; closing a view leaves the graph open.
         """
         try:
             with self.locked():
+                for view in list(self._views.values()):
+                    view.close()
                 self._closed = True
+                if self._whole is not None:
+                    self._whole._forget(self)
         except ClosedError:
             return
+        is_view, self.own_part = self._whole is not None, None
         with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
-            stack.callback(self.reader.close)
-            stack.callback(self.pool.close)
-            for _, reservation in self._data.values():
-                stack.callback(reservation.release)
-            stack.callback(self._data.clear)
+            if not is_view:
+                stack.callback(self.reader.close)
+                stack.callback(self.pool.close)
+                for _, reservation in self._data.values():
+                    stack.callback(reservation.release)
+                stack.callback(self._data.clear)
             stack.callback(self._close_files)
             for store in (*self._stores.values(), *self._edge_stores.values()):
                 stack.callback(self.drop_cache, store)
                 if store.cache is not None:
                     stack.callback(store.cache.release)
-                stack.callback(store.close)
+                stack.callback(store.close, keep_source=is_view)
             for store in self._type_stores.values():
                 stack.callback(store.close)
+
+    def _forget(self, view: StoredGraph) -> None:
+        self._views = {key: each for key, each in self._views.items() if each is not view}
 
     def __enter__(self: Self) -> Self:
         return self

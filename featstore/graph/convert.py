@@ -6,11 +6,8 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from featstore.config import check_flag, user_path
-from featstore.creation.topologyfiles import Form, WrittenField, open_topology_files
+from featstore.creation.topologyfiles import Form, WrittenField, lists_in_order, open_topology_files
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.opentopology import stored_ids, stored_pieces
 from featstore.progress import Progress
@@ -22,12 +19,9 @@ from featstore.storage.writer import RowFileWriter
 
 __all__ = ["convert"]
 
-Int64s = npt.NDArray[np.int64]
-
 _PIECE_NODES = 1 << 16
 _BLOCK_BYTES = 4 << 20
 _BUFFER_BYTES = 16 << 20  # for two writers, blocks of ids and pieces of offsets
-_NONE = np.empty(0, np.int64)
 
 
 def convert(
@@ -134,21 +128,7 @@ def _write(g: OutOfCoreGraph, update: Update, form: Form, progress: bool) -> lis
         open_topology_files(form, g.types.num_lists, g.num_edges, id_bytes, open_writer, update.stripe) as files,
     ):
         pieces = stored_pieces(snapshot, lambda: g.topology, _PIECE_NODES)
-        begins: Int64s | None = _NONE
-        for block in ids:
-            rest = block
-            while len(rest):
-                if begins is not None and not len(begins):
-                    begins = next((offsets[:-1] for _, offsets in pieces), None)
-                    continue
-                known = _NONE if begins is None else begins
-                n_lists = int(np.searchsorted(known, files.n_edges + len(rest)))
-                # If more begins may follow, write ids only up to the last known begin.
-                n_ids = len(rest) if begins is None or n_lists < len(known) else int(known[-1]) - files.n_edges
-                files.write(known[:n_lists], rest[:n_ids])
-                rest = rest[n_ids:]
-                begins = None if begins is None else known[n_lists:]
-            bar.add(block.nbytes)
-        for _ in pieces:  # offsets of the last lists, which are empty; reading checks them
-            pass
+        for begins, some in lists_in_order((offsets[:-1] for _, offsets in pieces), ids):
+            files.write(begins, some)
+            bar.add(some.nbytes)
         return files.finish()

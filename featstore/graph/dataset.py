@@ -9,11 +9,10 @@ from typing import Any, Literal, overload
 import torch
 
 from featstore.cache.base import Policy
-from featstore.config import Options, user_path
+from featstore.config import Options, check_flag, user_path
 from featstore.creation import build
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
-from featstore.errors import ClosedError
 from featstore.graph.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
@@ -34,8 +33,8 @@ __all__ = ["OutOfCoreGraph"]
 _PUBLIC = (
     *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edge_types", "edges"),
     *("features", "from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors"),
-    *("node_data", "node_types", "num_edges", "num_nodes", "open", "options", "out_degree", "parts", "path", "pool", "reader"),
-    *("topology", "verify"),
+    *("node_data", "node_types", "num_edges", "num_nodes", "open", "options", "out_degree", "own_part", "part", "parts", "path"),
+    *("pool", "reader", "topology", "verify"),
 )
 
 
@@ -68,6 +67,9 @@ class OutOfCoreGraph(OpenDataset):
         The adjacency; its offsets, or the directory of its chunks, are read at the first access.
     neighbor_cache : NeighborCache or None
         See :meth:`cache_neighbors`.
+    own_part : Part or None
+        The part of a larger graph that this is: a view (:meth:`part`), or a dataset made by :func:`featstore.export`. It says
+        which nodes these are; ids and ``num_nodes`` are those of the larger graph.
     options : Options
     budget : Budget
     pool : BufferPool
@@ -749,6 +751,7 @@ class OutOfCoreGraph(OpenDataset):
         Convolutional Networks. ICLR 2017, equation 2 (gcn).
         """
         self.check_open()
+        self.refuse_part("aggregate()")
         with self.or_closed(), Meeting(rank, world_size) as meeting:
             aggregate(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting)
         name = default_name(feature, op, hops) if name is None else name
@@ -760,6 +763,62 @@ class OutOfCoreGraph(OpenDataset):
         Partitions that other handles have kept since this dataset was opened are not listed.
         """
         return self.partitions.by_name()
+
+    def part(self, i: int, name: str | None = None, *, progress: bool = True) -> OutOfCoreGraph:
+        """View one of the dataset's self-reliant parts as a graph of its own, over the same files.
+
+        Parameters
+        ----------
+        i : int
+            Number of the part, such as the rank of a process.
+        name : str, optional
+            Name of the kept parts; by default the self-reliant ones that were kept last. See :func:`featstore.partition`.
+        progress : bool
+            Show a progress bar, on a terminal and in a notebook.
+
+        Returns
+        -------
+        OutOfCoreGraph
+            The view, whose ``own_part`` names its nodes: the part's training nodes, and their in-neighbours within the hops of
+            the parts. An open view of the same part is returned again. Closing it leaves the graph open; closing the graph
+            closes it.
+
+        Raises
+        ------
+        IndexError
+            There is no such part.
+        ValueError, NotImplementedError
+            There are no such parts, or they are parts of all nodes; the part has no training nodes; this is a part already.
+        StaleError
+            The parts were made for another adjacency than the dataset has now.
+        BudgetError, ClosedError, CorruptionError, OSError
+            There is no memory for the part; reading failed.
+
+        Notes
+        -----
+        Nodes have their ids in the whole graph, and draws are those of the whole graph, bit for bit. Another node is an
+        IndexError that names the part, in samplers, loaders and features. Caches, and degrees that policies see, are the part's
+        own: how often a node is in the lists of the part. Files, ``memory`` and node data are shared.
+
+        The call reads the lists of the part once. The view holds 5 bytes a node of the whole graph (9 from 2³¹ edges on).
+
+        References
+        ----------
+        PaGraph, TPDS 2021, sections 3.2 and 4.
+
+        Examples
+        --------
+        >>> parts = featstore.partition(g, 4, "ldg", train_idx, hops=2)           # doctest: +SKIP
+        >>> view = g.part(0)                                                      # doctest: +SKIP
+        >>> loader = featstore.Loader(view, featstore.NeighborSampler(view, [10, 5]), view.own_part.train_nodes)  # doctest: +SKIP
+        """
+        number, kept = self.find_part(i, name)
+        with self.locked():
+            found = self._views.get((kept.name, kept.generation, number))
+            if not isinstance(found, OutOfCoreGraph):
+                found = type(self)(self.path, self.options, self.reach_part(number, kept, check_flag("progress", progress)))
+                self._views[(kept.name, kept.generation, number)] = found
+            return found
 
     # -- checking ----------------------------------------------------------------------------------------------------------------
 
@@ -801,6 +860,12 @@ class OutOfCoreGraph(OpenDataset):
     # -- life --------------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Callable[..., OutOfCoreGraph], tuple[Any, ...]]:
-        if self._closed:
-            raise ClosedError(f"{self.path} is closed")
+        self.check_open()
+        if self._whole is not None and self.own_part is not None:
+            return _reopened_part, (self._whole, self.own_part.number, self.own_part.name)
         return OutOfCoreGraph, (self.path, self.options)
+
+
+def _reopened_part(g: OutOfCoreGraph, number: int, name: str) -> OutOfCoreGraph:
+    """Unpickle a view."""
+    return g.part(number, name)

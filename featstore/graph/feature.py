@@ -32,6 +32,7 @@ from featstore.gather.tupleindex import select
 from featstore.graph.showing import show_store
 from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
+from featstore.topology.part import Part
 
 __all__ = ["FeatureStore"]
 
@@ -88,8 +89,10 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         pool: BufferPool,
         n_threads: int,
         reopen: Callable[[], tuple[Callable[..., FeatureStore], tuple[Any, ...]]] | None = None,
+        part: Part | None = None,
     ) -> None:
         self.name = name
+        self._part = part  # which has the only nodes whose rows may be read; loaders check their batches themselves
         self.shape = torch.Size(shape)
         self._row_shape = tuple(self.shape[1:])
         self.dtype = dtype
@@ -181,8 +184,8 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         Raises
         ------
         IndexError
-            An id or a position is out of range (the error names it), a mask does not fit, or arrays do not broadcast together.
-            Raised before any read.
+            An id or a position is out of range (the error names it), a mask does not fit, arrays do not broadcast together, or a
+            row is not in the part of which the graph is a view. Raised before any read.
         TypeError
             ``index`` is no index, or is a ``torch.uint8`` tensor, which may mean a mask or ids.
         CorruptionError, OSError, BudgetError, ClosedError
@@ -195,9 +198,30 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         selection = select(index, self.shape)
         if selection is not None:
             with self._naming_enough():
-                return selection.read(self._gather.rows, self._pool, self.dtype)
-        rows, lead = resolve_rows(index, self.shape)
+                return selection.read(self._gather_checked, self._pool, self.dtype)
+        rows, lead = self._resolve(index)
         return self._read(rows, lead)
+
+    def _resolve(self, index: Any) -> tuple[npt.NDArray[np.int64] | range, tuple[int, ...] | None]:
+        """Turn a user's index into rows as :func:`resolve_rows` does; IndexError for a row that the part has not."""
+        part = self._part  # stays valid if another thread closes
+        self._check_open()
+        rows, lead = resolve_rows(index, self.shape)
+        if part is not None:
+            part.check(rows)
+        return rows, lead
+
+    def _gather_checked(self, rows: npt.NDArray[np.int64] | range, out: npt.NDArray[np.uint8]) -> None:
+        """Read rows into ``out``; IndexError for one that the part has not."""
+        part = self._part
+        self._check_open()
+        if part is not None:
+            part.check(rows)
+        self._gather.rows(rows, out)
+
+    def _check_open(self) -> None:
+        if self._is_closed:  # the source may be open: that of a view is the graph's
+            raise ClosedError(f"{self.source.path} is closed")
 
     def blocks(self, rows: int | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """Read all rows once, in order, at the drive's rate.
@@ -214,8 +238,8 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
 
         Raises
         ------
-        ValueError
-            ``rows`` is less than 1.
+        ValueError, IndexError
+            ``rows`` is less than 1; a row is not in the part of which the graph is a view.
         BudgetError
             From the loop: three blocks do not fit the budget, or blocks that were kept fill it.
         CorruptionError, OSError, ClosedError
@@ -229,7 +253,10 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         """
         if rows is not None:
             rows = check_at_least("rows", rows, 1)
+        self._check_open()
         self.source.check_open()
+        if self._part is not None:
+            self._part.check(range(len(self)))
         return self._blocks(rows)
 
     def _blocks(self, rows: int | None) -> Iterator[tuple[int, torch.Tensor]]:
@@ -291,7 +318,7 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         -----
         There is at most one read per distinct missing 4 KiB page and 2 million rows. The GIL is released. Thread-safe.
         """
-        ids, lead = resolve_rows(rows, self.shape)
+        ids, lead = self._resolve(rows)
         if lead is None:
             raise TypeError("take() wants an array of rows; use store[i] for one")
         shape = (*lead, *self._row_shape)
@@ -324,7 +351,7 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
     @uncompiled
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
         """Start :meth:`take` in the background; return a future of its tensor. The ids are checked and copied at once."""
-        ids, lead = resolve_rows(rows, self.shape)
+        ids, lead = self._resolve(rows)
         if lead is None:
             raise TypeError("take_async() wants an array of rows")
         if isinstance(ids, np.ndarray):
@@ -460,16 +487,17 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
             result["cache"] = cache.stats()
         return result
 
-    def close(self) -> None:
-        """Wait for reads under way, then refuse more; may be called again."""
+    def close(self, *, keep_source: bool = False) -> None:
+        """Wait for reads under way, then refuse more; may be called again. ``keep_source``: others read it, so it stays open."""
         if self._pid != os.getpid():
             self._start()
         with self._lock:
-            self._is_closed = True
+            self._is_closed, self._part = True, None
             workers = self._workers
         if workers is not None:
             workers.shutdown(wait=True)
-        self.source.close()
+        if not keep_source:
+            self.source.close()
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
         if self._reopen is None:

@@ -103,6 +103,7 @@ class NeighborCache:
         *,
         edges: bool = False,
         allocate: Allocate = private_array,
+        may_be_whole: bool = True,
     ) -> NeighborCache:
         """Load the whole adjacency if it fits; else the longest prefix that fits of lists by descending score, ascending node.
 
@@ -125,6 +126,8 @@ class NeighborCache:
             Keep the numbers of the lists' edges beside them, if the topology has a file of numbers.
         allocate : callable
             Makes each array, ``allocate(name, n, dtype)``, by the name of its attribute.
+        may_be_whole : bool
+            Load the whole adjacency if it fits; otherwise scores choose in any case.
 
         Raises
         ------
@@ -139,7 +142,7 @@ class NeighborCache:
         limit = budget.available if n_bytes is None else parse_size(n_bytes)
         table_bytes = huge_bytes(topology.num_lists * 8)
         whole_bytes = cls.whole_bytes(topology, edges)
-        if whole_bytes <= limit:
+        if may_be_whole and whole_bytes <= limit:
             return cls._whole(topology, budget, note, edges, allocate)
         in_memory = topology.resident_offsets is not None
         width = cls.entry_bytes(topology, edges) - topology.id_bytes  # bytes of an edge's number; 0 if numbers are not kept

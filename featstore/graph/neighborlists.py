@@ -17,7 +17,7 @@ from featstore.config import check_at_least, check_flag, parse_cache_size
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
-from featstore.graph.listscores import WriteScores, scores_by_degrees
+from featstore.graph.listscores import WriteScores
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.opentopology import stored_size
 from featstore.graph.partitions import Partitions
@@ -29,6 +29,8 @@ from featstore.graph.sharedlists import share_lists
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
 from featstore.ranks import sharing_ranks
+from featstore.storage.layout import PAGE_BYTES
+from featstore.topology.base import huge_bytes
 
 __all__ = ["NEIGHBOR_POLICY", "NeighborLists"]
 
@@ -99,6 +101,8 @@ class NeighborLists:
             )
         size = None if budget is None else parse_cache_size(budget, "budget", "the memory")
         ranks = sharing_ranks(shared)
+        if graph.own_part is not None and (ranks or (save and graph.own_part.row_of is None)):
+            raise NotImplementedError(f"lists of {graph.own_part} are neither shared nor saved: each rank has a part of its own")
         if ranks:
             check_shareable(policy, chosen)
             if not isinstance(size, int) or save:
@@ -132,16 +136,16 @@ class NeighborLists:
             ):
                 scores: npt.NDArray[Any] | WriteScores
                 if chosen.goes_by_degrees:
-                    scores = scores_by_degrees(chosen, topology, self._adjacency.out_degrees(), self._snapshot.types, bar.add)
+                    scores = self._adjacency.list_scores(chosen, bar.add)
                 else:
                     if not self._snapshot.types.is_one:
                         raise NotImplementedError(
                             f"policy {chosen.name!r} scores nodes, and a node of a graph of several types has several lists"
                         )
-                    scores = inputs.scores(chosen, of_lists=True)
+                    scores = self._adjacency.own_scores(inputs.scores(chosen, of_lists=True))
                     bar.reach(scoring)
                 most = graph.budget.available if size is None else n_bytes
-                found = NeighborCache.build(topology, ledger, scores, most, scratch, bar.add, edges=edges, allocate=allocate)
+                found = self._built(ledger, scores, most, scratch, bar.add, edges=edges, allocate=allocate)
                 bar.reach(total)
             return found, False
 
@@ -194,6 +198,8 @@ class NeighborLists:
     ) -> NeighborCache | None:
         """Load the whole adjacency if it fits ``n_bytes``, else the saved cache of ``recipe``; None if there is neither."""
         topology = self._adjacency.topology
+        if self._adjacency.list_words() is not None:  # what is stored is of the whole graph
+            return None
         if NeighborCache.whole_bytes(topology, edges) <= n_bytes:
             return NeighborCache.build(topology, budget, None, n_bytes, note=note, edges=edges, allocate=allocate)
         if recipe is None:
@@ -216,9 +222,26 @@ class NeighborLists:
         if found is not None:
             return found, True
         with self._graph.or_closed():
-            degrees, types = self._adjacency.out_degrees(), self._snapshot.types
-            scores = scores_by_degrees(chosen, self._adjacency.topology, degrees, types)
-            return NeighborCache.build(self._adjacency.topology, budget, scores, n_bytes, scratch), False
+            return self._built(budget, self._adjacency.list_scores(chosen), n_bytes, scratch), False
+
+    def _built(
+        self,
+        budget: Budget,
+        scores: npt.NDArray[Any] | WriteScores,
+        n_bytes: int,
+        scratch: Budget | None,
+        note: Callable[[int], None] = lambda n_bytes: None,
+        *,
+        edges: bool = False,
+        allocate: Allocate = private_array,
+    ) -> NeighborCache:
+        """Make a cache by scores; a view's holds lists of its part alone, so never the whole adjacency."""
+        topology, words = self._adjacency.topology, self._adjacency.list_words()
+        if words is not None:
+            entry = NeighborCache.entry_bytes(topology, edges)
+            n_bytes = min(n_bytes, huge_bytes(8 * topology.num_lists) + 2 * PAGE_BYTES + words * entry)
+        options: dict[str, Any] = {"edges": edges, "allocate": allocate, "may_be_whole": words is None}
+        return NeighborCache.build(topology, budget, scores, n_bytes, scratch, note, **options)
 
     def drop(self) -> None:
         """Drop the cache, end its loan and free its memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, overload
 
@@ -13,30 +14,45 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
-from featstore.config import Options, user_path
+from featstore.config import Options, check_integer, user_path
 from featstore.creation.source import torch_dtype
-from featstore.errors import BusyError, FormatError
+from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.gather.buffers import empty_tensor
-from featstore.gather.sources import SourceRange
-from featstore.graph.adjacency import Adjacency
+from featstore.gather.partrows import PartRows
+from featstore.gather.sources import RowSource, SourceRange
+from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.fields import Fields
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NeighborLists
+from featstore.graph.partadjacency import PartAdjacency, load_part
 from featstore.graph.partitions import Partitions
 from featstore.graph.passes import StoredRows
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.reopen import reduced
 from featstore.graph.rowcaches import GivenParts, RowCaches
+from featstore.graph.savedparts import KeptParts
+from featstore.graph.selfreliant import SelfReliantParts
 from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed
 from featstore.graph.typeviews import EdgeView
+from featstore.progress import Progress
 from featstore.storage.catalog import Catalog, FieldRecord
 from featstore.topology.base import Topology
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.noderows import NodeRows, RowsOfTypes
+from featstore.topology.part import MOST_HOPS, Part, reach
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, NodeType, Types, edge_name, qualified
 
-__all__ = ["OpenDataset"]
+__all__ = ["OpenDataset", "View"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What makes a part of an open dataset: the dataset, the part, and how often each node is in the part's lists."""
+
+    whole: OpenDataset
+    part: Part
+    out_degree: npt.NDArray[Any]
 
 
 class OpenDataset(StoredGraph):
@@ -50,9 +66,15 @@ class OpenDataset(StoredGraph):
     neighbor_lists : NeighborLists
     snapshot : Snapshot
         The open commit, and fields and entries that this handle has added since.
+    own_part : Part or None
+        The part that it is of a larger graph: a view of an open dataset, or a dataset of its own. Either has the nodes' ids, and
+        their number, of the whole graph.
     """
 
-    def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
+    def __init__(self, path: str | os.PathLike[str], options: Options, view: View | None = None) -> None:
+        if view is not None:
+            self._open_view(view)
+            return
         path = os.path.abspath(user_path(path))
         with open_files(path) as opened:  # before a thread or a ring is made for the dataset
             check_memory(path, opened.catalog.files.values(), options)
@@ -60,6 +82,7 @@ class OpenDataset(StoredGraph):
             try:
                 self.snapshot = Snapshot(self.path, opened, self.reader)
                 try:
+                    self.own_part = load_part(self.snapshot, self.budget)
                     self._open_fields()
                 except BaseException:
                     with contextlib.suppress(OSError):
@@ -69,7 +92,18 @@ class OpenDataset(StoredGraph):
                 self.pool.close()
                 self.reader.close()
                 raise
-        self.adjacency = Adjacency(self, self.snapshot)
+        self._compose(Adjacency(self, self.snapshot))
+
+    def _open_view(self, view: View) -> None:
+        """Open a part of an open dataset over its files, its reader and its budget, with caches of its own."""
+        super().__init__(view.whole.path, view.whole.options, view.whole)
+        self.own_part, self.snapshot = view.part, view.whole.snapshot
+        self.shows_progress = view.whole.shows_progress
+        self._open_fields()
+        self._compose(PartAdjacency(self, self.snapshot, view.whole.adjacency, view.part, view.out_degree))
+
+    def _compose(self, adjacency: Adjacency) -> None:
+        self.adjacency = adjacency
         self.partitions = Partitions(self, self.snapshot, self.adjacency)
         self.row_caches = RowCaches(self, self.snapshot, self.adjacency, self.partitions)
         self.neighbor_lists = NeighborLists(self, self.snapshot, self.adjacency, self.partitions, self.row_caches)
@@ -81,9 +115,10 @@ class OpenDataset(StoredGraph):
         data: dict[str, FieldRecord] = {}
         of_files: dict[str, list[tuple[NodeType, FieldRecord]]] = {}
         for kind in types.nodes.values():
+            n = kind.n if self.own_part is None or self.own_part.row_of is None else self.own_part.n_nodes
             for name, record in catalog.by_role("feature", f"node/{kind.name}").items():
-                if record.n_rows != kind.n:
-                    raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {kind.n} nodes", self.path)
+                if record.n_rows != n:
+                    raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {n} nodes", self.path)
                 if types.is_one:
                     self._open_feature_file(name, record)
                 else:
@@ -122,11 +157,16 @@ class OpenDataset(StoredGraph):
 
     def _open_feature_file(self, name: str, record: FieldRecord) -> None:
         file, reopen = self.snapshot.file_of(record), partial(reduced, self, name)
-        self._open_store(self._stores, name, file, record.shape, torch_dtype(record.dtype), reopen)
+        source: RowSource = file
+        if self.own_part is not None and self.own_part.row_of is not None:
+            source = PartRows(file, self.own_part.row_of)
+        shape = (self.num_nodes, *record.shape[1:])
+        self._open_store(self._stores, name, source, shape, torch_dtype(record.dtype), reopen)
 
     def _close_files(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
-            stack.callback(self.snapshot.close)
+            if self._whole is None:
+                stack.callback(self.snapshot.close)
             stack.callback(self.adjacency.close)
             stack.callback(self.neighbor_lists.drop)
 
@@ -181,6 +221,48 @@ class OpenDataset(StoredGraph):
         if name not in edges:
             raise KeyError(f"no edge type {name!r}; there is {', '.join(map(repr, edges)) or 'none'}")
         return EdgeView(name, edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
+
+    def find_part(self, i: Any, name: str | None = None) -> tuple[int, KeptParts]:
+        """Find a self-reliant part that is kept, by default one of those kept last; raises as :meth:`OutOfCoreGraph.part`."""
+        self.check_open()
+        self.refuse_part("part()")
+        self.refuse_types("part()")
+        kept = self.partitions.self_reliant(name)
+        number = check_integer("i, the number of a part,", i)
+        if not 0 <= number < kept.n_parts:
+            raise IndexError(f"part {number} is not in [0, {kept.n_parts}), the parts {kept.name!r}")
+        return number, kept
+
+    def train_nodes_of(self, number: int, kept: KeptParts, parts: SelfReliantParts | None = None) -> npt.NDArray[np.int64]:
+        """Read the training nodes of a part; ValueError if it has none, or cannot be taken alone."""
+        parts = kept.self_reliant() if parts is None else parts
+        train = parts.part(number).numpy()
+        if not len(train):
+            raise ValueError(f"part {number} of {kept.name!r} has no training nodes: make fewer parts")
+        if parts.hops > MOST_HOPS:
+            raise ValueError(f"parts {kept.name!r} have hops={parts.hops}; those of at most {MOST_HOPS} hops can be taken alone")
+        return train
+
+    def reach_part(self, number: int, kept: KeptParts, progress: bool) -> View:
+        """Find the nodes of a part, and their degrees in it."""
+        parts = kept.self_reliant()
+        train = self.train_nodes_of(number, kept, parts)
+        n_nodes = int(parts.n_nodes[number])
+        with self.or_closed(), Progress("part", self.num_edges, progress, unit=" edges", delay_s=SHOWN_AFTER_S) as bar:
+            hop_of, out_degree = reach(self.topology, train, parts.hops, self.budget, bar.add, counts=True)
+            bar.reach(self.num_edges)
+        part = Part(kept.name, number, parts.hops, hop_of)
+        if part.n_nodes != n_nodes:
+            raise CorruptionError(f"{part} has {part.n_nodes} nodes, and {n_nodes} by what is kept: partition again", self.path)
+        assert out_degree is not None
+        return View(self, part, out_degree)
+
+    def refuse_part(self, what: str) -> None:
+        """Raise NotImplementedError, which names ``what``, if this is a part of a graph."""
+        if self.own_part is not None:
+            raise NotImplementedError(
+                f"{what} is for a whole graph, and {self.path} has {self.own_part} here: take the dataset that it is a part of"
+            )
 
     def refuse_types(self, what: str) -> None:
         """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""

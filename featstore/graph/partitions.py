@@ -52,6 +52,19 @@ class Partitions:
             raise ValueError(f"{path} keeps no parts {name!r}; there is {', '.join(map(repr, kept))}")
         return kept[name]
 
+    def self_reliant(self, name: str | None = None) -> KeptParts:
+        """Find the self-reliant parts kept under ``name``, by default the latest; ValueError, which lists names, if none are."""
+        every, path = self.by_name(), self._graph.path
+        kept = [each for each in every.values() if each.hops is not None]
+        if name in every and every[name].hops is None:
+            raise ValueError(f"parts {name!r} are parts of all nodes: featstore.partition makes self-reliant ones with hops=")
+        found = kept[-1:] if name is None else [each for each in kept if each.name == name]
+        if not found:
+            there = ", ".join(repr(each.name) for each in kept) or "none"
+            what = "no self-reliant parts" if name is None else f"no self-reliant parts {name!r}"
+            raise ValueError(f"{path} keeps {what}; there is {there}: featstore.partition makes some with hops=")
+        return found[0]
+
     def keep(
         self,
         name: str,

@@ -11,7 +11,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
-from featstore.cache.select import check_scores
+from featstore.cache.select import check_scores, scores_there
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array
 from featstore.topology.noderows import NodeRows
@@ -28,7 +28,7 @@ def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: boo
         scores = as_array("scores", (policy.list_scores if of_lists else policy.scores)(context))
     except Exception as error:
         raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
-    return check_scores(policy, scores, context.n)
+    return scores_there(context, check_scores(policy, scores, context.n))
 
 
 class PolicyInputs:
@@ -52,6 +52,7 @@ class PolicyInputs:
         parts: Given,
         seed: int,
         cross_out_degree: Callable[[], torch.Tensor] | None = None,
+        is_there: Callable[[], npt.NDArray[Any]] | None = None,
     ) -> None:
         self._rows, self._n = rows, rows.n
         self._tensors: list[torch.Tensor] = []
@@ -67,6 +68,7 @@ class PolicyInputs:
             self._noting(lambda: self._of_user("parts")),
             seed,
             None if cross_out_degree is None else self._noting(lambda: self._array("cross_out_degree", cross_out_degree())),
+            None if is_there is None else self._noting(lambda: self._counted(is_there)),
         )
 
     def _array(self, name: str, given: Any) -> npt.NDArray[Any]:

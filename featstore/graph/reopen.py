@@ -17,7 +17,7 @@ from featstore.storage.catalog import current_catalog
 
 __all__ = ["reduced"]
 
-_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], StoredGraph] = weakref.WeakValueDictionary()
+_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], Any] = weakref.WeakValueDictionary()
 _reopened_lock = threading.Lock()
 
 
@@ -25,7 +25,9 @@ def reduced(graph: StoredGraph, name: str, of: str = "features") -> tuple[Callab
     """Reduce a feature's store for pickling, as ``__reduce__`` does."""
     if graph.closed:
         raise ClosedError(f"{graph.path} is closed")
-    return _reopen_store, (type(graph), graph.path, graph.options, name, of)
+    part = graph.own_part
+    of_part = () if part is None or part.row_of is not None else (part.number, part.name)
+    return _reopen_store, (type(graph), graph.path, graph.options, name, of, *of_part)
 
 
 def _is_current(graph: StoredGraph) -> bool:
@@ -37,7 +39,7 @@ def _is_current(graph: StoredGraph) -> bool:
 
 
 def _reopen_store(
-    open_graph: Callable[[str, Options], StoredGraph], path: str, options: Options, name: str, of: str
+    open_graph: Callable[[str, Options], Any], path: str, options: Options, name: str, of: str, *of_part: Any
 ) -> FeatureStore:
     """Unpickle a store; all stores of one dataset in a process share one graph, and so its memory."""
     key = os.getpid(), path, options
@@ -45,5 +47,7 @@ def _reopen_store(
         graph = _reopened.get(key)
         if graph is None or graph.closed or not _is_current(graph):
             graph = _reopened[key] = open_graph(path, options)
+        if of_part:
+            graph = graph.part(*of_part)
         stores: Mapping[str, FeatureStore] = getattr(graph, of)
         return stores[name]

@@ -31,6 +31,7 @@ from featstore.progress import Progress
 from featstore.ranks import sharing_ranks
 from featstore.topology.crossedges import count_cross_edges, counts_dtype
 from featstore.topology.noderows import NodeRows
+from featstore.topology.part import OUTSIDE
 from featstore.topology.partarrays import check_parts
 
 __all__ = ["GivenParts", "RowCaches"]
@@ -64,6 +65,8 @@ class RowCaches:
         if isinstance(policy, Policy) and len(names) > 1:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
         if ranks:
+            if graph.own_part is not None:
+                raise NotImplementedError(f"rows of {graph.own_part} are not shared: each rank has a part of its own")
             check_shareable(policy, chosen)
             if is_auto:
                 raise ValueError("the ranks of a shared cache must agree on its size: state budget= in bytes or as a share")
@@ -204,14 +207,13 @@ class RowCaches:
             found = np.zeros(of.n, np.int64)
             for first, n, row in of.spans:
                 if n:
-                    out = found[row : row + n].view(np.uint8).reshape(-1, 8)
-                    adjacency.out_degrees().read(first, n, out)
-                    note(out.nbytes)
+                    adjacency.read_out_degrees(first, found[row : row + n])
+                    note(8 * n)
             return found
 
         def in_degree() -> npt.NDArray[np.int64]:
             if not of.kinds:
-                found = adjacency.topology.degrees()
+                found = adjacency.list_degrees(0, graph.num_nodes)
                 note(found.nbytes)
                 return found
             found = np.zeros(of.n, np.int64)
@@ -219,7 +221,7 @@ class RowCaches:
                 for each in self._snapshot.types.edges_into(kind.name):
                     for at in range(0, n, PIECE_NODES):
                         lists = each.first_list + at, each.first_list + min(n, at + PIECE_NODES)
-                        found[row + at : row + min(n, at + PIECE_NODES)] += adjacency.topology.degrees(*lists)
+                        found[row + at : row + min(n, at + PIECE_NODES)] += adjacency.list_degrees(*lists)
                 note(8 * n)
             return found
 
@@ -232,7 +234,12 @@ class RowCaches:
                 return (self._partitions.find() if kept is None else kept).cross_out_degree()
             return self._count_cross_edges(given, budget)
 
-        return PolicyInputs(of, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree)
+        def is_there() -> npt.NDArray[np.bool_]:
+            part = graph.own_part
+            return np.ones(of.n, bool) if part is None else part.hop_of != OUTSIDE
+
+        there = None if graph.own_part is None else is_there
+        return PolicyInputs(of, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree, there)
 
     def _count_cross_edges(self, given: Any, budget: Budget) -> torch.Tensor:
         """Count each node's out-edges into other parts, for parts that the dataset does not keep."""

@@ -24,6 +24,8 @@ from featstore.topology.crossedges import counts_dtype
 
 __all__ = [
     "HOLDER",
+    "PARTS_KEY",
+    "SELF_RELIANT_ROLES",
     "Blocks",
     "KeptParts",
     "check_parts_name",
@@ -35,9 +37,10 @@ __all__ = [
 
 HOLDER: Final = "parts"  # in the budget's report
 
-_KEY: Final = "parts/"
+PARTS_KEY: Final = "parts/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
+SELF_RELIANT_ROLES: Final = ("train_nodes", "train_offsets", "part_sizes")  # the files of self-reliant parts
 LIST_ROLES: Final = frozenset(("part_nodes", "part_offsets", "part_indices"))  # files of the adjacency in part order
 
 
@@ -148,7 +151,7 @@ def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor])
     found = []
     for key, entry in catalog.extra.items():
         n_parts, n_train, generation = (entry.get(each) for each in ("n_parts", "n_train", "generation"))
-        if not key.startswith(_KEY) or not all(isinstance(n, int) and n >= 0 for n in (n_parts, n_train, generation)):
+        if not key.startswith(PARTS_KEY) or not all(isinstance(n, int) and n >= 0 for n in (n_parts, n_train, generation)):
             continue
         assert isinstance(n_parts, int)
         assert isinstance(n_train, int)
@@ -158,7 +161,7 @@ def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor])
         stale = entry.get("made_of") != now
         files = entry.get("files")
         has_lists = isinstance(files, dict) and files.keys() >= LIST_ROLES
-        name, hops = key.removeprefix(_KEY), entry.get("hops")
+        name, hops = key.removeprefix(PARTS_KEY), entry.get("hops")
         if hops is not None and not (isinstance(hops, int) and hops >= 1):
             continue
         made = method, options, generation, stale, has_lists, hops
@@ -182,7 +185,7 @@ def save_parts(
     ``options`` and, of self-reliant parts, ``hops``. ``adopt(catalog, key, files)`` is called after the commit, while the lock of
     the writer is still held.
     """
-    key = _KEY + name
+    key = PARTS_KEY + name
     with Update(snapshot.root) as update:
         if made_of(update.catalog) != made_of(snapshot.catalog):
             raise BusyError("the dataset was replaced since it was opened", snapshot.root)
@@ -227,7 +230,7 @@ def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -
 
 def _record(snapshot: Snapshot, kept: KeptParts, role: str) -> FileRecord:
     catalog, root = snapshot.catalog, snapshot.root
-    entry = catalog.extra.get(_KEY + kept.name, {})
+    entry = catalog.extra.get(PARTS_KEY + kept.name, {})
     if entry.get("made_of") != made_of(catalog):
         raise StaleError(
             f"{root}: parts {kept.name!r} were made for another adjacency than the dataset has now: partition it again", root

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
+from featstore.graph.partadjacency import check_part, part_of_catalog
 from featstore.graph.snapshot import DatasetFiles
 from featstore.storage.calls import pread_exactly
 from featstore.storage.catalog import EDGE
@@ -20,6 +23,7 @@ from featstore.storage.update import OpenFile, open_file
 from featstore.storage.writer import FileRecord
 from featstore.topology.chunkformat import Directory, check_header
 from featstore.topology.edgeids import EDGE_IDS
+from featstore.topology.part import OUTSIDE
 from featstore.topology.types import EdgeType, Types
 
 __all__ = ["verify_file", "verify_files", "verify_topology"]
@@ -144,8 +148,36 @@ def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
             raise degrees.damage(message, low + node)
         low += len(stored)
         progress(stored.nbytes)
+    _check_part(opened, indices, progress)
     if f"{EDGE}/{EDGE_IDS}" in opened.catalog.fields:
         _check_edge_ids(_Column(opened, EDGE_IDS, n_edges), types, progress)
+
+
+def _check_part(opened: DatasetFiles, indices: _Column | _ChunkIds, progress: Progress) -> None:
+    """Check a part of a graph: how far its nodes are, that other lists than its own are empty, that its own lead to its nodes."""
+    found = part_of_catalog(opened.catalog, opened.types, opened.path)
+    if found is None:
+        return
+    (part, n_nodes, name), n = found, opened.catalog.num_nodes
+    file = opened.files[name]
+    part = replace(part, hop_of=np.frombuffer(pread_exactly(file.fd, n, HEADER_BYTES, file.path), np.uint8))
+    check_part(part, n_nodes, file.path)
+    starts = indices.starts(progress) if isinstance(indices, _ChunkIds) else _Column(opened, "indptr", n + 1).blocks(_BLOCK_NODES)
+    previous, first = 0, -1  # the begin of the list ``first``
+    for block in itertools.chain(starts, [np.array([opened.catalog.num_edges])]):
+        lengths = np.diff(block, prepend=previous)
+        begin = max(first, 0)
+        lengths = lengths[begin - first :][: n - begin]  # of the lists from ``begin`` on
+        bad = np.flatnonzero((lengths > 0) & ~part.has_list(begin, begin + len(lengths)))
+        if len(bad):
+            raise CorruptionError(f"node {begin + bad[0]} has a list, which {part} has not", opened.path)
+        first, previous = first + len(block), int(block[-1])
+    position = 0
+    for ids in indices.blocks(_BLOCK_EDGES):
+        if len(outside := np.flatnonzero(part.hop_of[ids] == OUTSIDE)):
+            at = int(outside[0])
+            raise indices.damage(f"indices[{position + at}] is {ids[at]}, which is not in {part}", position + at)
+        position += len(ids)
 
 
 def _spans(types: Types, first: int, n: int) -> Iterator[tuple[EdgeType, int, int]]:

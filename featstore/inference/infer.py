@@ -183,6 +183,7 @@ def run_layers(
         check_flag(each, flag)
     if not hasattr(g, "topology"):
         raise TypeError(f"a graph with an adjacency is needed, not a {type(g).__name__}")
+    g.refuse_part("infer()")
     if resume is not None and (not isinstance(resume, str) or not resume):
         raise TypeError(f"resume must be a name of this model, such as 'sage-1', not {resume!r}")
     layers = checked(layers, typed=not g.types.is_one)

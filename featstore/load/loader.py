@@ -43,7 +43,7 @@ from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.macrolists import macro_lists
-from featstore.sampling.partbatches import check_parts_of_ranks
+from featstore.sampling.partbatches import check_part, check_parts_of_ranks
 from featstore.sampling.sampledbatches import Drawn, SampledBatches
 from featstore.sampling.shares import ShareOfBatches
 from featstore.storage.rundir import finalize_here
@@ -298,6 +298,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         batches.check(g.num_nodes)
         checked = checked_sampler(sampler, g.num_nodes, g)
         check_parts_of_ranks(batches, self._world_size, checked.fanouts)
+        check_part(g, batches, checked, self._rank)
         share = batches if self._world_size == 1 else ShareOfBatches(batches, self._rank, self._world_size)
         if history is None:
             return Drawn(checked, share, macro_lists(g, checked, batches))

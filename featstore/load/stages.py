@@ -180,6 +180,9 @@ class Stages:
             batch = run.batch(position)
             if check is not None:
                 check(batch, position)
+            own = self._g.own_part
+            if own is not None:  # a sampler of another package may go anywhere
+                own.check(batch.sampled.input_ids.numpy())
             tiers = self._context.tiers if batch.plans is None else ()
             for part, tier in zip(self._context.nodes.each, tiers, strict=bool(tiers)):
                 if tier is not None and tier.map is not None:  # without a map plans alone name its slots

@@ -41,6 +41,7 @@ __all__ = [
     "ScoresOf",
     "Sizes",
     "assign_tiers",
+    "by_need",
     "make_tables",
     "segmentation",
     "windows",
@@ -156,12 +157,19 @@ def make_tables(
                 del scores
                 _plan_static(needs, sizes, fixed, files, budget, disk)
         elif isinstance(policy, PlannedPolicy):
-            with budget.reserve("packing", 16 * n if sizes.device_rows else 0):
-                tier_of_row = assign_tiers(needs.counts(), sizes.device_rows, 0) if sizes.device_rows else None
+            with budget.reserve("packing", 24 * n if sizes.device_rows else 0):
+                tier_of_row = assign_tiers(by_need(needs), sizes.device_rows, 0) if sizes.device_rows else None
                 _plan_planned(needs, sizes, policy, tier_of_row, files, budget, disk)
         else:
             raise ValueError(f"policy {policy.name!r} is neither static nor planned")
         files.finish()
+
+
+def by_need(needs: RowNeeds) -> npt.NDArray[np.float64]:
+    """Score each row by the number of batches that need it; -inf: none does."""
+    counts = needs.counts().astype(np.float64)
+    counts[counts == 0] = -np.inf
+    return counts
 
 
 def assign_tiers(scores: npt.NDArray[Any], n_device: int, n_host: int) -> npt.NDArray[np.int32]:

@@ -177,6 +177,7 @@ def partition(
     if not hasattr(g, "topology"):
         raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
     g.refuse_types("partition()")
+    g.refuse_part("partition()")
     if hops is not None and (method is LDG or (isinstance(method, str) and method == "ldg")):
         return _self_reliant(g, n_parts, train_idx, named, name, keep, keep_lists, seed, progress)
     given = method if isinstance(method, (torch.Tensor, np.ndarray, list, tuple)) else None

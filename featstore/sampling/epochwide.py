@@ -158,6 +158,11 @@ class EpochSampler(CheckedSampler):
         return self.hops.graph
 
     @property
+    def reach(self) -> int:
+        """Hops from the seeds whose lists are read."""
+        return self.hops.reach
+
+    @property
     def fanouts(self) -> tuple[int, ...]:
         """Neighbours that a node draws in each hop, the seeds' own first; of several types of edges together, at most."""
         return self.hops.fanouts

@@ -64,6 +64,12 @@ class HopSampler(CheckedSampler):
             refuse_types(type(self), types)
         self._hop_sizes = tuple(hop_sizes)
         self.redraw, self.edges = check_flag("redraw", redraw), check_flag("edges", edges)
+        if g.own_part is not None:
+            g.own_part.check_hops(self.reach, type(self).__name__)
+            if self.edges and g.own_part.row_of is not None:
+                raise NotImplementedError(
+                    f"edges=True: the numbers of edges are in the dataset that {g.own_part} was exported from"
+                )
         self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
@@ -74,6 +80,11 @@ class HopSampler(CheckedSampler):
     def graph(self) -> OutOfCoreGraph:
         """The graph that the sampler draws from."""
         return self._g
+
+    @property
+    def reach(self) -> int:
+        """Hops from the seeds whose lists are read."""
+        return len(self._hop_sizes)
 
     @property
     def topology(self) -> Topology:
@@ -197,6 +208,9 @@ class HopSampler(CheckedSampler):
         if twice >= 0:
             once = int(np.flatnonzero(ids == ids[twice])[0])
             raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {once} and {twice}")
+        part = self._g.own_part
+        if part is not None:
+            part.check_seeds(ids, self.reach - first)
         hops = range(first, len(self._hop_sizes) if n_hops is None else n_hops)
         return [block for hop in hops for block in draw(scratch, hop)]
 

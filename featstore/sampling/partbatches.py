@@ -13,8 +13,9 @@ import torch
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.sampling.batches import CutBatches, CutSeeds, check_seeds, underlying, warn_of_none
+from featstore.topology.part import Part
 
-__all__ = ["PartBatches", "check_parts_of_ranks"]
+__all__ = ["PartBatches", "check_part", "check_parts_of_ranks"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -170,6 +171,17 @@ class PartEpoch(CutSeeds):
             first, last = step * n // self._n_steps, (step + 1) * n // self._n_steps
         first, last = begin + first, begin + last
         return np.arange(first, last) if self._order is None else self._order.numpy()[first:last]
+
+
+def check_part(graph: Any, batches: Any, sampler: Any, rank: int) -> None:
+    """Raise ValueError if a loader's graph is another part than the rank's, or has fewer hops than are sampled."""
+    part: Part | None = graph.own_part
+    if part is None:
+        return
+    if hasattr(sampler, "reach"):
+        part.check_hops(sampler.reach, type(sampler).__name__)
+    if isinstance(underlying(batches), PartBatches) and part.number != rank:
+        raise ValueError(f"PartBatches: rank {rank} trains on the seeds of part {rank}, and the graph is {part}")
 
 
 def check_parts_of_ranks(batches: Any, world_size: int, fanouts: Sequence[int] | None) -> None:

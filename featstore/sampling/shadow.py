@@ -96,6 +96,11 @@ class ShadowSampler(NeighborSampler):
         self.layers = len(self.fanouts) if layers is None else check_at_least("layers", layers, 1)
         self.edge_types = None if edge_types is None else _read_types(g, edge_types)
 
+    @property
+    def reach(self) -> int:
+        """Hops from the seeds whose lists are read: those of the last hop's nodes, too."""
+        return len(self.fanouts) + 1
+
     def __repr__(self) -> str:
         options = f"layers={self.layers}, replace={self.replace}, seed={self.seed}" + ", edges=True" * self.edges
         options += "" if self.edge_types is None else f", edge_types={list(self.edge_types)}"

@@ -39,6 +39,7 @@ __all__ = [
     "CATALOG_FILE",
     "EDGE",
     "NODE",
+    "PART",
     "TOPOLOGIES",
     "Catalog",
     "FieldPart",
@@ -60,6 +61,7 @@ _BYTE_ORDER_MARK: Final = 0x01020304
 _MAX_BYTES: Final = 1 << 28
 _STRIPES: Final = "stripes"  # the reader feature that a catalog requires if files lie in stripes
 _TYPES: Final = "types"  # and if there are several types of nodes or edges
+PART: Final = "part"  # and if it is a part of a larger graph; the key of the entry that says which
 _U64: Final = struct.Struct("<Q")
 
 
@@ -178,6 +180,7 @@ class Catalog:
     def _entries(self) -> dict[str, dict[str, Any]]:
         requires = [_STRIPES] if any(STRIPE.match(name) for name in self.files) else []
         requires += [_TYPES] if "node_types" in self.dataset else []
+        requires += [PART] if PART in self.extra else []
         entries: dict[str, dict[str, Any]] = {"dataset": {"format": FORMAT_VERSION, "requires": requires, **self.dataset}}
         for name, item in self.files.items():
             entries[f"file/{name}"] = {
@@ -401,7 +404,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     # Checked before anything else is interpreted, because a newer release may have changed the meaning of the rest.
     if dataset.number("format", 1) > FORMAT_VERSION:
         raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
-    if missing := [each for each in dataset.list("requires") if each not in (_STRIPES, _TYPES)]:
+    if missing := [each for each in dataset.list("requires") if each not in (_STRIPES, _TYPES, PART)]:
         raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}", path)
     for name in ("num_nodes", "num_edges"):
         dataset.number(name)

@@ -41,7 +41,7 @@ from featstore.storage.extentmap import (
 from featstore.storage.format import SUMS_PER_PAGE, Header, file_bytes, page_sum, sums_bytes, sums_seed
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
-from featstore.storage.pagestream import Arenas, PagedRows, arena_bytes, least_window
+from featstore.storage.pagestream import Arenas, PagedRows, arena_bytes, file_of, least_window, rows_in_file
 from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import ReadStats
 from featstore.storage.rundir import DiskQuota
@@ -261,6 +261,7 @@ class ExtentWriter:
         kept: Kept | None,
     ) -> None:
         which = slice(episode.begin, episode.end)
+        kept = None if kept is None else (rows_in_file(base, kept[0]), kept[1])
         n_ordered = 0 if self._ordered is None else self._ordered.n
         begun = [self._begun(extent) for extent in range(episode.begin, episode.end)]
         n_before = self._rows[which] * self.extents.row_bytes // PAGE_BYTES
@@ -279,7 +280,8 @@ class ExtentWriter:
                 raise ValueError(f"{len(ids)} rows for an extent of {self.extents.n_rows[extent]}")
             if not len(flat):
                 flat = np.empty(int(bounds[-1]), ids.dtype)  # the largest array, so never beside a list of all ids
-            flat[at : at + len(ids) - self._rows[extent]] = ids[int(self._rows[extent]) :]
+            flat[at : at + len(ids) - self._rows[extent]] = rows_in_file(base, ids[int(self._rows[extent]) :])
+        base = file_of(base)
         more = [] if kept is None else [kept[0]]
         runs = needed_runs(base, [*(flat[first:end] for first, end in itertools.pairwise(bounds)), *more])
         n = episode.end - episode.begin

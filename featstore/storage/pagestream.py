@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,18 @@ from featstore._core.buffers import Arena
 from featstore._core.stream import Stream
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "Arenas", "PageFile", "PageStream", "PagedRows", "arena_bytes", "least_window"]
+__all__ = [
+    "MOST_WINDOW_BYTES",
+    "PIECE_BYTES",
+    "Arenas",
+    "PageFile",
+    "PageStream",
+    "PagedRows",
+    "arena_bytes",
+    "file_of",
+    "least_window",
+    "rows_in_file",
+]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -245,7 +256,11 @@ class PageStream:
 
 
 class PagedRows(Protocol):
-    """Rows whose pages can be read in sequence, as packing does: row files, and sources with the same layout."""
+    """Rows whose pages can be read in sequence, as packing does: row files, and sources with the same layout.
+
+    A source whose rows have other numbers in the file that it reads has that ``file``, and ``in_file(rows)`` finds them there;
+    see :func:`rows_in_file`.
+    """
 
     @property
     def n_rows(self) -> int: ...
@@ -259,3 +274,15 @@ class PagedRows(Protocol):
     def stream(self, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> PageStream:
         """Open a stream of the pages of ``runs`` (see :class:`PageStream`)."""
         ...
+
+
+def rows_in_file(base: PagedRows, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Find the numbers that rows have in the layout of the file that holds them; of ascending ones they ascend."""
+    found: npt.NDArray[Any] = base.in_file(rows) if hasattr(base, "in_file") else rows
+    return found
+
+
+def file_of(base: PagedRows) -> PagedRows:
+    """Get the file that holds the rows, with as many rows as its layout has."""
+    found: PagedRows = base.file if hasattr(base, "in_file") and hasattr(base, "file") else base
+    return found

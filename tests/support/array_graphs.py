@@ -18,6 +18,7 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.topology.base import CscTopology, Topology
 from featstore.topology.chunkformat import Directory
 from featstore.topology.chunks import ChunkedTopology
+from featstore.topology.part import Part
 from featstore.topology.types import Types
 
 Int64s = npt.NDArray[np.int64]
@@ -158,6 +159,7 @@ class ArrayGraph:
     indptr: Int64s
     indices: npt.NDArray[Any]
     neighbor_cache: NeighborCache | None = None
+    own_part: Part | None = None
     budget: Budget = field(default_factory=lambda: Budget(1 << 30))
     pool: PlainPool = field(default_factory=PlainPool)
 

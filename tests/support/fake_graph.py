@@ -88,6 +88,7 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
         num_nodes=N,
         num_edges=10 * N,
         types=Types.one(N, 10 * N),
+        own_part=None,
         topology_bytes=lambda: 0,
         features={"x": Store(x, pool), "h": Store(h, pool)},
         node_data={"y": torch.arange(N) % 7, "few": torch.arange(3)},

@@ -70,6 +70,7 @@ def stores(
     """
     if not isinstance(g, OutOfCoreGraph):
         raise TypeError(f"stores are made of an OutOfCoreGraph, not of a {type(g).__name__}")
+    g.refuse_part("stores()")
     return NodeStore(g, attributes), EdgeStore(g)
 
 

@@ -1,0 +1,53 @@
+"""``featstore export``: a self-reliant part as a dataset of its own, for another machine."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from featstore.cli.arguments import add_opening, add_path, open_graph, size
+from featstore.cli.convert import describe_form, form_text
+from featstore.cli.output import print_result
+from featstore.partitioning.export import export
+from featstore.storage.catalog import TOPOLOGIES, current_catalog
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_path(parser, "output", metavar="PATH", help="directory of the new dataset")
+    add_opening(parser)
+    parser.add_argument("--part", type=int, required=True, metavar="N", help="number of the part, from 0")
+    parser.add_argument("--name", help="name of the kept parts (default: the self-reliant ones that were kept last)")
+    parser.add_argument("--topology", choices=TOPOLOGIES, help="form of the new adjacency (default: that of the dataset)")
+    parser.add_argument("--chunk-bytes", type=size, metavar="SIZE", help="with chunked: size of a chunk, a multiple of 4KiB")
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export the part, and print what it has."""
+    begin = time.perf_counter()
+    form = {"topology": options.topology, "chunk_bytes": options.chunk_bytes}
+    with open_graph(options.path, options) as graph:
+        part = export(
+            graph, options.output, options.part, options.name, **form, overwrite=options.overwrite, progress=not options.json
+        )
+    catalog = current_catalog(options.output)
+    result = {
+        "path": options.output,
+        "part": part.number,
+        "name": part.name,
+        "hops": part.hops,
+        "nodes": part.n_nodes,
+        "train_nodes": part.n_train,
+        "dropped": part.n_dropped,
+        "edges": catalog.num_edges,
+        **describe_form(options.output, catalog),
+        "seconds": round(time.perf_counter() - begin, 3),
+    }
+    text = (
+        f"{options.output}: {part}, {part.n_nodes:,} nodes ({part.n_train:,} to train on), {catalog.num_edges:,} edges, "
+        f"{form_text(result)}; {part.n_dropped:,} nodes dropped; {result['seconds']:.1f} s"
+    )
+    print_result(options, result, text)
+    return 0
