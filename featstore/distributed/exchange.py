@@ -60,7 +60,7 @@ class Sizes:
     """
 
     MOST_ROWS: Final = 8192  # of an answer
-    PIECE_BYTES: Final = 256 << 10
+    PIECE_BYTES: Final = 512 << 10
     MOST_ANSWERS: Final = 16
     LEAST_ANSWERS: Final = 2
 

@@ -68,8 +68,8 @@ class Sharded(FeatureStore):
     ``timeout`` seconds, and the error of that machine, such as CorruptionError, if it cannot read its rows. Each names the rank
     and its machine. After a machine is lost, only rows of this one can be read.
 
-    Memory: up to a sixteenth of the graph's, and no more than 6 MiB and 1 MiB for each other rank if rows are narrower than 16
-    KiB; and 4 bytes a node (8 from 2^31 nodes on) if a rank gives a list of ids. A question asks for 256 KiB of rows, and 16
+    Memory: up to a sixteenth of the graph's, and no more than 9 MiB and 2 MiB for each other rank if rows are narrower than 16
+    KiB; and 4 bytes a node (8 from 2^31 nodes on) if a rank gives a list of ids. A question asks for 512 KiB of rows, and 16
     are under way at a time. Closing is collective: close it, or the graph, before the process group is destroyed.
     """
 

@@ -251,5 +251,5 @@ def test_buffers_keep_to_their_room_where_rows_allow(row_bytes: int, n_ranks: in
         assert sizes.n_answers >= 2
         least = Sizes(row_bytes, row_bytes, 2, 1000)
         assert sizes.bytes_of(n_ranks) <= max(room, least.bytes_of(n_ranks))
-        assert sizes.piece_rows * row_bytes <= max(row_bytes, 256 << 10)
-        assert sizes.bytes_of(n_ranks) <= (6 << 20) + (n_ranks << 20) or row_bytes > 16 << 10
+        assert sizes.piece_rows * row_bytes <= max(row_bytes, 512 << 10)
+        assert sizes.bytes_of(n_ranks) <= (9 << 20) + (n_ranks << 21) or row_bytes > 16 << 10
