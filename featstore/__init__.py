@@ -120,5 +120,5 @@ if not TYPE_CHECKING:  # for a type checker a module __getattr__ would define ev
 
 
 def __dir__() -> list[str]:
-    packages = {"adapters", "testing"} & globals().keys()
+    packages = {"adapters", "distributed", "testing"} & globals().keys()
     return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *packages, "__version__"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -14,7 +15,7 @@ from featstore.config import check_at_least, check_integer, local_ranks
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ChosenByFirst", "Meeting", "check_ranks", "local_job", "process_group", "sharing_ranks"]
+__all__ = ["ChosenByFirst", "Meeting", "check_ranks", "gloo_group", "local_job", "process_group", "sharing_ranks"]
 
 T = TypeVar("T")
 
@@ -28,6 +29,11 @@ def process_group() -> tuple[int, int] | None:
 def _group() -> Any:
     distributed: Any = sys.modules.get("torch.distributed")  # not imported: there is no process group
     return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+
+
+def gloo_group(timeout_s: float) -> Any:
+    """Make a group of gloo's of all ranks; all of them call this, and wait ``timeout_s`` at most for each other."""
+    return _group().new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
 
 def check_ranks(rank: int | None, world_size: int | None, group: tuple[int, int] | None = None) -> tuple[int, int]:

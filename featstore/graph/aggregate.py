@@ -128,6 +128,7 @@ def aggregate(
     kind = edges_to_aggregate(g, edge_type, op, hops)
     src, dst = kind.src.name, kind.dst.name
     store: FeatureStore = g.features[feature] if g.types.is_one else g[src].features[feature]
+    g.check_in_file(store.name)
     name = default_name(feature, op, hops) if name is None else name
     if name == feature and src == dst:
         raise ValueError(f"name: {name!r} is the feature that is aggregated; choose another")

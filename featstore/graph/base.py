@@ -7,6 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -64,6 +65,7 @@ class StoredGraph(ShownAsTables, ABC):
         self._type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
         self._column_rows: dict[str, RowsOfTypes] = {}
         self._edge_stores: dict[str, FeatureStore] = {}
+        self._leaves: dict[str, Callable[[BaseException], None]] = {}  # of stores that are attached
         self.reader = Reader(options, self.budget, path) if whole is None else whole.reader
         self.pool = BufferPool(self.budget, self.reader.trim, path) if whole is None else whole.pool
 
@@ -81,6 +83,33 @@ class StoredGraph(ShownAsTables, ABC):
 
     def _list_features(self) -> None:
         self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
+
+    def attach(self, store: FeatureStore, leave: Callable[[BaseException], None]) -> None:
+        """Let a store whose rows no file of this graph has be one of its features, until either is closed.
+
+        If an exception ends the graph's ``with`` block, ``leave`` is called with it, before the stores are closed.
+        """
+        with self.locked():
+            self.check_new(store.name)
+            self._stores[store.name] = store
+            self._leaves[store.name] = leave
+            self._list_features()
+
+    def check_new(self, name: str) -> None:
+        """Raise ValueError if a feature or a field of node data has this name."""
+        if name in self._stores or name in self.node_data:
+            raise ValueError(f"{self.path} has {name!r} already: take another name")
+
+    def detach(self, store: FeatureStore) -> None:
+        """Undo :meth:`attach`, and drop the store's cache, even if a loader's epoch uses it; the store is being closed."""
+        if self._closed or self._stores.get(store.name) is not store:
+            return
+        with self.locked():
+            if store.cache is not None:
+                store.cache.release()
+            self.drop_cache(store)
+            del self._stores[store.name], self._leaves[store.name]
+            self._list_features()
 
     @property
     @abstractmethod
@@ -302,5 +331,10 @@ class StoredGraph(ShownAsTables, ABC):
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is not None:
+                for leave in self._leaves.values():
+                    leave(error)
+        finally:
+            self.close()

@@ -337,10 +337,17 @@ class OpenDataset(StoredGraph):
         file, width = self.snapshot.file_of(record), math.prod(record.shape[1:])
         return StoredRows(file, torch_dtype(record.dtype), width, record.parts[0].at or 0)
 
+    def check_in_file(self, name: str) -> None:
+        """Check that the rows of a feature, by its name in the graph, can be passed over; ValueError if it was attached."""
+        if name in self._leaves:
+            raise ValueError(f"the rows of {name!r} are in no file of {self.path}: what passes over all rows cannot use them")
+
     def check_replaceable(self, name: str, of: str = ONE_NODE) -> None:
         """Check that a feature may be replaced, or made; BusyError while a loader uses its cache."""
         full = qualified(of, name)
         with self.locked():
+            if full in self._leaves:
+                raise ValueError(f"{full!r} is a feature that was attached to {self.path}: close it, or take another name")
             store = self._stores[self.column_of(full)] if full in self.features else None
             if store is not None and store.cache is not None and store.cache.in_use:
                 raise BusyError(f"the cache of {full!r} follows the plans of a loader that is in the middle of an epoch")

@@ -194,6 +194,7 @@ def run_layers(
     if given not in (torch.float32, torch.float64):
         raise TypeError(f"dtype must be float32 or float64, not {dtype}")
     for of, name in of_types.items():
+        g.check_in_file(qualified(of, name))
         if out == name:
             raise ValueError(f"out: {qualified(of, out)!r} is the feature that is read; choose another name")
     kinds = list(g.types.nodes)

@@ -16,7 +16,7 @@ from featstore.errors import BudgetError, FormatError
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
 
-__all__ = ["StripedRows"]
+__all__ = ["StripedRows", "dividing"]
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
@@ -78,7 +78,7 @@ class StripedRows:
 
     def gather(self, rows: Int64s, out: UInt8s) -> None:
         """Read scattered rows as :meth:`RowFile.gather` does; if memory is short, each page at most once per 65,536 rows."""
-        with self._dividing(min(len(rows), MAX_SORTED_ROWS)) as n:
+        with dividing(self._budget, min(len(rows), MAX_SORTED_ROWS)) as n:
             for begin in range(0, len(rows), n):
                 part, into = rows[begin : begin + n], out[begin : begin + n]
                 file_of = self.file_of(part)
@@ -88,20 +88,6 @@ class StripedRows:
                     if len(at):
                         calls.append(partial(self.files[number].gather, part[at] - self.first_rows[number], into, at))
                 _side_by_side(calls)
-
-    @contextmanager
-    def _dividing(self, n_rows: int) -> Iterator[int]:
-        """Reserve the memory to divide ``n_rows`` at once, or as many as the budget has room for; yield their number."""
-        while n_rows > _LEAST_ROWS:
-            try:
-                held = self._budget.reserve("reader buffers", _DIVIDING_BYTES * n_rows)
-            except BudgetError:
-                n_rows = max(_LEAST_ROWS, n_rows // 2)
-                continue
-            with held:
-                yield n_rows
-            return
-        yield _LEAST_ROWS
 
     def read_pages(self, numbers: Int64s, out: UInt8s) -> None:
         """Read scattered pages as :meth:`RowFile.read_pages` does; pages are numbered through all files, behind one header."""
@@ -115,6 +101,21 @@ class StripedRows:
                 calls.append(partial(self.files[number].read_pages, pages, out[begin:end]))
             begin = end
         _side_by_side(calls)
+
+
+@contextmanager
+def dividing(budget: Budget, n_rows: int) -> Iterator[int]:
+    """Reserve the memory to divide ``n_rows`` of a gather at once, or as many as there is room for; yield their number."""
+    while n_rows > _LEAST_ROWS:
+        try:
+            held = budget.reserve("reader buffers", _DIVIDING_BYTES * n_rows)
+        except BudgetError:
+            n_rows = max(_LEAST_ROWS, n_rows // 2)
+            continue
+        with held:
+            yield n_rows
+        return
+    yield _LEAST_ROWS
 
 
 def _side_by_side(calls: list[Callable[[], object]]) -> None:

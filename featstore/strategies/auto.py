@@ -62,8 +62,8 @@ class Auto(Strategy):
     ``loader.stats()["auto"]`` names the choice and its reason. In a process group rank 0 chooses for all ranks, which make their
     loaders alike. Strategies of other packages are candidates if they estimate themselves (:meth:`featstore.Strategy.estimate`).
     :class:`~featstore.OnDemand` is taken without an estimate if all rows fit in memory, or if the features have caches that it
-    would keep. Neighbour lists get memory before rows do, on loan, unless ``g.cache_neighbors`` made a cache of them: all lists,
-    or the best ones.
+    would keep; otherwise :class:`~featstore.Superbatch` if rows are in no file, as those on other machines. Neighbour lists get
+    memory before rows do, on loan, unless ``g.cache_neighbors`` made a cache of them: all lists, or the best ones.
 
     Parameters
     ----------
@@ -132,6 +132,9 @@ class Auto(Strategy):
                     decision = first.choice
                 elif pack is None and context.features and rows >= context.nodes.n:
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
+                elif pack is None and context.features and not context.nodes.is_in_pages:
+                    reason = "rows lie elsewhere: it asks for fewest of them, and ahead of their use"
+                    decision = _taken("superbatch", PLANNED, reason)
                 else:
                     options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
                     options["edge_cache"] = self.edge_cache if any(of_edges.values()) else None

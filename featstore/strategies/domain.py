@@ -97,6 +97,11 @@ class Domain:
         return self._joined(self.graph, stores, self.reads, [part for part in parts if part.stores])
 
     @property
+    def is_in_pages(self) -> bool:
+        """Whether the rows of all features are in files that can be read page by page, of this machine or of a pack."""
+        return all(hasattr(store.source, "stream") for store in self.stores.values())
+
+    @property
     def each(self) -> tuple[Domain, ...]:
         """The parts, or the domain itself: domains of features that have the same rows."""
         return self.parts or (self,)

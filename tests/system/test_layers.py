@@ -30,7 +30,7 @@ RANKS = [
     {"estimate"},
     {"strategies"},
     {"load"},
-    {"adapters", "cli"},
+    {"adapters", "cli", "distributed"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 # config is below errors within the lowest rank; testing, the package's own __init__ and what that imports may import anything.

@@ -1,0 +1,5 @@
+"""Features whose rows lie on several machines."""
+
+from featstore.distributed.sharded import Sharded
+
+__all__ = ["Sharded"]
