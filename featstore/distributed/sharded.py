@@ -16,6 +16,7 @@ import torch.distributed as dist
 import xxhash
 
 from featstore.budget import Reservation
+from featstore.display import Stats
 from featstore.distributed.exchange import Exchange, Sizes
 from featstore.distributed.owners import Claim, Owners
 from featstore.distributed.rows import ShardedRows
@@ -139,7 +140,7 @@ class Sharded(FeatureStore):
                 owners.learn(owner, done, part)
         owners.check()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Report as :meth:`FeatureStore.stats` does, and ``remote``, the rows that came from other ranks.
 
         ``reads`` counts questions to other ranks, too, and ``bytes_read`` the bytes that came from them. ``remote`` has their
@@ -148,16 +149,18 @@ class Sharded(FeatureStore):
         """
         remote = self._rows.remote
         counts = {"rows": remote.rows, "bytes": remote.bytes_read, "questions": remote.reads, "wait_s": remote.waited_s}
-        return {**super().stats(), "remote": {**counts, "answered_rows": self._rows.answered_rows}}
+        found = super().stats()
+        found["remote"] = {**counts, "answered_rows": self._rows.answered_rows}
+        return found
 
-    def close(self) -> None:
+    def close(self, *, keep_source: bool = False) -> None:
         """Wait until all ranks close the feature, and answer them meanwhile; then the graph has it no longer.
 
         Raises TimeoutError, which names the ranks that did not close it within ``timeout``; it is closed here all the same. May
         be called again. Ends without waiting in a forked process.
         """
         try:
-            super().close()  # and its source
+            super().close(keep_source=keep_source)
         finally:
             self._graph.detach(self)
 
