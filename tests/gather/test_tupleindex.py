@@ -122,7 +122,7 @@ def test_of_a_dtype_that_numpy_lacks(graph: featstore.OutOfCoreGraph, arrays: di
         return
     found = graph.features["short"][index]
     assert found.dtype == torch.bfloat16
-    assert torch.equal(found, torch.tensor(expected).to(torch.bfloat16))
+    assert torch.equal(found, torch.tensor(np.ascontiguousarray(expected)).to(torch.bfloat16))
 
 
 @given(mask=hnp.arrays(bool, (N, 6)), as_tensor=st.booleans())
