@@ -406,7 +406,7 @@ def test_benchmark_runs_without_fio(script: str, only: str, tmp_path: Path) -> N
     """Figures against fio say that it is absent, and all others are complete."""
     figures, errors = run_script(script, tmp_path, *(("--only", only) if only else ()), PATH=stand_in(tmp_path, has_fio=False))
     missing = [str(figure["missing"]) for figure in figures if "missing" in figure]
-    asks = only in ("", ASKS_FIO[script]) or script == "bench_packing.py"
+    asks = only in ("", "blocks", ASKS_FIO[script]) or script == "bench_packing.py"
     assert ("fio is not installed" in errors) == asks
     assert bool(missing) == asks
     assert len(figures) > len(missing)
