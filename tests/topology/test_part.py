@@ -61,6 +61,30 @@ def test_only_lists_of_the_part_are_asked_for(monkeypatch: pytest.MonkeyPatch) -
     assert sorted(asked) == np.flatnonzero(hop_of < 3).tolist()
 
 
+@pytest.mark.parametrize("chunk_bytes", [None, 8192])
+def test_long_lists_come_in_pieces(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int | None) -> None:
+    """Each piece says where in its list it begins."""
+    monkeypatch.setattr("featstore.topology.part._READ_BYTES", 8192)
+    monkeypatch.setattr(ArrayGraph, "chunk_bytes", chunk_bytes)
+    degrees = np.random.default_rng(0).choice([0, 3, 700, 9000], 60)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    g = ArrayGraph(indptr, np.random.default_rng(1).integers(0, 60, indptr[-1]).astype(np.int32))
+    hop_of = np.random.default_rng(2).choice([0, 1, OUTSIDE], 60).astype(np.uint8)
+    found: dict[int, list[int]] = {}
+    n_pieces = 0
+    for nodes, begins, counts, ids in lists_between(g.topology, hop_of, 0, 2):
+        ends = np.cumsum(counts)
+        assert len(ids) == ends[-1]
+        n_pieces += len(nodes)
+        for v, begin, count, end in zip(nodes.tolist(), begins, counts, ends, strict=True):
+            so_far = found.setdefault(v, [])
+            assert begin == len(so_far)
+            so_far += ids[end - count : end].tolist()
+    lists = lists_of(g.indptr, g.indices)
+    assert found == {v: lists[v] for v in range(60) if hop_of[v] < 2 and lists[v]}
+    assert n_pieces > len(found)
+
+
 def test_a_part_tells_its_nodes() -> None:
     part = Part("mine", 2, 2, np.array([0, 1, OUTSIDE, 2, 0, OUTSIDE], np.uint8))
     assert (part.n_nodes, part.n_train, part.n_dropped) == (4, 2, 2)
