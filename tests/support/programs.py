@@ -64,7 +64,7 @@ def run_program(
 
     Messages of ``DeprecationWarning`` that begin like one of ``ignored`` are no errors. What the import of featstore and of torch
     does is not seen here, nor what happens when an interpreter ends. Drives are measured on a small file, as in other tests.
-    Where it ``starts_programs``, those that it runs by ``subprocess.run([sys.executable, script, ...])`` are forks, too.
+    Where it ``starts_programs``, those that it runs by ``subprocess`` as ``[sys.executable, script, ...]`` are forks, too.
     """
     line = [os.fspath(script), *map(str, arguments)]
     target = _program_with_children if starts_programs else _program
@@ -192,12 +192,13 @@ def _run_script(line: list[str]) -> None:
 
 @dataclass
 class _Request:
-    """A program to start: its words, where, what precedes it, and the file for what it prints."""
+    """A program to start: its words, where, what precedes it, and the paths of its pipes or files."""
 
     line: list[str]
     cwd: str
     environment: dict[str, str]
     prepare: Callable[[], None] | None
+    stdin: str
     stdout: str
 
 
@@ -208,12 +209,18 @@ def _program_with_children(line: list[str], cwd: str, ignored: list[str], enviro
     program = context.Process(target=_asking, args=(asks, requests, line))
     program.start()
     asks.close()
+    children = dict[int | None, Any]()
     with contextlib.suppress(EOFError):  # it has ended
         while True:
-            child = context.Process(target=_child, args=(requests.recv(),))
-            child.start()
-            child.join()
-            requests.send(child.exitcode)
+            asked = requests.recv()
+            if isinstance(asked, _Request):
+                child = context.Process(target=_child, args=(asked,))
+                child.start()
+                children[child.pid] = child
+                requests.send(child.pid)
+            else:
+                children[asked].join()
+                requests.send(children[asked].exitcode)
     program.join()
     if program.exitcode < 0:
         os.kill(os.getpid(), -program.exitcode)
@@ -221,9 +228,11 @@ def _program_with_children(line: list[str], cwd: str, ignored: list[str], enviro
 
 
 def _child(request: _Request) -> None:
-    stdout = os.open(request.stdout, os.O_WRONLY)
-    os.dup2(stdout, 1)
-    os.close(stdout)
+    for number, path in enumerate((request.stdin, request.stdout)):
+        fd = os.open(path, os.O_WRONLY if number else os.O_RDONLY)
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.stdin = open(0)  # noqa: SIM115 - multiprocessing gives a child none
     if request.prepare is not None:
         request.prepare()
     os.chdir(request.cwd)
@@ -233,25 +242,71 @@ def _child(request: _Request) -> None:
     _run_script(request.line)
 
 
-def _asking(asks: Any, requests: Any, line: list[str]) -> None:
-    """Run the program; what it runs of Python is asked for."""
-    requests.close()
-    run = subprocess.run
+class _Forks:
+    """What a program asks for its children, in place of :mod:`subprocess`, where they are scripts of this Python."""
 
-    def ask(command: Sequence[str], *more: Any, **options: Any) -> subprocess.CompletedProcess[Any]:
+    def __init__(self, asks: Any) -> None:
+        self._asks = asks
+        self._run, self._popen = subprocess.run, subprocess.Popen
+
+    def start(self, command: Sequence[str], options: dict[str, Any], stdin: str, stdout: str) -> int:
         environment = options.get("env") or dict(os.environ)
-        is_script = command[0] == sys.executable and command[1].endswith(".py")
-        is_of_tree = environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")  # whose library this fork has imported
-        if more or not (is_script and is_of_tree and options.get("stdout") == subprocess.PIPE and options.get("text")):
-            return run(command, *more, **options)
+        self._asks.send(_Request(list(command[1:]), os.getcwd(), environment, options.get("preexec_fn"), stdin, stdout))
+        return int(self._asks.recv())
+
+    def wait(self, pid: int) -> int:
+        self._asks.send(pid)
+        return int(self._asks.recv())
+
+    def run(self, command: Sequence[str], *more: Any, **options: Any) -> subprocess.CompletedProcess[Any]:
+        if more or not self._is_known(command, options):
+            return self._run(command, *more, **options)
         with tempfile.NamedTemporaryFile("r") as printed:
-            asks.send(_Request(list(command[1:]), os.getcwd(), environment, options.get("preexec_fn"), printed.name))
-            done = subprocess.CompletedProcess(command, asks.recv(), printed.read())
+            status = self.wait(self.start(command, options, os.devnull, printed.name))
+            done = subprocess.CompletedProcess(command, status, printed.read())
         if options.get("check"):
             done.check_returncode()
         return done
 
-    subprocess.run = ask
+    def popen(self, command: Sequence[str], *more: Any, **options: Any) -> Any:
+        if more or not (self._is_known(command, options) and options.get("stdin") == subprocess.PIPE):
+            return self._popen(command, *more, **options)
+        return _Piped(self, command, options)
+
+    def _is_known(self, command: Sequence[str], options: dict[str, Any]) -> bool:
+        is_script = command[0] == sys.executable and os.fspath(command[1]).endswith(".py")
+        path = (options.get("env") or os.environ).get("PYTHONPATH")
+        is_of_tree = path == os.environ.get("PYTHONPATH")  # whose library this fork has imported
+        return bool(is_script and is_of_tree and options.get("stdout") == subprocess.PIPE and options.get("text"))
+
+
+class _Piped:
+    """A child with two pipes, as a ``Popen``."""
+
+    def __init__(self, forks: _Forks, command: Sequence[str], options: dict[str, Any]) -> None:
+        self._forks = forks
+        self._status: int | None = None
+        with tempfile.TemporaryDirectory() as folder:
+            paths = f"{folder}/stdin", f"{folder}/stdout"
+            for path in paths:
+                os.mkfifo(path)
+            self._pid = forks.start(command, options, *paths)
+            self.stdin, self.stdout = open(paths[0], "w"), open(paths[1])  # noqa: SIM115 - the program does not close them
+
+    def wait(self) -> int:
+        self._status = self._forks.wait(self._pid) if self._status is None else self._status
+        return self._status
+
+    def kill(self) -> None:
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def _asking(asks: Any, requests: Any, line: list[str]) -> None:
+    """Run the program; what it runs of Python is asked for."""
+    requests.close()
+    forks = _Forks(asks)
+    subprocess.run, subprocess.Popen = forks.run, forks.popen
     _run_script(line)
 
 
