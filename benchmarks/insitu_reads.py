@@ -60,7 +60,7 @@ class _NotedTopology:
 def hops_child(job: dict[str, Any]) -> dict[str, Any]:
     """Draw a window hop by hop; of each hop, seconds and bytes, what was needed, and seconds of reading it alone."""
     import featstore
-    from featstore.sampling.window import EpochWindow
+    from featstore.sampling.window import EpochWindow, Seeds
     from featstore.storage.rundir import DiskQuota, RunDirectory
 
     marks: list[tuple[float, int]] = []
@@ -90,7 +90,7 @@ def hops_child(job: dict[str, Any]) -> dict[str, Any]:
             window = Timed(
                 sampler.hops,
                 noted,
-                order.seeds,
+                Seeds(order.seeds),
                 0,
                 0,
                 n,

@@ -26,6 +26,7 @@ from featstore import (
     Superbatch,
 )
 from featstore.gather.readahead import ReadAhead
+from tests.support.sampled import covering
 from tests.support.typed import TypedArrays, academic, check_batch, random_types, reached
 
 pytestmark = pytest.mark.shares_resources
@@ -272,19 +273,18 @@ def of_widths(tmp_path_factory: Any, widths: TypedArrays) -> Any:
         yield opened
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize(
-    ("features", "names"),
-    [
-        ("x", {"x"}),
-        (["x", "age"], {"x", "age"}),
-        ({"paper": "x", "author": ["age"]}, {"x", "age"}),
-        ({"author": ["x", "age"]}, {"x", "age"}),
-        ([], set()),
-    ],
-    ids=["x", "both", "one-each", "author", "none"],
-)
-def test_features_of_different_types(of_widths: Any, widths: TypedArrays, name: str, features: Any, names: set[str]) -> None:
+NAMED: dict[str, tuple[Any, set[str]]] = {  # what a loader is asked for, and what its batches have
+    "x": ("x", {"x"}),
+    "both": (["x", "age"], {"x", "age"}),
+    "one each": ({"paper": "x", "author": ["age"]}, {"x", "age"}),
+    "author": ({"author": ["x", "age"]}, {"x", "age"}),
+    "none": ([], set()),
+}
+
+
+@pytest.mark.parametrize(("name", "named"), covering(STRATEGIES, NAMED))
+def test_features_of_different_types(of_widths: Any, widths: TypedArrays, name: str, named: str) -> None:
+    features, names = NAMED[named]
     found = epochs(of_widths, STRATEGIES[name], features=features)
     for batch in found:
         check_batch(widths, batch, edges=True)
@@ -355,8 +355,7 @@ EDGE_CACHES = {
 }
 
 
-@pytest.mark.parametrize("name", EDGE_CACHES)
-@pytest.mark.parametrize("redraw", [True, False])
+@pytest.mark.parametrize(("name", "redraw"), covering(EDGE_CACHES, [True, False]))
 def test_caches_of_edge_features(tmp_path: Path, name: str, redraw: bool) -> None:
     """Each type of edges has a cache of its own, whose plans are over the numbers of its edges."""
     graph, rng = academic(), np.random.default_rng(5)
