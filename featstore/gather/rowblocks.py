@@ -30,7 +30,7 @@ PIECE_BYTES: Final = 8 << 20  # of the rows that are copied out of the stream at
 LEAST_BYTES: Final = 256 << 10  # of a piece; the pool does not count much smaller ones
 HELD: Final = 3  # pieces in memory: the one that the loop still has, the one that it gets, the one that is being filled
 SHARES: Final = 2 * (HELD + 1)  # a piece, as the stream, takes one of so many parts of the free memory at most
-PAGES: Final = 64  # copied at once where rows do not follow each other in the pages
+PAGES: Final = 256  # copied at once where rows do not follow each other in the pages
 
 
 def row_blocks(
@@ -112,10 +112,10 @@ def _reading(source: RowSource, budget: Budget, first: int, n: int, held_bytes: 
         return
     begins = np.arange(first, source.n_rows, n, dtype=np.int64)
     runs = _pages(file.layout, at + begins, at + np.minimum(begins + n, source.n_rows))
-    scratch_bytes = max(file.layout.group_bytes, PAGES * PAGE_BYTES)
-    free = _free(budget) - scratch_bytes
-    window = min(MOST_WINDOW_BYTES, free // SHARES, (free - held_bytes) // 2) // PAGE_BYTES * PAGE_BYTES
-    window = max(least_window(), window)
+    share = _free(budget) // SHARES
+    spare = _free(budget) - held_bytes
+    scratch_bytes = max(PAGE_BYTES, file.layout.group_bytes, min(PAGES * PAGE_BYTES, share, spare // 4))
+    window = max(least_window(), min(MOST_WINDOW_BYTES, share, (spare - scratch_bytes) // 2))
     with budget.reserve("reader buffers", window + scratch_bytes):
         pid = os.getpid()
         stream = file.stream(runs, window)

@@ -105,7 +105,7 @@ def test_the_file_is_read_once(tmp_path: Path) -> None:
         stats = x.stats()
         assert values.nbytes <= stats["bytes_read"] <= 1.03 * values.nbytes
         assert stats["rows_loaded"] == len(values)
-        assert stats["reads"] <= 60, "small blocks are parts of large reads"
+        assert stats["reads"] <= 100, "small blocks are parts of large reads"
         if stats["mode"] == "direct":
             assert isinstance(x.source, RowFile)
             assert agree_with_the_kernel(x.source, lambda: sum(len(block) for _, block in x.blocks())) <= 1.03 * values.nbytes
@@ -135,9 +135,10 @@ def test_a_block_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert np.array_equal(block.numpy(), values[first : first + 700])
 
 
-def test_the_error_names_memory_that_suffices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", ["4MiB", "7MiB", "12MiB"])  # of which none, one and two blocks fit
+def test_the_error_names_memory_that_suffices(tmp_path: Path, memory: str) -> None:
     values = np.random.default_rng(5).standard_normal((80_000, 128)).astype(np.float32)  # 40 MB
-    with made(tmp_path / "g", values, memory="10MiB") as g:
+    with made(tmp_path / "g", values, memory=memory) as g:
         blocks = g["x"].blocks(rows=8_000)
         with pytest.raises(BudgetError) as refused:
             list(map(len, blocks))
