@@ -813,12 +813,17 @@ class OutOfCoreGraph(OpenDataset):
         >>> loader = featstore.Loader(view, featstore.NeighborSampler(view, [10, 5]), view.own_part.train_nodes)  # doctest: +SKIP
         """
         number, kept = self.find_part(i, name)
+        progress, key = check_flag("progress", progress), (kept.name, kept.generation, number)
         with self.locked():
-            found = self._views.get((kept.name, kept.generation, number))
-            if not isinstance(found, OutOfCoreGraph):
-                found = type(self)(self.path, self.options, self.reach_part(number, kept, check_flag("progress", progress)))
-                self._views[(kept.name, kept.generation, number)] = found
-            return found
+            found = self._views.get(key)
+        if found is None:
+            reached = self.reach_part(number, kept, progress)  # not under the lock, as it reads the part's lists
+            with self.locked():
+                found = self._views.get(key)  # another thread may have been faster
+                if found is None:
+                    found = self._views[key] = OutOfCoreGraph(self.path, self.options, reached)
+        assert isinstance(found, OutOfCoreGraph)
+        return found
 
     # -- checking ----------------------------------------------------------------------------------------------------------------
 

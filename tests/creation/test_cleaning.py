@@ -110,7 +110,7 @@ def test_any_edges_and_options(
 
 def test_one_pair_more_often_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes in several blocks, of which one edge stays."""
-    monkeypatch.setattr(building, "_LEAST_MEMORY", 0)
+    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
     edges = np.tile([[3], [7]], (1, 20_000))
     building.from_edge_index(tmp_path / "g", edges, 9, memory=1000, to_undirected=True, progress=False)
     with featstore.open(tmp_path / "g", memory="64MiB") as g:

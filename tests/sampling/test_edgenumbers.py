@@ -244,7 +244,7 @@ def test_numbers_are_the_users_in_both_forms(
 @pytest.mark.parametrize("form", FORMS)
 def test_a_long_list_and_lists_in_turns(tmp_path: Path, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One list is sorted outside of memory; others keep their order, so that numbers begin late in the file."""
-    monkeypatch.setattr(build, "_LEAST_MEMORY", 0)
+    monkeypatch.setattr(build, "LEAST_MEMORY", 0)
     n, rng = 500, np.random.default_rng(0)
     degrees = np.r_[np.full(200, 3), [6000], np.full(299, 4)]
     indptr = np.r_[0, np.cumsum(degrees)]
