@@ -2,7 +2,8 @@
 #
 # All of it happens in a virtual environment of the clone's own, made from $(PYTHON). The package is installed there in editable
 # form, so tests, examples and benchmarks run the tree that you edit with the compiled modules beside their stubs; that a wheel
-# built in isolation holds the same is what tests/system/test_packaging.py shows. Each step leaves a stamp: a second call does nothing.
+# built in isolation holds the same is what tests/system/test_packaging.py shows, whole in make stress. Each step leaves a stamp: a
+# second call does nothing.
 
 PYTHON     ?= python3
 VENV       ?= .venv

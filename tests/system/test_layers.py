@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +47,13 @@ def part_of(module: str) -> str:
     return pieces[1] if len(pieces) > 1 else ""
 
 
-def imports_of(path: Path, module: str) -> Iterator[tuple[int, str]]:
-    """Yield line and absolute dotted name of everything that the file imports, inside functions and TYPE_CHECKING blocks too."""
+@functools.cache
+def imports_of(path: Path, module: str) -> list[tuple[int, str]]:
+    """List line and absolute dotted name of everything that the file imports, inside functions and TYPE_CHECKING blocks too."""
+    return list(_imports_of(path, module))
+
+
+def _imports_of(path: Path, module: str) -> Iterator[tuple[int, str]]:
     is_package = path.stem == "__init__"
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
