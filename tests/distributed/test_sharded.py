@@ -465,16 +465,26 @@ def test_damaged_rows_are_reported_where_they_are_asked_for(folder: Path, tmp_pa
 
 
 def leave_by_an_error(rank: int, folder: Path, meets: Path, block: str) -> None:
-    """Rank 1 ends with an error; whichever ``with`` block sees it, rank 0 hears of it at once."""
+    """Rank 1 ends with an error; whichever ``with`` block sees it, in an epoch or not, rank 0 hears of it at once."""
     with group(rank, 2, meets):
         part = featstore.open(folder / f"rows-2-{rank}", memory="32MiB")
         g = featstore.open(folder / "graph", memory="64MiB")
         x = Sharded(g, "x", part.features["floats"], range(*BOUNDS[2][rank:][:2]))
         begin = time.monotonic()
         if rank == 1:
-            with pytest.raises(ZeroDivisionError), x if block == "feature" else g:
+            with pytest.raises(ZeroDivisionError), g if block == "graph" else x:
                 assert len(x[:]) == N
+                options: dict[str, Any] = {"strategy": Superbatch(length=3, cache=0.1), "rank": 0, "world_size": 1}
+                loader = Loader(g, NeighborSampler(g, [4, 3]), SEEDS, BATCH, **options)
+                batches = iter(loader)
+                assert len(next(batches).x)
+                if block != "loop":
+                    loader.close()
                 raise ZeroDivisionError("in the loop")
+            if block == "loop":
+                with pytest.raises((ClosedError, ConnectionError)):
+                    list(batches)
+                loader.close()
         else:
             with pytest.raises(ConnectionError, match=r"rank 1 \(.*\) has left: ZeroDivisionError: in the loop"):
                 while True:
@@ -485,7 +495,7 @@ def leave_by_an_error(rank: int, folder: Path, meets: Path, block: str) -> None:
         assert not [each.name for each in threading.enumerate() if each.name.startswith("featstore-shards")]
 
 
-@pytest.mark.parametrize("block", ["feature", "graph"])
+@pytest.mark.parametrize("block", ["feature", "graph", "loop"])
 def test_the_others_hear_of_an_error(folder: Path, tmp_path: Path, block: str) -> None:
     succeed(run_ranks(leave_by_an_error, 2, folder, tmp_path, block))
 
