@@ -24,6 +24,7 @@ _WITHIN: Final = frozenset({"wait", "read", "cache", "presample", "auto", "split
 
 _GATHER = "Reading rows bounds the epoch ({s:.3g} s of gather): give a larger cache=, or a strategy that samples ahead"
 _GATHER_AHEAD = "Reading rows bounds the epoch ({s:.3g} s of gather): give a larger cache=, or more memory="
+_COPY = "Copying rows that are in memory bounds the epoch ({s:.3g} s of gather): narrower rows, such as float16, or more threads="
 ADVICE: Final = {
     "sample": "Sampling bounds the epoch ({s:.3g} s): g.cache_neighbors(), more threads=, or EpochSampler",
     "transfer": "Copies to the device bound the epoch ({s:.3g} s): keep rows there with device_cache=",
@@ -52,7 +53,9 @@ def advice_on(stats: Mapping[str, Any], asked: int | None = None) -> list[str]:
     else:
         slowest = max(stages, key=lambda name: stages[name])
         looks_ahead = "superbatch" in stats or "layout" in stats or "layouts" in stats
-        text = (_GATHER_AHEAD if looks_ahead else _GATHER) if slowest == "gather" else ADVICE.get(slowest, "")
+        text = ADVICE.get(slowest, "")
+        if slowest == "gather":
+            text = _COPY if seconds.get("read", 0.0) < stages["gather"] / 2 else _GATHER_AHEAD if looks_ahead else _GATHER
         found += [f"{text.format(s=stages[slowest])}."] if text else [f"{slowest} bounds the epoch ({stages[slowest]:.3g} s)."]
         in_sequence = "passes" in stats.get("superbatch", {}) or "layout" in stats or "layouts" in stats
         if stats["bytes_read"] > READ_MUCH * stats["bytes_requested"] and not in_sequence:

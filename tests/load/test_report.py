@@ -40,6 +40,12 @@ def test_a_loader_that_hides_its_work_needs_nothing() -> None:
         ({"batches": 0}, 2, "No batch", []),
         ({"hidden": 0.2}, 2, "Reading rows bounds", ["a strategy that samples ahead"]),
         ({"hidden": 0.2, "superbatch": {"batches": 3, "of": 9}}, 2, "Reading rows bounds", ["more memory="]),
+        (
+            {"hidden": 0.2, "seconds": {"sample": 1.0, "gather": 2.0, "read": 0.3}},
+            2,
+            "Copying rows that are in memory",
+            ["float16"],
+        ),
         ({"hidden": 0.2, "seconds": {"sample": 5.0, "gather": 2.0}}, 2, "Sampling bounds", ["cache_neighbors", "EpochSampler"]),
         ({"hidden": 0.2, "seconds": {"transfer": 5.0, "wait": 9.0}}, 2, "Copies to the device", ["device_cache="]),
         ({"hidden": 0.2, "seconds": {"mine": 5.0}}, 2, "mine bounds", []),
