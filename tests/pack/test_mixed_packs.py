@@ -20,6 +20,7 @@ from featstore.pack.offline import Pack
 from featstore.strategies.packsize import estimate_layout, estimate_pack
 from tests.load.test_heterobatch import same
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 from tests.support.typed import TypedArrays, academic, check_batch, random_types
 
 pytestmark = pytest.mark.shares_resources
@@ -97,8 +98,7 @@ STRATEGIES: dict[str, Callable[[Pack], Any]] = {
 }
 
 
-@pytest.mark.parametrize("on_device", [None, "15KB"])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("name", "on_device"), covering(STRATEGIES, [None, "15KB"]))
 def test_batches_are_those_of_the_graph(
     g: Any, graph: TypedArrays, tmp_path: Path, name: str, on_device: Any, wanted: list[HeteroMiniBatch], device: str
 ) -> None:

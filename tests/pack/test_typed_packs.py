@@ -25,6 +25,7 @@ from featstore.strategies.packsize import estimate_layout, estimate_pack
 from tests.load.test_heterobatch import same, tensors
 from tests.pack.test_hostile_packs import arrays_of, forge, sample_records, sample_tables
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 from tests.support.typed import TypedArrays, academic, check_batch, random_types
 
 pytestmark = pytest.mark.shares_resources
@@ -83,10 +84,10 @@ STRATEGIES: dict[str, Callable[[Pack], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "features", ["x", {"paper": "x", "institution": ["x"]}, {"paper": ["x"], "author": "x"}, {"paper": "year"}]
-)
-@pytest.mark.parametrize("name", STRATEGIES)
+FEATURES = ["x", {"paper": "x", "institution": ["x"]}, {"paper": ["x"], "author": "x"}, {"paper": "year"}]
+
+
+@pytest.mark.parametrize(("name", "features"), covering(STRATEGIES, FEATURES))
 def test_batches_are_those_of_the_graph(g: Any, graph: TypedArrays, tmp_path: Path, name: str, features: Any) -> None:
     wanted = epochs(g, OnDemand(cache=None), 2, features=features)
     with sample(g, tmp_path / "p") as pack:
