@@ -235,7 +235,7 @@ def test_the_others_hear_that_a_rank_fails() -> None:
         with pytest.raises(ConnectionError, match=r"rank 2 \(host-2\) has left: ZeroDivisionError: in the loop"):
             asking.result(60)
     with pytest.raises(ConnectionError, match="has left: ZeroDivisionError: in the loop"):
-        taken(ranks.rows[1], np.arange(900))
+        taken(ranks.rows[1], np.arange(300))
     over.set()
     at_once([each.close for each in ranks.rows])
     assert ranks.budget.used == 0
