@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Final
@@ -109,7 +109,12 @@ class _Peer:
         self.heard_s = 0.0  # when the last answer came
         self.says_done = False
         self.kept: list[Any] = []  # messages that may be under way when this rank has ended
-        self.threads: list[threading.Thread] = []
+        self.threads: list[tuple[threading.Thread, threading.Event]] = []  # each with what it sets when it ends
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether threads still wait for it. Not by is_alive(): Ctrl-C in a join makes Python 3.11 believe that they ended."""
+        return any(thread.ident is not None and not ended.is_set() for thread, ended in self.threads)
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host})"
@@ -158,8 +163,9 @@ class Exchange:
         for peer in self._peers.values():
             for what, run in (("answers", self._answer), ("listens", self._listen)):
                 name = f"featstore-shards-{what}-{peer.rank}"
-                thread = threading.Thread(target=run, args=(peer,), name=name, daemon=True)
-                peer.threads.append(thread)
+                ended = threading.Event()
+                thread = threading.Thread(target=_until_it_ends, args=(run, peer, ended), name=name, daemon=True)
+                peer.threads.append((thread, ended))
                 thread.start()
 
     # -- asking ------------------------------------------------------------------------------------------------------------------
@@ -355,9 +361,9 @@ class Exchange:
                 self._say(peer, Kind.DONE if failure is None else Kind.FAILED, failure or "")
                 peer.asked.put(None)
             for peer in self._peers.values():
-                for thread in peer.threads:
-                    thread.join(max(0.0, deadline - time.monotonic()))
-                if any(thread.is_alive() for thread in peer.threads):
+                for _, ended in peer.threads:
+                    ended.wait(max(0.0, deadline - time.monotonic()))
+                if peer.is_heard:
                     late.append(peer)
         finally:
             self._cut_off()
@@ -367,16 +373,23 @@ class Exchange:
 
     def _cut_off(self) -> None:
         """End the threads that still wait for a rank, and give up the connections."""
-        waiting = [thread for peer in self._peers.values() for thread in peer.threads if thread.is_alive()]
+        waiting = [peer for peer in self._peers.values() if peer.is_heard]
         if waiting:
-            peer = next(peer for peer in self._peers.values() if any(thread.is_alive() for thread in peer.threads))
             with contextlib.suppress(RuntimeError):  # after a wait that times out gloo closes this rank's connections
-                self._receive(peer, np.empty(8, np.uint8), _TAGS + 1).wait(timedelta(milliseconds=1))
-            for thread in waiting:
-                thread.join(_HURRY_S)
+                self._receive(waiting[0], np.empty(8, np.uint8), _TAGS + 1).wait(timedelta(milliseconds=1))
+            for peer in waiting:
+                for _, ended in peer.threads:
+                    ended.wait(_HURRY_S)
         with contextlib.suppress(ValueError, RuntimeError):  # the process group was destroyed before
             dist.destroy_process_group(self._group)
         self._free.clear()
+
+
+def _until_it_ends(run: Callable[[_Peer], None], peer: _Peer, ended: threading.Event) -> None:
+    try:
+        run(peer)
+    finally:
+        ended.set()
 
 
 def _first_line(error: BaseException) -> str:

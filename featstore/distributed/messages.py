@@ -72,7 +72,7 @@ class Question:
 
 def write_text(kind: Kind, text: str, message: Uint8s) -> int:
     """Write a message with a text, which is cut to ``TEXT_BYTES``; return the bytes written."""
-    encoded = text.encode()[:TEXT_BYTES]
+    encoded = text.encode(errors="backslashreplace")[:TEXT_BYTES]  # such as names of files that are not UTF-8
     message[:HEAD_BYTES].view(np.int64)[:2] = [kind, len(encoded)]
     message[HEAD_BYTES : HEAD_BYTES + len(encoded)] = np.frombuffer(encoded, np.uint8)
     return HEAD_BYTES + len(encoded)

@@ -40,6 +40,8 @@ def as_index_array(index: Any) -> npt.NDArray[Any]:
         array = id_array("rows", index)
     except ValueError as error:  # ragged lists
         raise TypeError(f"not an index array: {error}") from None
+    if array.size == 0 and isinstance(index, list):
+        return array.astype(np.int64)  # of any shape, such as [[]]
     if array.dtype.kind in "Of" and isinstance(index, list):
         # NumPy makes objects or floats of integers that do not fit one integer dtype.
         objects = np.asarray(index, object)

@@ -15,7 +15,7 @@ import torch
 
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, as_bytes, size_class
-from featstore.gather.rowindex import as_index_array, check_rows
+from featstore.gather.rowindex import as_index_array, check_rows, resolve_rows
 
 __all__ = ["Selection", "select"]
 
@@ -97,6 +97,9 @@ def select(index: Any, shape: Sequence[int]) -> Selection | None:
         A part of the index is no index.
     """
     if not isinstance(index, tuple):
+        if isinstance(index, list):
+            array = as_index_array(index)
+            index = array if array.dtype.kind == "b" else index
         if index is not None and not (_is_mask(index) and index.ndim > 1):
             return None
         index = (index,)
@@ -217,8 +220,8 @@ def _part_shape(taken: tuple[Any, ...], shape: Sequence[int]) -> tuple[int, ...]
 
 
 def _one_row(row: int, n: int) -> range:
-    first = int(check_rows(np.array([row]), n)[0])
-    return range(first, first + 1)
+    rows, _ = resolve_rows(row, (n,))
+    return range(int(rows[0]), int(rows[0]) + 1)
 
 
 def _of_slice(before: int, items: list[Any], shape: Sequence[int]) -> Selection:

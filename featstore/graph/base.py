@@ -285,6 +285,11 @@ class StoredGraph(ShownAsTables, ABC):
             raise
 
     @property
+    def is_view(self) -> bool:
+        """Whether this is a view of an open graph."""
+        return self._whole is not None
+
+    @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
         return self._closed or (self._whole is not None and self._whole.closed)
@@ -324,6 +329,14 @@ class StoredGraph(ShownAsTables, ABC):
                 stack.callback(store.close, keep_source=is_view)
             for store in self._type_stores.values():
                 stack.callback(store.close)
+
+    def place_of_view(self) -> tuple[int, str, int]:
+        """Say which part of the whole graph this view is: its number, and name and generation of the parts."""
+        views: dict[tuple[str, int, int], StoredGraph] = {} if self._whole is None else self._whole._views
+        for (name, generation, number), view in list(views.items()):
+            if view is self:
+                return number, name, generation
+        raise ClosedError(f"the view in {self.path} is closed")
 
     def _forget(self, view: StoredGraph) -> None:
         self._views = {key: each for key, each in self._views.items() if each is not view}

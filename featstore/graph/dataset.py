@@ -13,6 +13,7 @@ from featstore.config import Options, check_flag, user_path
 from featstore.creation import build
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
+from featstore.errors import StaleError
 from featstore.graph.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
@@ -825,6 +826,13 @@ class OutOfCoreGraph(OpenDataset):
         assert isinstance(found, OutOfCoreGraph)
         return found
 
+    def part_again(self, number: int, name: str, generation: int) -> OutOfCoreGraph:
+        """View a part that was viewed before, elsewhere; StaleError if the parts were replaced since."""
+        _, kept = self.find_part(number, name)
+        if kept.generation != generation:
+            raise StaleError(f"{self.path}: parts {name!r} were replaced since part {number} of them was pickled", self.path)
+        return self.part(number, name, progress=False)
+
     # -- checking ----------------------------------------------------------------------------------------------------------------
 
     def verify(self, progress: bool = True) -> dict[str, int]:
@@ -866,11 +874,11 @@ class OutOfCoreGraph(OpenDataset):
 
     def __reduce__(self) -> tuple[Callable[..., OutOfCoreGraph], tuple[Any, ...]]:
         self.check_open()
-        if self._whole is not None and self.own_part is not None:
-            return _reopened_part, (self._whole, self.own_part.number, self.own_part.name)
+        if self._whole is not None:
+            return _reopened_part, (self._whole, *self.place_of_view())
         return OutOfCoreGraph, (self.path, self.options)
 
 
-def _reopened_part(g: OutOfCoreGraph, number: int, name: str) -> OutOfCoreGraph:
+def _reopened_part(g: OutOfCoreGraph, *place: Any) -> OutOfCoreGraph:
     """Unpickle a view."""
-    return g.part(number, name)
+    return g.part_again(*place)

@@ -252,7 +252,7 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         by itself.
         """
         if rows is not None:
-            rows = check_at_least("rows", rows, 1)
+            rows = min(check_at_least("rows", rows, 1), max(1, len(self)))
         self._check_open()
         self.source.check_open()
         if self._part is not None:

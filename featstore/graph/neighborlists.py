@@ -150,7 +150,7 @@ class NeighborLists:
             return found, False
 
         if ranks:
-            self.cache = share_lists(
+            shared_cache = share_lists(
                 topology,
                 graph.budget,
                 n_bytes,
@@ -159,11 +159,25 @@ class NeighborLists:
                 recipe=self._rows.recipe(chosen, counts, parts, seed),
                 ranks=ranks,
             )
+            self._put(shared_cache)
             return
-        self.cache, is_stored = made(graph.budget, None, private_array)
-        kept = is_stored and (self.cache.whole or is_still_saved(graph.path, self._snapshot.catalog))
+        cache, is_stored = made(graph.budget, None, private_array)
+        self._put(cache)
+        kept = is_stored and (cache.whole or is_still_saved(graph.path, self._snapshot.catalog))
         if save and not kept:
-            self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, self.cache, recipe))
+            self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, cache, recipe))
+
+    def _put(self, cache: NeighborCache) -> None:
+        """Take a new cache into use, in place of one that another thread has made meanwhile."""
+        try:
+            with self._graph.locked():
+                old, self.cache = self.cache, cache
+                self._end_loan()
+        except BaseException:
+            cache.close()
+            raise
+        if old is not None:
+            old.close()
 
     def lend(self) -> None:
         """Lend the cache to the budget, which may take the whole cache back while no batch is being sampled with it."""

@@ -348,8 +348,9 @@ class OpenDataset(StoredGraph):
         with self.locked():
             if full in self._leaves:
                 raise ValueError(f"{full!r} is a feature that was attached to {self.path}: close it, or take another name")
-            store = self._stores[self.column_of(full)] if full in self.features else None
-            if store is not None and store.cache is not None and store.cache.in_use:
+            stores = [self._stores[self.column_of(full)]] if full in self.features else []
+            stores += [view._stores[name] for view in self._views.values() if name in view._stores]
+            if any(store.cache is not None and store.cache.in_use for store in stores):
                 raise BusyError(f"the cache of {full!r} follows the plans of a loader that is in the middle of an epoch")
 
     def adopt_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
@@ -360,12 +361,15 @@ class OpenDataset(StoredGraph):
                 self.snapshot.adopt(catalog, key, [part.file for part in catalog.fields[key].parts])
             record = self.catalog.fields[key]
             if self.types.is_one:
-                if name in self._stores:
-                    self.drop_cache(self._stores[name])
-                self._open_feature_file(name, record)
+                graphs = [self, *(view for view in self._views.values() if isinstance(view, OpenDataset))]
+                for store in [each._stores[name] for each in graphs if name in each._stores]:
+                    self.drop_cache(store)
+                for each in graphs:
+                    each._open_feature_file(name, record)
+                    each._list_features()
             else:
                 self._open_feature_of_type(self.types.nodes[of], record)
-            self._list_features()
+                self._list_features()
 
     def _open_feature_of_type(self, kind: NodeType, record: FieldRecord) -> None:
         """Open a new file of a type's feature; if it replaces one, the other types of that one's column keep theirs."""

@@ -58,6 +58,7 @@ class PartAdjacency(Adjacency):
 
     @property
     def topology(self) -> Topology:
+        self._held()
         return self._whole.topology
 
     def bytes_to_come(self) -> int:
@@ -128,6 +129,7 @@ class PartAdjacency(Adjacency):
                 positions = graph.pool.tensor(len(ids), torch.int64)
                 array, at = edges.numpy(), positions.numpy()
                 array[0], array[1] = ids, np.repeat(nodes, counts)
+                graph.check_open()  # as its topology is the whole graph's
                 starts, _ = topology.offsets(nodes)
                 at[:] = np.arange(len(ids))
                 at += np.repeat(starts + begins - (np.cumsum(counts) - counts), counts)

@@ -54,6 +54,8 @@ class Partitions:
 
     def self_reliant(self, name: str | None = None) -> KeptParts:
         """Find the self-reliant parts kept under ``name``, by default the latest; ValueError, which lists names, if none are."""
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be that of kept parts, not {name!r}")
         every, path = self.by_name(), self._graph.path
         kept = [each for each in every.values() if each.hops is not None]
         if name in every and every[name].hops is None:

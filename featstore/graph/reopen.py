@@ -25,8 +25,7 @@ def reduced(graph: StoredGraph, name: str, of: str = "features") -> tuple[Callab
     """Reduce a feature's store for pickling, as ``__reduce__`` does."""
     if graph.closed:
         raise ClosedError(f"{graph.path} is closed")
-    part = graph.own_part
-    of_part = () if part is None or part.row_of is not None else (part.number, part.name)
+    of_part = graph.place_of_view() if graph.is_view else ()
     return _reopen_store, (type(graph), graph.path, graph.options, name, of, *of_part)
 
 
@@ -48,6 +47,6 @@ def _reopen_store(
         if graph is None or graph.closed or not _is_current(graph):
             graph = _reopened[key] = open_graph(path, options)
         if of_part:
-            graph = graph.part(*of_part)
+            graph = graph.part_again(*of_part)
         stores: Mapping[str, FeatureStore] = getattr(graph, of)
         return stores[name]

@@ -71,11 +71,12 @@ def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> It
     n_bytes, _ = worth_keeping(g.topology, g.budget.available - beside, n_lists, numbered=sampler.edges)
     lists, kept = g.neighbor_lists, None
     try:
-        if n_bytes:
-            with suppress(BudgetError):  # another holder took the memory: the lists stay on the drive
-                g.cache_neighbors(n_bytes, edges=sampler.edges)
-                lists.lend()
-            kept = lists.cache
+        with g.locked():
+            if n_bytes and lists.cache is None:  # another thread may sample a pack, too
+                with suppress(BudgetError):  # another holder took the memory: the lists stay on the drive
+                    g.cache_neighbors(n_bytes, edges=sampler.edges)
+                    kept = lists.cache
+                    lists.lend()
         yield
     finally:
         if kept is not None and lists.cache is kept:

@@ -90,12 +90,13 @@ def export(
     Notes
     -----
     The new dataset keeps the ids of the graph, and its ``num_nodes``: seeds, batches and node data mean the same nodes, and draws
-    are the same bit for bit. Another node is an IndexError that names the part. It has the rows of the part's nodes alone, the
-    lists of those whose list training needs, all node data (which is indexed by ids), and the kept parts, so that
-    :class:`~featstore.PartBatches` can be made of it. Numbers of edges are not in it (``edges=True``), nor saved caches.
+    are the same bit for bit. What goes by degrees or by shares of the nodes, such as ``History(nodes=0.2)``, sees the part's.
+    Another node is an IndexError that names the part. It has the rows of the part's nodes alone, the lists of those whose list
+    training needs, all node data (which is indexed by ids), and the kept parts, so that :class:`~featstore.PartBatches` can be
+    made of it. Numbers of edges are not in it (``edges=True``), nor saved caches.
 
     Each list of the part is read twice, each of its rows once, in the order of the files. The call holds a byte a node of the
-    graph and 12 MiB at least. A killed export leaves a directory ``path.tmp-…``, which the next one removes.
+    graph and 16 to 26 MiB at least. A killed export leaves a directory ``path.tmp-…``, which the next one removes.
 
     References
     ----------

@@ -19,6 +19,7 @@ import torch
 
 from featstore.config import check_at_least, check_flag, check_integer
 from featstore.display import Stats
+from featstore.errors import ClosedError
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
@@ -64,12 +65,12 @@ class HopSampler(CheckedSampler):
             refuse_types(type(self), types)
         self._hop_sizes = tuple(hop_sizes)
         self.redraw, self.edges = check_flag("redraw", redraw), check_flag("edges", edges)
-        if g.own_part is not None:
-            g.own_part.check_hops(self.reach, type(self).__name__)
-            if self.edges and g.own_part.row_of is not None:
-                raise NotImplementedError(
-                    f"edges=True: the numbers of edges are in the dataset that {g.own_part} was exported from"
-                )
+        part = g.own_part
+        self._is_of_part = part is not None
+        if part is not None:
+            part.check_hops(self.reach, type(self).__name__)
+            if self.edges and part.row_of is not None:
+                raise NotImplementedError(f"edges=True: the numbers of edges are in the dataset that {part} was exported from")
         self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
@@ -208,8 +209,10 @@ class HopSampler(CheckedSampler):
         if twice >= 0:
             once = int(np.flatnonzero(ids == ids[twice])[0])
             raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {once} and {twice}")
-        part = self._g.own_part
-        if part is not None:
+        if self._is_of_part:
+            part = self._g.own_part
+            if part is None:  # the topology of a view is the whole graph's, and open
+                raise ClosedError(f"{self._g.path} is closed")
             part.check_seeds(ids, self.reach - first)
         hops = range(first, len(self._hop_sizes) if n_hops is None else n_hops)
         return [block for hop in hops for block in draw(scratch, hop)]

@@ -81,3 +81,10 @@ def test_long_texts_are_cut(text: str) -> None:
     message = np.zeros(HEAD_BYTES + TEXT_BYTES, np.uint8)
     assert write_text(Kind.FAILED, text, message) <= len(message)
     assert text.startswith(read_text(message)[:400])
+
+
+def test_a_text_that_is_not_unicode() -> None:
+    """Such as the name of a file in another encoding."""
+    message = np.zeros(HEAD_BYTES + TEXT_BYTES, np.uint8)
+    write_text(Kind.FAILED, "file \udcff", message)
+    assert read_text(message) == "file \\udcff"

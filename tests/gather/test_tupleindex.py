@@ -122,7 +122,23 @@ def test_of_a_dtype_that_numpy_lacks(graph: featstore.OutOfCoreGraph, arrays: di
         return
     found = graph.features["short"][index]
     assert found.dtype == torch.bfloat16
-    assert torch.equal(found, torch.tensor(np.ascontiguousarray(expected)).to(torch.bfloat16))
+    assert torch.equal(found, torch.tensor(np.array(expected, order="C")).to(torch.bfloat16))
+
+
+def test_lists_are_indices_as_numpys_are(graph: featstore.OutOfCoreGraph, arrays: dict[str, np.ndarray]) -> None:
+    array, store = arrays["wide"], graph.features["wide"]
+    lists: list[Any] = [[], [[]], ([[]], 0), [[True] * 6] * N, [[1, 2], [3, -1]], ([1, 2], [0, 3])]
+    for index in lists:
+        expected = array[index]
+        found = store[index]
+        assert (tuple(found.shape), found.tolist()) == (expected.shape, expected.tolist()), index
+
+
+@pytest.mark.parametrize("row", [2**70, -(2**70)])
+def test_a_row_beyond_64_bits(graph: featstore.OutOfCoreGraph, row: int) -> None:
+    for index in (row, (row, 0), (row, slice(2))):
+        with pytest.raises(IndexError, match=str(row)):
+            graph.features["wide"][index]
 
 
 @given(mask=hnp.arrays(bool, (N, 6)), as_tensor=st.booleans())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -300,3 +301,16 @@ def test_any_arrays_are_refused_or_safe(data: st.DataObject) -> None:
         return
     batch = NeighborSampler(g, [3, -1]).sample(torch.arange(20))
     assert batch.input_ids.tolist() == list(range(20))
+
+
+def test_threads_that_cache_lists_at_once_leave_one_cache(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB", threads=1) as g:
+        g.cache_neighbors(progress=False)
+        assert g.neighbor_cache is not None
+        assert g.neighbor_cache.reservation is not None
+        alone = g.neighbor_cache.reservation.n_bytes
+        for _ in range(3):
+            with ThreadPoolExecutor(3) as threads:
+                for future in [threads.submit(g.cache_neighbors, progress=False) for _ in range(6)]:
+                    future.result()
+            assert g.memory_report()["neighbor cache"] == alone

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.errors import BudgetError, ClosedError, StaleError
+from featstore.errors import BudgetError, BusyError, ClosedError, StaleError
 from featstore.storage.update import Update
 from tests.support.graphs import make_graph
 from tests.support.reference_partitions import lists_of
@@ -143,6 +143,7 @@ def test_there_is_no_such_part(g: Any, made: SimpleNamespace, tmp_path: Path) ->
     refuses(IndexError, rf"part 3 is not in \[0, 3\), the parts '{NAME}'", lambda: g.part(3))
     refuses(IndexError, "part -1 is not in", lambda: g.part(-1))
     refuses(TypeError, "i, the number of a part", lambda: g.part("a"))
+    refuses(TypeError, r"name must be that of kept parts, not \['a'\]", lambda: g.part(0, ["a"]))
     refuses(ValueError, f"no self-reliant parts 'other'; there is '{NAME}'", lambda: g.part(0, "other"))
     refuses(NotImplementedError, r"part\(\) is for a whole graph, and .* has part 0", lambda: g.part(0).part(0))
     with make_none(tmp_path / "g") as other:
@@ -209,6 +210,55 @@ def test_views_are_kept_closed_and_pickled(made: SimpleNamespace) -> None:
     assert other.closed
     assert again.closed
     refuses(ClosedError, "closed", lambda: g.part(0))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_closed_view_reads_nothing(g: Any, made: SimpleNamespace) -> None:
+    view = g.part(0)
+    out = outside(made, 0)
+    sampler, edges = featstore.NeighborSampler(view, [5, 5]), view.edges()
+    next(edges)
+    view.close()
+    for read in (
+        lambda: view.neighbors(out),
+        lambda: view.topology,
+        lambda: sampler.sample([out]),
+        lambda: sampler.sample(made.groups[0][:2]),
+        lambda: featstore.NeighborSampler(view, [5] * 5).sample([out]),
+        lambda: list(edges),
+    ):
+        refuses(ClosedError, "closed", read)
+    assert g.neighbors(out).tolist() == sorted(made.lists[out])
+
+
+def test_features_that_are_made_later(tmp_path: Path) -> None:
+    """Open views have them as the graph does, also in the place of others; not while a view's loader is in an epoch."""
+    make(tmp_path / "g")
+    with featstore.open(tmp_path / "g", memory="64MiB", threads=1) as g:
+        view = g.part(0)
+        nodes = view.own_part.nodes
+        for op, overwrite in (("sum", False), ("mean", True)):
+            g.aggregate("x", op, name="h", overwrite=overwrite, progress=False)
+            assert g.part(0) is view
+            assert torch.equal(view.features["h"][nodes], g.features["h"][nodes])
+        sampler, strategy = featstore.NeighborSampler(view, [3]), featstore.Superbatch(cache=0.1)
+        with featstore.Loader(view, sampler, view.own_part.train_nodes, 2, features="h", strategy=strategy) as loader:
+            running = iter(loader)
+            next(running)
+            refuses(BusyError, "'h' follows the plans", lambda: g.aggregate("x", name="h", overwrite=True, progress=False))
+            running.close()
+        g.aggregate("x", "sum", name="h", overwrite=True, progress=False)
+        assert torch.equal(view.features["h"][nodes], g.features["h"][nodes])
+
+
+def test_a_pickle_of_parts_that_were_replaced(tmp_path: Path) -> None:
+    make(tmp_path / "g")
+    with featstore.open(tmp_path / "g", memory="64MiB", threads=1) as g:
+        view = g.part(0)
+        pickles = [pickle.dumps(view), pickle.dumps(view.features["x"])]
+        featstore.partition(g, K, "ldg", TRAIN, hops=2, seed=9, progress=False)
+        for each in pickles:
+            refuses(StaleError, "were replaced since part 0 of them was pickled", lambda each=each: pickle.loads(each))
 
 
 def test_memory(made: SimpleNamespace) -> None:

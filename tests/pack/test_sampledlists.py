@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,3 +111,17 @@ def test_how_many_are_worth_it(wide: SimpleNamespace) -> None:
         assert n_bytes == 0
         assert "are left" in why
         assert worth_keeping(g.topology, -5, often, numbered=False)[0] == 0
+
+
+def test_two_packs_sampled_at_once_hold_no_lists_in_the_end(wide: SimpleNamespace, tmp_path: Path) -> None:
+    with featstore.open(wide.path, memory="64MiB", threads=2) as g:
+        sampler = featstore.NeighborSampler(g, [5, 5])
+
+        def sample(number: int) -> None:
+            featstore.sample_offline(g, sampler, SEEDS, 200, path=tmp_path / str(number), progress=False).close()
+
+        for first in (0, 3, 6):
+            with ThreadPoolExecutor(3) as threads:
+                list(threads.map(sample, range(first, first + 3)))
+            assert g.neighbor_cache is None
+            assert "neighbor cache" not in dict(g.memory_report())
