@@ -69,10 +69,12 @@ def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> It
     beside = _SAMPLING * (at_once + 2) * sample_bytes(sampled, g.num_nodes)
     del sampled
     n_bytes, _ = worth_keeping(g.topology, g.budget.available - beside, n_lists, numbered=sampler.edges)
-    lists, kept = g.neighbor_lists, None
+    lists = g.neighbor_lists
+    kept: NeighborCache | None = None
     try:
         with g.locked():
-            if n_bytes and lists.cache is None:  # another thread may sample a pack, too
+            is_free = lists.cache is None  # another thread may sample a pack, too
+            if n_bytes and is_free:
                 with suppress(BudgetError):  # another holder took the memory: the lists stay on the drive
                     g.cache_neighbors(n_bytes, edges=sampler.edges)
                     kept = lists.cache

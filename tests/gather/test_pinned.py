@@ -204,6 +204,7 @@ def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
     pool = BufferPool(Budget(10**8))
     with pinning(pool):
         tensor = pool.tensor(1 << 20, torch.uint8)
+    gc.collect()  # what other tests left, such as a process group: a child without its threads must not destroy that
     pid = os.fork()
     if pid == 0:
         del tensor
