@@ -152,7 +152,7 @@ class Shown:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__repr__" in cls.__dict__:
-            cls.__repr__ = _never_raising(cls.__repr__)  # type: ignore[method-assign]
+            cls.__repr__ = _never_raising(cls.__repr__)  # type: ignore[method-assign,assignment,unused-ignore]
 
     def _display(self) -> Display:
         return Display(type(self).__name__, [Table(("", ""), options_of(self))])

@@ -92,7 +92,8 @@ def test_completion_shows_public_names(small: SimpleNamespace) -> None:
         assert set(re.findall(r"\bg\.([a-z_]+)", pages)) <= shown
         assert not {name for name in shown if name.startswith("_")}
         assert not shown & {"locked", "make_cache", "cache_for_planner", "snapshot", "policy_inputs"}
-    assert {name for name in dir(featstore) if not name.startswith("__")} <= {*featstore.__all__, "adapters", "testing"}
+    packages = {"adapters", "distributed", "testing"}
+    assert {name for name in dir(featstore) if not name.startswith("__")} <= {*featstore.__all__, *packages}
     assert {*featstore.__all__, "__version__"} <= set(dir(featstore))
     assert "budget" not in dir(featstore)
 
