@@ -119,12 +119,16 @@ class Part:
                 f"{what} reads the lists of {n_hops} hops, and {self} has hops={self.hops}: make parts with hops={n_hops}"
             )
 
-    def check_seeds(self, seeds: Int64s, n_hops: int) -> None:
-        """Raise IndexError unless the part has all lists of ``n_hops`` hops from these nodes, which are in range."""
+    def check_seeds(self, seeds: Int64s, n_hops: int, positions: Int64s | None = None) -> None:
+        """Raise IndexError unless the part has all lists of ``n_hops`` hops from these nodes, which are in range.
+
+        ``positions`` are those that the error names; by default those in ``seeds``.
+        """
         hop_of = self.hop_of.take(seeds)
         if len(hop_of) and int(hop_of.max()) > self.hops - n_hops:
             at = int((hop_of > self.hops - n_hops).argmax())
             node, hop = int(seeds[at]), int(hop_of[at])
+            at = at if positions is None else int(positions[at])
             if hop == OUTSIDE:
                 raise IndexError(f"seed {node} at position {at} is not in {self}")
             raise IndexError(
