@@ -497,6 +497,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             {
                 **of_edges,
                 **({} if self._history is None else {"history": self._history.stats()}),
+                **({} if context.lists is None else {"lists": context.lists}),
                 **context.counts.total(),
                 **context.nodes.reads.total(),
                 "prefetch": min(depths, default=self._runner.prefetch),

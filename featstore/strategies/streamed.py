@@ -47,6 +47,7 @@ from featstore.strategies.base import Runner
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.context import Context
 from featstore.strategies.domain import Domain
+from featstore.strategies.lists import with_lists
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
 from featstore.strategies.profile import Profile
@@ -128,6 +129,7 @@ class Streamed(Superbatch):
         planning, profile, why = self.planning(context), None, ""
         if self.length == "auto" and not context.chosen.profile_bytes:
             context.drop_caches(edges=bool(planning.edge_rows))
+            context = with_lists(context, self.cache_bytes(context, planning))
             needs = self.sizes(context, planning).needs
             context, memory = ask(context, needs, self.cache_bytes(context, planning), plans=True)
             if memory.suffices:  # else run_planned raises

@@ -42,6 +42,7 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import ClaimedCaches, size_caches
 from featstore.strategies.context import Context
+from featstore.strategies.lists import with_lists
 from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
@@ -206,6 +207,8 @@ def plan_ahead(
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:
     """Make a runner and its caches, which replace the caches that the features have."""
     context.drop_caches(edges=bool(planning.edge_rows))
+    if strategy.overlap:  # otherwise lists and rows use one memory in turn
+        context = with_lists(context, strategy.cache_bytes(context, planning))
     runner = strategy.runner()(*strategy.asked(context, planning))
     try:
         runner.make_edge_caches()  # before the others, which may take all memory that is left
