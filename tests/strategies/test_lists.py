@@ -17,19 +17,8 @@ from featstore.storage.drive import DriveSpeed
 from featstore.strategies.lists import Lists
 from featstore.strategies.memory import Memory
 from featstore.topology.base import huge_bytes
-from tests.support.graphs import make_graph
 
 N = 20_000
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """2.4 MB of lists, and rows of a byte."""
-    indptr, indices = make_graph(N, 30.0)
-    path = tmp_path_factory.mktemp("wide") / "graph"
-    x = np.arange(N, dtype=np.uint8).reshape(N, 1)
-    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
-    return SimpleNamespace(path=path, indptr=indptr, indices=indices)
 
 
 def load(g: featstore.OutOfCoreGraph, sampler: Any = None, **options: Any) -> featstore.Loader:
