@@ -109,7 +109,7 @@ class Lists:
 AS_THEY_ARE = Lists("as the graph has them")
 
 
-def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
+def keep_lists(context: Context, caches: int, epochs: int, *, estimated: bool = True) -> Lists:
     """Keep neighbour lists in memory, on loan, for batches that are drawn from lists.
 
     All lists are kept if they fit beside the batches, else those that the default policy scores highest. Lists that are read in
@@ -123,15 +123,20 @@ def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
         Bytes of the caches of features whose size was given.
     epochs : int
         Epochs to come.
+    estimated : bool
+        An epoch is estimated with fewer lists, too. If not, lists that are read in sequence are kept only if they are few.
     """
     graph, numbered = _drawn_from(context)
     memory = Memory(context, plans=True)  # the strategy is not chosen yet: one with plans takes more memory
     room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
     whole, n_lists = NeighborCache.whole_bytes(graph.topology, numbered), epochs * len(context.batches) * lists_of(memory.batch)
     n_bytes, why = worth_keeping(graph.topology, room, n_lists, numbered=numbered, in_sequence=_in_sequence(context))
+    are_few = n_bytes <= FEW * room
+    if not (why or estimated or are_few) and _in_sequence(context):
+        why = f"on the drive, read in sequence: they would take {format_size(n_bytes)} of {format_size(room)}"
     if why:
         return Lists(why, whole)
-    return Lists("", whole, 0, table_bytes(graph.topology), n_bytes <= FEW * room).resized(n_bytes, context)
+    return Lists("", whole, 0, table_bytes(graph.topology), are_few).resized(n_bytes, context)
 
 
 def with_lists(context: Context, caches: int, epochs: int = EXPECTED) -> Context:
@@ -147,7 +152,7 @@ def with_lists(context: Context, caches: int, epochs: int = EXPECTED) -> Context
     if not memory.suffices:
         return measured
     context = measured
-    return replace(context, lists=keep_lists(context, caches, epochs).text)
+    return replace(context, lists=keep_lists(context, caches, epochs, estimated=False).text)
 
 
 def may_keep_lists(context: Context) -> bool:

@@ -107,10 +107,15 @@ class Superbatch(Strategy):
         super().__post_init__()
         if not self.edge_cache:
             return
-        if isinstance(self.policy, Policy):
+        if isinstance(self.planned_by, Policy):
             raise OptionError("edge_cache", "a policy instance plans one cache: give the policy's name or class")
-        if not isinstance(get_policy(self.policy), PlannedPolicy):
+        if not isinstance(get_policy(self.planned_by), PlannedPolicy):
             raise OptionError("edge_cache", "the scores of a static policy are of nodes: take a planned one, such as 'belady'")
+
+    @property
+    def planned_by(self) -> str | Policy | type[Policy]:
+        """The policy, where none is chosen yet that which looks ahead."""
+        return self.policy
 
     takes_history: ClassVar[bool] = True
     takes_types: ClassVar[bool] = True
@@ -166,9 +171,9 @@ class Superbatch(Strategy):
 
     def planning(self, context: Context) -> Planning:
         """Collect the limits of planning: disk, length, policies."""
-        if context.nodes.is_mixed and isinstance(self.policy, Policy):
+        if context.nodes.is_mixed and isinstance(self.planned_by, Policy):
             raise OptionError("policy", "an instance plans caches of the same rows: give its name or class for several types")
-        policies = tuple(_planned(get_policy(self.policy)) for _ in context.nodes.each)
+        policies = tuple(_planned(get_policy(self.planned_by)) for _ in context.nodes.each)
         planned = policies[0]
         planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
         planning = replace(planning, policies=policies)
@@ -177,7 +182,7 @@ class Superbatch(Strategy):
         sizes = context.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning
-        of_edges = tuple(get_policy(self.policy) for _ in context.edges.each)
+        of_edges = tuple(get_policy(self.planned_by) for _ in context.edges.each)
         return replace(planning, edge_policies=of_edges, edge_rows=context.edges.capacities(sizes))
 
 
