@@ -299,7 +299,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         batches.check(g.num_nodes)
         checked = checked_sampler(sampler, g.num_nodes, g)
         check_parts_of_ranks(batches, self._world_size, checked.fanouts)
-        check_part(g, batches, checked, self._rank)
+        check_part(g, batches, checked, self._rank, self._world_size)
         share = batches if self._world_size == 1 else ShareOfBatches(batches, self._rank, self._world_size)
         if history is None:
             return Drawn(checked, share, macro_lists(g, checked, batches))
