@@ -31,7 +31,17 @@ from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.topology.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.topology.types import Types
 
-__all__ = ["LEAST_MEMORY", "Builder", "TopologyWriter", "build_memory", "create", "file_stem", "from_edge_index", "write_pairs"]
+__all__ = [
+    "LEAST_MEMORY",
+    "Builder",
+    "TopologyWriter",
+    "build_memory",
+    "create",
+    "field_stem",
+    "file_stem",
+    "from_edge_index",
+    "write_pairs",
+]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -45,6 +55,11 @@ def file_stem(name: str, dot: str = ".") -> str:
     if len(stem) > 100:  # file names have at most 255 bytes, and a letter can take 12
         stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
     return stem
+
+
+def field_stem(prefix: str, name: str) -> str:
+    """Make the beginning of the name of a field's file, given the beginning of its key, such as ``"node/paper"``."""
+    return f"{_prefix(prefix)}.{file_stem(name)}"
 
 
 def _prefix(key: str) -> str:

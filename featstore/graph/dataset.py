@@ -15,9 +15,9 @@ from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import StaleError
 from featstore.graph.aggregate import aggregate, default_name
+from featstore.graph.changing import ChangingDataset
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.graph.opendataset import OpenDataset
 from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts
 from featstore.graph.savedparts import KeptParts
@@ -32,14 +32,15 @@ __all__ = ["OutOfCoreGraph"]
 
 # Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
-    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edge_types", "edges"),
-    *("features", "from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors"),
-    *("node_data", "node_types", "num_edges", "num_nodes", "open", "options", "out_degree", "own_part", "part", "parts", "path"),
-    *("pool", "reader", "topology", "verify"),
+    *("add_data", "add_feature", "aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create"),
+    *("edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "in_degree", "indptr"),
+    *("memory_report", "neighbor_cache", "neighbors", "node_data", "node_types", "num_edges", "num_nodes", "open", "options"),
+    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "topology"),
+    "verify",
 )
 
 
-class OutOfCoreGraph(OpenDataset):
+class OutOfCoreGraph(ChangingDataset):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Graphs are made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`. A

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from featstore.changes.fields import check_new_field
 from featstore.config import format_size
 from featstore.creation.build import file_stem
-from featstore.creation.inputfields import check_field_name
 from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.progress import note
@@ -69,12 +69,8 @@ def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
 
 def check_new_feature(catalog: Catalog, name: str, overwrite: bool, of: Iterable[str] = (ONE_NODE,)) -> None:
     """Check that a new feature of the types ``of`` of nodes can get this name; ValueError or TypeError otherwise."""
-    check_field_name(name)
     for kind in of:
-        if name in catalog.by_role("data", f"node/{kind}"):
-            raise ValueError(f"{qualified(kind, name)!r} is the name of node data; choose another")
-        if name in catalog.by_role("feature", f"node/{kind}") and not overwrite:
-            raise ValueError(f"there is a feature {qualified(kind, name)!r} already; overwrite=True (--overwrite) replaces it")
+        check_new_field(catalog, f"node/{kind}", "feature", name, overwrite, qualified(kind, ""))
 
 
 class Field:

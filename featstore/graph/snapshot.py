@@ -170,6 +170,12 @@ class Snapshot:
             extra={**self.catalog.extra, **{each: catalog.extra[each] for each in (key,) if each in catalog.extra}},
         )
 
+    def forget(self, catalog: Catalog, key: str) -> None:
+        """Note a commit of this process that has removed a field; its file stays open for stores that were handed out."""
+        self.committed(catalog)
+        fields = {each: record for each, record in self.catalog.fields.items() if each != key}
+        self.catalog = replace(self.catalog, fields=fields)
+
     def committed(self, catalog: Catalog) -> None:
         """Note a commit of this process: files of the snapshot that it no longer names are removed at closing."""
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
