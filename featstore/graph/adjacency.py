@@ -14,7 +14,7 @@ from featstore.cache.base import StaticPolicy
 from featstore.config import check_flag
 from featstore.errors import FormatError
 from featstore.graph.base import StoredGraph
-from featstore.graph.listscores import WriteScores, scores_by_degrees
+from featstore.graph.neighbors.listscores import WriteScores, scores_by_degrees
 from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress

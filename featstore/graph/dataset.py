@@ -14,8 +14,8 @@ from featstore.creation import build
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import StaleError
-from featstore.graph.aggregate import aggregate, default_name
 from featstore.graph.changing import ChangingDataset
+from featstore.graph.derive.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.graph.policyinputs import Given

@@ -23,8 +23,8 @@ from featstore.gather.sources import RowSource, SourceRange
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.fields import Fields
-from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NeighborLists
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.graph.partadjacency import PartAdjacency, load_part
 from featstore.graph.partitions import Partitions
 from featstore.graph.passes import StoredRows

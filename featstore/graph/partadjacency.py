@@ -16,7 +16,7 @@ from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.errors import ClosedError, CorruptionError, FormatError
 from featstore.graph.adjacency import PIECE_NODES, Adjacency, Int64s
 from featstore.graph.base import StoredGraph
-from featstore.graph.listscores import WriteScores
+from featstore.graph.neighbors.listscores import WriteScores
 from featstore.graph.policyinputs import policy_scores
 from featstore.graph.snapshot import Snapshot
 from featstore.storage.catalog import PART, Catalog

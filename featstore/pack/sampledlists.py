@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from featstore.config import format_size
 from featstore.errors import BudgetError
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.plan.samples import sample_bytes
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.sampledbatches import Drawn

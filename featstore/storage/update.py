@@ -26,7 +26,7 @@ from featstore.storage.writer import FileRecord, RowFileWriter
 
 __all__ = ["MAKING", "MAKING_STATE", "OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused", "writer_lock"]
 
-MAKING: Final = "making."  # prefix of folders in which features are made, see graph/making.py
+MAKING: Final = "making."  # prefix of folders in which features are made, see graph/derive/making.py
 MAKING_STATE: Final = "state"  # in such a folder: the record from which a later maker resumes
 _BLOCK_ROWS: Final = 1 << 20  # rows of an array that are written at once
 _ROWS: Final = re.compile(r".*\.([0-9]+)\.rows(\.sums)?")  # names of row and side files, with the generation of their commit

@@ -9,7 +9,7 @@ from featstore.errors import BudgetError
 from featstore.estimate.batchsize import BatchSize
 from featstore.estimate.cost import random_read_s
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.pack.sampledlists import table_bytes, worth_keeping
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.hops import HopSampler

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.pack import offline
 from featstore.pack.sampledlists import lists_kept, table_bytes, worth_keeping
 from featstore.sampling.sampledbatches import Drawn

@@ -12,7 +12,7 @@ import torch
 
 import featstore
 from featstore.config import format_size
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.lists import Lists
 from featstore.strategies.memory import Memory

@@ -17,7 +17,7 @@ from featstore.cache.base import POLICIES, PolicyContext, get_policy
 from featstore.cache.lru import LRU
 from featstore.estimate.misscurve import miss_curve
 from featstore.estimate.savedio import best_split
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.plan.trace import record
 from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies import savedsplit

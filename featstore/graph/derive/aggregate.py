@@ -14,11 +14,11 @@ from featstore.budget import Budget
 from featstore.config import check_at_least, check_flag, parse_memory
 from featstore.creation.source import dtype_name
 from featstore.errors import BudgetError
+from featstore.graph.derive.making import FILES, Field, adjacency_of, check_new_feature
+from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import FILES, Field, adjacency_of, check_new_feature
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.passes import PassCosts, Passes, StoredRows, check_op
-from featstore.graph.sharedmaking import SharedMaking
 from featstore.progress import Progress
 from featstore.ranks import Meeting
 from featstore.storage.catalog import Catalog

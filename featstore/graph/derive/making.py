@@ -56,7 +56,7 @@ __all__ = [
 CHECKPOINT_S: Final = 5.0  # least seconds between two records; more if flushing takes long
 KIND: Final = "making"
 PATIENCE_S: Final = 5.0  # for a rank of an earlier call
-PART: Final = "part-"  # prefix of the folders of ranks' rows, and of their locks, see graph/sharedmaking.py
+PART: Final = "part-"  # prefix of the folders of ranks' rows, and of their locks, see graph/derive/sharedmaking.py
 FILES: Final = "adjacency and feature"  # key in a recipe: the ids of the files that are read
 _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
 
