@@ -1,16 +1,17 @@
-"""An open dataset that can be changed: fields are added and removed."""
+"""An open dataset that can be changed: fields are added, removed and updated."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from featstore.changes.fields import Place, add_field, remove_field
+from featstore.changes.updates import given_rows, update_rows
 from featstore.config import check_flag
 from featstore.creation.source import ArrayLike
 from featstore.graph.feature import FeatureStore
 from featstore.graph.opendataset import OpenDataset
 from featstore.storage.catalog import Catalog
-from featstore.topology.types import ONE_NODE, EdgeKey, edge_name, qualified
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
 
 __all__ = ["ChangingDataset"]
 
@@ -176,6 +177,73 @@ class ChangingDataset(OpenDataset):
             )
             self._adopt(catalog, place, role, name)
 
+    def update_data(self, name: str, ids: Any, rows: Any, *, type: str | None = None, progress: bool = True) -> None:
+        """Change rows of node data in the dataset, in one commit. ``g.node_data[name]`` has them at once.
+
+        Parameters
+        ----------
+        name : str
+            The name within the type.
+        ids, rows, progress
+            See :meth:`FeatureStore.update`.
+        type : str, optional
+            The type of nodes, in a graph of several types.
+
+        Raises
+        ------
+        KeyError, IndexError, TypeError, ValueError, BudgetError, BusyError, CommittedError, CorruptionError, OSError
+            There is no such data, or no such type; or see :meth:`FeatureStore.update`.
+
+        Notes
+        -----
+        See :meth:`FeatureStore.update`. Tensors that were handed out stay as they are.
+        """
+        if isinstance(type, tuple):
+            raise TypeError(f"node data is of a type of nodes, not of edges {type!r}; edges have features")
+        place = self._place_to_change("update_data()", type)
+        self.data_shape(place.label + name)  # a KeyError lists the existing names
+        catalog, _ = self._update(place, name, ids, rows, progress)
+        self.adopt_data(catalog, name, place.prefix.partition("/")[2])
+
+    def _update(self, place: Place, name: str, ids: Any, rows: Any, progress: Any) -> tuple[Catalog, list[str]]:
+        """Write and commit new rows of a field; return the new catalog, and the keys of the fields in the same file."""
+        progress, key = check_flag("progress", progress), place.key(name)
+        record = self.catalog.fields[key]
+        what = f"{place.label}{name}"
+        new = given_rows(repr(what), ids, rows, record.shape, record.dtype, record.parts[0].at or 0)
+        if not len(new.ids):
+            return self.catalog, [key]
+        snapshot = self.snapshot
+        with self.or_closed():
+            return update_rows(
+                self.path,
+                self.catalog,
+                key,
+                new,
+                snapshot.rows_of(record),
+                snapshot.blocks_of_patch,
+                budget=self.budget,
+                progress=progress,
+            )
+
+    def _change_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
+        self.check_open()
+        of, field = (ONE_NODE, name) if self.types.is_one else name.rsplit("/", 1)
+        self.check_replaceable(field, of)
+        place = self._place(of)
+        catalog, keys = self._update(place, field, ids, rows, progress)
+        self.adopt_rows(catalog, keys, field, of)
+        return self._store(place, field)
+
+    def _change_edge_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
+        self.check_open()
+        of, field = (ONE_EDGE, name) if self.types.is_one else _edge_of(name)
+        self.check_edge_feature_unused(name)
+        place = self._place(of)
+        catalog, _ = self._update(place, field, ids, rows, progress)
+        self.adopt_edge_feature(catalog, field, of)
+        return self._store(place, field)
+
     def remove_feature(self, name: str, *, type: str | EdgeKey | None = None) -> None:
         """Remove a feature of nodes, or of edges, from the dataset.
 
@@ -219,6 +287,11 @@ class ChangingDataset(OpenDataset):
         place = self._place_to_change("remove_data()", type)
         self.data_shape(place.label + name)  # a KeyError lists the existing names
         self.forget_data(remove_field(self.path, self.catalog, place, name), name, place.prefix.partition("/")[2])
+
+
+def _edge_of(name: str) -> tuple[EdgeKey, str]:
+    of, field = name.rsplit("/", 1)
+    return _key_of(of), field
 
 
 def _key_of(name: str) -> EdgeKey:

@@ -22,7 +22,7 @@ from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
-from featstore.graph.verify import verify_files, verify_topology
+from featstore.graph.verify import verify_files, verify_patches, verify_topology
 from featstore.progress import Progress
 from featstore.ranks import Meeting
 from featstore.registry import adapter
@@ -36,7 +36,7 @@ _PUBLIC = (
     *("edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "in_degree", "indptr"),
     *("memory_report", "neighbor_cache", "neighbors", "node_data", "node_types", "num_edges", "num_nodes", "open", "options"),
     *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "topology"),
-    "verify",
+    *("update_data", "verify"),
 )
 
 
@@ -868,6 +868,7 @@ class OutOfCoreGraph(ChangingDataset):
             total = sum(record.n_bytes for record in catalog.files.values())
             with Progress("verify", total + topology_bytes(catalog), progress) as bar:
                 n_pages = verify_files(opened, bar.add)
+                verify_patches(opened)
                 verify_topology(opened, bar.add)
         return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
 

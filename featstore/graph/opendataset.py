@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, overload
@@ -135,7 +136,7 @@ class OpenDataset(StoredGraph):
 
     def _open_edge_feature(self, of: EdgeKey, record: FieldRecord) -> None:
         full = qualified(edge_name(of), record.name)
-        file, reopen = self.snapshot.file_of(record), partial(reduced, self, full, "edge_features")
+        file, reopen = self.snapshot.rows_of(record), partial(reduced, self, full, "edge_features")
         self._open_store(self._edge_stores, full, file, record.shape, torch_dtype(record.dtype), reopen)
 
     def _list_edge_features(self) -> None:
@@ -151,7 +152,7 @@ class OpenDataset(StoredGraph):
     def _open_column(self, fields: list[tuple[NodeType, FieldRecord]]) -> None:
         """Open a file of features that some types of nodes share, and a store of the rows of each."""
         record = fields[0][1]
-        file = self.snapshot.file_of(record)
+        file = self.snapshot.rows_of(record)
         name = qualified(",".join(kind.name for kind, _ in fields), record.name)
         parts = tuple((kind, each.parts[0].at or 0) for kind, each in fields)
         self._column_rows[name] = RowsOfTypes(file.n_rows, parts)
@@ -166,7 +167,7 @@ class OpenDataset(StoredGraph):
             self._open_store(self._type_stores, own, rows, (kind.n, *width), dtype, partial(reduced, self, own))
 
     def _open_feature_file(self, name: str, record: FieldRecord) -> None:
-        file, reopen = self.snapshot.file_of(record), partial(reduced, self, name)
+        file, reopen = self.snapshot.rows_of(record), partial(reduced, self, name)
         source: RowSource = file
         if self.own_part is not None and self.own_part.row_of is not None:
             source = PartRows(file, self.own_part.row_of)
@@ -197,7 +198,7 @@ class OpenDataset(StoredGraph):
         tensor = empty_tensor(record.shape, torch_dtype(record.dtype))
         if len(tensor):
             rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
-            self.snapshot.file_of(record).read(0, len(rows), rows)
+            self.snapshot.rows_of(record).read(0, len(rows), rows)
         return tensor
 
     @property
@@ -344,7 +345,7 @@ class OpenDataset(StoredGraph):
     def rows_of(self, name: str, of: str = ONE_NODE) -> StoredRows:
         """Get the stored rows of a feature of a type of nodes, by its name there, in the form that passes over them need."""
         record = self.catalog.fields[f"node/{of}/{name}"]
-        file, width = self.snapshot.file_of(record), math.prod(record.shape[1:])
+        file, width = self.snapshot.rows_of(record), math.prod(record.shape[1:])
         return StoredRows(file, torch_dtype(record.dtype), width, record.parts[0].at or 0)
 
     def check_in_file(self, name: str) -> None:
@@ -372,7 +373,7 @@ class OpenDataset(StoredGraph):
         key, full = f"node/{of}/{name}", qualified(of, name)
         with self.locked():
             with opening_committed(f"the feature {full!r} is in {self.path}, but opening it failed", self.path):
-                self.snapshot.adopt(catalog, key, [part.file for part in catalog.fields[key].parts])
+                self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
             record = self.catalog.fields[key]
             if self.types.is_one:
                 graphs = self._with_views()
@@ -384,6 +385,22 @@ class OpenDataset(StoredGraph):
             else:
                 self._open_feature_of_type(self.types.nodes[of], record)
                 self._list_features()
+
+    def adopt_rows(self, catalog: Catalog, keys: Sequence[str], name: str, of: str) -> None:
+        """Open a feature whose rows were just changed; ``keys`` are those of all fields in its file."""
+        if self.types.is_one:
+            self.adopt_feature(catalog, name, of)
+            return
+        with self.locked():
+            full = qualified(of, name)
+            with opening_committed(f"the new rows of {full!r} are in {self.path}, but opening them failed", self.path):
+                for key in keys:
+                    self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
+            column = self.column_of(full)
+            self.drop_cache(self._stores[column])
+            kinds = self._column_rows[column].kinds
+            self._open_column([(kind, self.catalog.fields[f"node/{kind.name}/{name}"]) for kind in kinds])
+            self._list_features()
 
     def forget_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
         """Close a feature that a commit has just removed; stores of it that were handed out go on reading."""
@@ -403,7 +420,7 @@ class OpenDataset(StoredGraph):
         key, full = f"node/{of}/{name}", qualified(of, name)
         with self.locked():
             with opening_committed(f"the node data {full!r} is in {self.path}, but opening it failed", self.path):
-                self.snapshot.adopt(catalog, key, [part.file for part in catalog.fields[key].parts])
+                self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
             self._list_data_anew(full)
 
     def forget_data(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
@@ -431,7 +448,7 @@ class OpenDataset(StoredGraph):
         key, full = f"edge/{edge_name(of)}/{name}", qualified(edge_name(of), name)
         with self.locked():
             with opening_committed(f"the edge feature {full!r} is in {self.path}, but opening it failed", self.path):
-                self.snapshot.adopt(catalog, key, [part.file for part in catalog.fields[key].parts])
+                self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
             for each in self._with_views():
                 if full in each._edge_stores:
                     self.drop_cache(each._edge_stores[full])

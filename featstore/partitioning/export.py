@@ -14,6 +14,7 @@ from featstore.creation.build import LEAST_MEMORY, Builder, TopologyWriter
 from featstore.creation.source import Source
 from featstore.creation.topologyfiles import Form, lists_in_order
 from featstore.errors import BudgetError, CorruptionError
+from featstore.gather.patchedrows import PatchedRows
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.partadjacency import HOPS_ROLE
 from featstore.graph.savedparts import PARTS_KEY, SELF_RELIANT_ROLES, KeptParts, file_of_parts
@@ -154,7 +155,7 @@ def _write(
     fields: list[tuple[str, str, Source]] = []
     for role, records in (("feature", catalog.by_role("feature", NODE)), ("data", catalog.by_role("data", NODE))):
         for name, record in records.items():
-            file = g.snapshot.file_of(record)
+            file = g.snapshot.rows_of(record)
             fields.append((role, name, _PartRows(record, file, part) if role == "feature" else _AllRows(record, file)))
     total = sum(each.n_rows * each.row_bytes for _, _, each in fields) + n_edges * g.topology.id_bytes
     with Progress("export", total, progress) as bar:
@@ -234,7 +235,7 @@ def _runs(n: int, row_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
 class _AllRows(Source):
     """All rows of a field."""
 
-    def __init__(self, record: FieldRecord, file: RowFile) -> None:
+    def __init__(self, record: FieldRecord, file: RowFile | PatchedRows) -> None:
         super().__init__(record.name, record.dtype, record.shape)
         self._file = file
 
@@ -246,7 +247,7 @@ class _AllRows(Source):
 class _PartRows(Source):
     """The rows of a part's nodes."""
 
-    def __init__(self, record: FieldRecord, file: RowFile, part: Part) -> None:
+    def __init__(self, record: FieldRecord, file: RowFile | PatchedRows, part: Part) -> None:
         super().__init__(record.name, record.dtype, (part.n_nodes, *record.shape[1:]))
         self._file, self._hop_of = file, part.hop_of
 

@@ -262,6 +262,7 @@ class Update:
         changed = {*self._fields, *self._dropped_fields} & set(old.fields)
         replaced = {part.file for key in changed for part in old.fields[key].parts}
         gone = (replaced | self._dropped) - used - set(self._files)
+        gone |= {name for base in gone & set(old.files) for name in old.files[base].patch_names}
         catalog = Catalog(
             dataset={
                 key: value

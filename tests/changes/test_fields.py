@@ -1,4 +1,4 @@
-"""Adding and removing fields: what is read is what was given, in this handle and in later ones, and others keep what they have."""
+"""Adding and removing fields: what is read is what was given, here and in later handles; others keep what they have."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirec
 def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
     """List the ids of the adjacency's files, by key."""
     fields = catalog.by_role("topology", EDGE).values()
-    return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
+    return {record.key: [catalog.files[part.file].rows_id for part in record.parts] for record in fields}
 
 
 def check_new_feature(catalog: Catalog, name: str, overwrite: bool, of: Iterable[str] = (ONE_NODE,)) -> None:
@@ -370,7 +370,7 @@ class Making(Steps):
 
     def _sweep_others(self) -> None:
         """Remove folders of other features that have no readable record, or one whose input files are gone."""
-        ids = {each.file_id for each in self._update.catalog.files.values()}
+        ids = {each.rows_id for each in self._update.catalog.files.values()}
         for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
             if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self.folder:
                 try:
