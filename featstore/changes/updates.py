@@ -19,8 +19,9 @@ import torch
 
 from featstore.budget import Budget
 from featstore.changes.fields import HOLDER, check_same_graph, room_for
-from featstore.creation.source import as_array, dtype_name, numpy_dtype, torch_dtype
+from featstore.creation.source import dtype_name, numpy_dtype, torch_dtype
 from featstore.errors import BusyError
+from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.rowindex import resolve_rows
 from featstore.progress import Progress

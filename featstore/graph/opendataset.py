@@ -167,10 +167,9 @@ class OpenDataset(StoredGraph):
             self._open_store(self._type_stores, own, rows, (kind.n, *width), dtype, partial(reduced, self, own))
 
     def _open_feature_file(self, name: str, record: FieldRecord) -> None:
-        file, reopen = self.snapshot.rows_of(record), partial(reduced, self, name)
-        source: RowSource = file
+        reopen, source = partial(reduced, self, name), cast(RowSource, self.snapshot.rows_of(record))
         if self.own_part is not None and self.own_part.row_of is not None:
-            source = PartRows(file, self.own_part.row_of)
+            source = PartRows(self.snapshot.file_of(record), self.own_part.row_of)  # rows of a part are never changed
         shape = (self.num_nodes, *record.shape[1:])
         self._open_store(self._stores, name, source, shape, torch_dtype(record.dtype), reopen)
 

@@ -165,7 +165,7 @@ class PageStream:
         pages, self._counts, run = _cut(first, end, buffer_bytes // PAGE_BYTES)
         self._pages = pages.astype(np.uint64)
         self._first_sums = pages // _SUMS  # of each piece
-        self._last_sums = (pages + self._counts - 1) // _SUMS
+        self._last_sums = (pages + self._counts.astype(np.int64) - 1) // _SUMS
         self._ends = np.cumsum(self._counts, dtype=np.int64)
         self._n_buffers = n_buffers
         self._fed = 0
@@ -212,8 +212,9 @@ class PageStream:
     def _divide(self, file: SeveralFiles, file_of: npt.NDArray[np.uint32], at: Int64s) -> None:
         """Read each piece from page ``at`` on of its file."""
         n_sums = [each.n_sums_pages for each in file.files]
-        before = (np.cumsum(n_sums) - n_sums)[file_of]
-        self._first_sums, self._last_sums = before + at // _SUMS, before + (at + self._counts - 1) // _SUMS
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(n_sums, dtype=np.int64)])[file_of]
+        self._first_sums = before + at // _SUMS
+        self._last_sums = before + (at + self._counts.astype(np.int64) - 1) // _SUMS
         seeds = [each.seed for each in file.files] if file.verifies else None
         fds: list[int] = []
         try:
