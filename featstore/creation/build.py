@@ -38,6 +38,7 @@ __all__ = [
     "build_memory",
     "count_ids",
     "create",
+    "field_stem",
     "file_stem",
     "from_edge_index",
     "write_pairs",
@@ -55,6 +56,11 @@ def file_stem(name: str, dot: str = ".") -> str:
     if len(stem) > 100:  # file names have at most 255 bytes, and a letter can take 12
         stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
     return stem
+
+
+def field_stem(prefix: str, name: str) -> str:
+    """Make the beginning of the name of a field's file, given the beginning of its key, such as ``"node/paper"``."""
+    return f"{_prefix(prefix)}.{file_stem(name)}"
 
 
 def _prefix(key: str) -> str:

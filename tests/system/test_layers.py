@@ -23,6 +23,7 @@ RANKS = [
     {"cache"},
     {"topology"},
     {"creation"},
+    {"changes"},
     {"graph"},
     {"sampling", "partitioning"},
     {"inference"},
