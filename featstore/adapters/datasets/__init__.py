@@ -1,0 +1,6 @@
+"""Published data sets as datasets of the library: each layout's files are streamed in bounded memory, and make one commit."""
+
+from featstore.adapters.datasets.report import Report
+from featstore.adapters.datasets.sources import SOURCES, Source, register
+
+__all__ = ["SOURCES", "Report", "Source", "register"]
