@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import featstore
 from featstore.adapters.datasets import graphbolt
 from featstore.errors import FormatError
 from tests.support.commands import run
-from tests.support.imports import TINY, assert_same, refused
+from tests.support.imports import TINY, assert_same, follow_advice, refused
 from tests.support.typed import CITES, WRITES, TypedArrays
 
 N = {"author": 30, "paper": 50}
@@ -154,6 +155,19 @@ def test_wrong_entries_are_named(tmp_path: Path, case: str) -> None:
     change(bolt.meta)
     bolt.write()
     refused(error, words, tmp_path / "g", lambda: graphbolt(bolt.root, tmp_path / "g", **TINY))
+
+
+def test_arrays_of_torch_are_read_after_the_advised_conversion(tmp_path: Path) -> None:
+    bolt, given = one_type(tmp_path / "in")
+    entry = bolt.meta["feature_data"][0]
+    torch.save(torch.from_numpy(np.load(bolt.root / "data" / "x.npy")), bolt.root / "data" / "x.pt")
+    entry.update(format="torch", path="data/x.pt")
+    caught = refused(FormatError, "format torch", tmp_path / "g", lambda: graphbolt(bolt.write(), tmp_path / "g", **TINY))
+    follow_advice(caught.value)
+    entry.update(format="numpy", path="data/x.pt.npy")
+    graphbolt(bolt.write(), tmp_path / "g", **TINY)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "made", **given, progress=False).close()
+    assert_same(tmp_path / "g", tmp_path / "made")
 
 
 def test_wrong_files_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from featstore.adapters.datasets import mag240m
 from featstore.adapters.datasets.mag240m import PUBLISHED
 from featstore.errors import FormatError
 from tests.support.commands import run
-from tests.support.imports import TINY, assert_same, refused
+from tests.support.imports import TINY, assert_same, follow_advice, refused
 from tests.support.typed import CITES, WRITES, TypedArrays
 
 AFFILIATED = ("author", "affiliated_with", "institution")
@@ -53,12 +53,6 @@ def write(root: Path) -> TypedArrays:
     data |= {"test_dev": splits["test-dev"], "test_challenge": splits["test-challenge"]}
     order = ("author", "institution", "paper")
     return TypedArrays({kind: N[kind] for kind in order}, edges, {"paper": {"x": x}}, {"paper": data})
-
-
-def follow_advice(error: BaseException) -> None:
-    """Run the command that an error about a file of torch.save names."""
-    text = str(error)
-    exec(text[text.index('python -c "') + len('python -c "') : text.rindex('"')], {})
 
 
 def test_the_same_dataset_after_the_advised_conversions(tmp_path: Path) -> None:

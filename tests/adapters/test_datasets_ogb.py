@@ -17,7 +17,7 @@ from featstore.adapters.datasets import ogb
 from featstore.cli.main import main
 from featstore.errors import CorruptionError, FormatError
 from tests.support.commands import run
-from tests.support.imports import TINY, Folder, assert_same, refused, write_csv
+from tests.support.imports import TINY, Folder, assert_same, follow_advice, refused, write_csv
 from tests.support.typed import CITES, WRITES, TypedArrays
 
 FORMS = ("binary", "csv")
@@ -163,16 +163,10 @@ def test_several_types_are_the_same_dataset(tmp_path: Path, form: str, reverse: 
     assert (report.edges_read, report.reverses_added) == (290, 90 if reverse else 0)
 
 
-def follow_advice(error: BaseException) -> None:
-    """Run the command that an error about a file of torch.save names."""
-    text = str(error)
-    exec(text[text.index('python -c "') + len('python -c "') : text.rindex('"')], {})
-
-
 def test_splits_of_torch_are_refused_with_what_to_do(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "in").binary()
     shutil.rmtree(folder.root / "split")
-    place = folder.root / "split" / "mine"
+    place = folder.root / "split" / "it's $(mine)"
     place.mkdir(parents=True)
     torch.save(dict(folder.splits), place / "split_dict.pt")
     caught = refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from featstore.storage.catalog import read_catalog
 from tests.support.refusing import refuses
 from tests.support.rowfiles import field
 
-__all__ = ["TINY", "Folder", "assert_same", "refused", "write_csv"]
+__all__ = ["TINY", "Folder", "assert_same", "follow_advice", "refused", "write_csv"]
 
 TINY: dict[str, Any] = {"progress": False, "memory": "9MiB"}
 
@@ -43,6 +44,12 @@ def refused(error: type[BaseException], words: str, target: Path, call: Any) -> 
     caught = refuses(error, words, call)
     assert sorted(os.listdir(target.parent)) == before
     return caught
+
+
+def follow_advice(error: BaseException) -> None:
+    """Run the command that an error about a file of torch.save names, as a shell would read it."""
+    text = str(error)
+    exec(shlex.split(text[text.index("python -c ") :])[2], {})
 
 
 def write_csv(path: Path, rows: Any, **options: Any) -> None:

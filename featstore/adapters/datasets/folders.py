@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from featstore.errors import FormatError
 from featstore.topology.types import EdgeKey
 
 __all__ = [
+    "PICKLED",
     "add_num_nodes",
     "add_reverse",
     "file_in",
@@ -25,6 +28,9 @@ __all__ = [
     "refuse_pickled",
     "relations_in",
 ]
+
+
+PICKLED: Final = "reading a file of torch.save can run code that it holds, so it is not read; if you trust its maker"
 
 
 def open_folder(folder: str | os.PathLike[str], inside: str, example: str) -> str:
@@ -47,15 +53,11 @@ def file_in(folder: str, *names: str) -> str | None:
 
 def refuse_pickled(path: str, archive: str, *, of_types: bool = False) -> FormatError:
     """Explain why a file of ``torch.save`` is not read, and what to do instead; ``of_types``: it has arrays by split and type."""
-    loaded = f"load('{path}', weights_only=False)"
+    loaded = f"load({json.dumps(path)}, weights_only=False)"
     if of_types:
-        loaded = f"{{f'{{s}}/{{t}}': ids for s, of in {loaded}.items() for t, ids in of.items()}}"
-    command = f"from numpy import savez; from torch import load; savez('{archive}', **{loaded})"
-    return FormatError(
-        f"{path}: reading a file of torch.save can run code that it holds, so it is not read; if you trust its maker, convert it "
-        f'once: python -c "{command}"',
-        path,
-    )
+        loaded = f'{{f"{{s}}/{{t}}": ids for s, of in {loaded}.items() for t, ids in of.items()}}'
+    code = f"from numpy import savez; from torch import load; savez({json.dumps(archive)}, **{loaded})"
+    return FormatError(f"{path}: {PICKLED}, convert it once: python -c {shlex.quote(code)}", path)
 
 
 def read_split_archive(path: str) -> dict[str, npt.NDArray[Any]]:

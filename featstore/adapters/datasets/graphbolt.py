@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from featstore.adapters.datasets.arrays import check_rows, open_array
 from featstore.adapters.datasets.csvfiles import CsvSource, count_lines
 from featstore.adapters.datasets.edges import EdgeList
-from featstore.adapters.datasets.folders import add_reverse
+from featstore.adapters.datasets.folders import PICKLED, add_reverse
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
 from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, write
@@ -175,10 +177,12 @@ class _Metadata:
             raise self.error(f"{what}: path must be a file, not {path!r}")
         where = os.path.join(self.folder, path)
         if form == "torch":
+            code = (
+                f"from numpy import save; from torch import load; save({json.dumps(where + '.npy')}, load({json.dumps(where)}))"
+            )
             raise FormatError(
-                f"{where}: format torch: reading a file of torch.save can run code that it holds, so it is not read; if you trust"
-                f' its maker, convert it once: python -c "from numpy import save; from torch import load; '
-                f"save('{where}.npy', load('{where}'))\", and write format: numpy and path: {path}.npy in {self.path}",
+                f"{where}: format torch: {PICKLED}, convert it once, and name {path}.npy, format numpy, in {self.path}: "
+                f"python -c {shlex.quote(code)}",
                 where,
             )
         if form not in ("numpy", "csv"):
