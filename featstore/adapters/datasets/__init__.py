@@ -2,5 +2,8 @@
 
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import SOURCES, Source, register
+from featstore.adapters.datasets.tablesource import TABLE
+
+register(TABLE)
 
 __all__ = ["SOURCES", "Report", "Source", "register"]
