@@ -1,7 +1,7 @@
 """Tables of edges and nodes, imported within a memory budget, beside pyarrow's own scan of the same files.
 
 ``edges``: CSV with ids that are text. ``nodes``: Parquet with fixed-size lists of float32. Each side runs in a process of its
-own, files out of the page cache; ``peak_bytes`` is the importer's most resident memory. What was stored is compared with the files.
+own, files out of the page cache; ``peak_bytes`` is the importer's most resident memory. What was stored is compared with files.
 ``engines``: encoding names by the dataset's map, and by LMDB. ``--edges 50000000 --nodes 20000000 --memory-mib 1024`` are the
 sizes that the project promises: 50 M edges, and 10 GB of features of 128 float32 each.
 """

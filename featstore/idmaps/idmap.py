@@ -270,21 +270,19 @@ class IdMap:
 
     def _text(self, begins: Int64s, lengths: Int64s) -> TextKeys:
         """Read texts, each page once."""
-        offsets = np.zeros(len(begins) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        if not offsets[-1]:
-            return TextKeys(offsets, np.empty(0, np.uint8))
+        n_bytes = int(lengths.sum())
         begins = begins + PAGE_BYTES  # behind the header page
         first_page = begins // PAGE_BYTES
         n_pages = np.where(lengths > 0, (begins + lengths - 1) // PAGE_BYTES - first_page + 1, 0)
         pages = np.unique(ranges(first_page, n_pages))
-        more = 0 if offsets[-1] <= _BLOCK_BYTES else 32 * int(offsets[-1])  # of a name that is longer than a block
+        more = 0 if n_bytes <= _BLOCK_BYTES else 4 * n_bytes  # of a name that is longer than a block
         with self._budget.reserve("names of nodes", more):
             held = np.empty((len(pages), PAGE_BYTES), np.uint8)
-            self._files[self._found.names.name].read_pages(pages, held)
+            if len(pages):
+                self._files[self._found.names.name].read_pages(pages, held)
             # The pages of a text follow one another in ``pages``.
             at = np.searchsorted(pages, first_page) * PAGE_BYTES + begins % PAGE_BYTES
-            return TextKeys(offsets, held.reshape(-1)[ranges(at, lengths)])
+            return TextKeys.copied(np.where(lengths > 0, at, 0), lengths, held.reshape(-1))
 
 
 def _pieces(lengths: Int64s) -> list[Int64s]:

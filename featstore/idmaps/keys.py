@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.names import hash_names
+from featstore._core.names import copy_names, hash_names
 
 __all__ = ["KINDS", "IntKeys", "Keys", "TextKeys", "joined", "keys_of", "mixed", "ranges"]
 
@@ -86,10 +86,16 @@ class TextKeys:
         return np.diff(self.offsets)
 
     def take(self, at: Int64s) -> TextKeys:
-        lengths = self.lengths()[at]
-        offsets = np.zeros(len(at) + 1, np.int64)
+        return TextKeys.copied(self.offsets[at], self.offsets[at + 1] - self.offsets[at], self.data)
+
+    @classmethod
+    def copied(cls, begins: Int64s, lengths: Int64s, data: npt.NDArray[np.uint8]) -> TextKeys:
+        """Copy names out of ``data``."""
+        offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        return TextKeys(offsets, self.data[ranges(self.offsets[at], lengths)])
+        out = np.empty(int(offsets[-1]), np.uint8)
+        copy_names(begins, lengths, data, out)
+        return cls(offsets, out)
 
     def text(self, at: int) -> str:
         return self.data[self.offsets[at] : self.offsets[at + 1]].tobytes().decode("utf-8", "surrogatepass")

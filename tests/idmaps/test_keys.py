@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore._core.names import fill_slots, hash_names, number_keys
+from featstore._core.names import copy_names, fill_slots, hash_names, number_keys
 from featstore.idmaps.keys import IntKeys, TextKeys, joined, keys_of, mixed, ranges
 
 # Every branch of the hash: 0, 1 to 3, 4 to 8, 9 to 16, 17 to 128, 129 to 240 bytes, and longer ones.
@@ -74,6 +74,17 @@ def test_wrong_arrays_are_refused() -> None:
             hash_names(np.array(offsets, np.int64), np.zeros(3, np.uint8), out)
     with pytest.raises(ValueError, match="one offset more"):
         hash_names(np.zeros(3, np.int64), np.zeros(3, np.uint8), out)
+    data = np.zeros(3, np.uint8)
+    for begin, length, message in (
+        (2, 2, "name 0 does not lie"),
+        (-1, 1, "name 0 does not lie"),
+        (0, 3, "no room"),
+        (0, 1, "have 1 bytes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            copy_names(np.array([begin]), np.array([length]), data, np.empty(2, np.uint8))
+    with pytest.raises(ValueError, match="a begin and a length"):
+        copy_names(np.zeros(2, np.int64), np.zeros(1, np.int64), data, np.empty(0, np.uint8))
     ids, firsts = np.empty(1, np.int64), np.empty(1, np.int64)
     with pytest.raises(ValueError, match="a power of two"):
         number_keys(np.zeros(6, np.uint32), out, 0, out, ids, firsts, True)

@@ -1,6 +1,7 @@
 """Names of nodes: their hashes, and the table in memory that numbers distinct ones in order of first appearance."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from featstore._core.bits cimport fs_fetch
 from featstore._core.xxh3 cimport FS_XXH_SHORT, fs_secret, fs_secret_init, fs_xxh3_best, fs_xxh3_fn, fs_xxh3_short
@@ -118,3 +119,27 @@ def fill_slots(uint32_t[::1] slots not None, const uint64_t[:, ::1] held not Non
             while slots[<int64_t>at]:
                 at = (at + 1) & mask
             slots[<int64_t>at] = <uint32_t>(i + 1)
+
+
+def copy_names(const int64_t[::1] begins not None, const int64_t[::1] lengths not None, const uint8_t[::1] data not None,
+               uint8_t[::1] out not None):
+    """Write ``data[begins[i]:begins[i] + lengths[i]]`` of every name to ``out``, one after the other, which they fill."""
+    cdef int64_t i, n = begins.shape[0], n_bytes = data.shape[0], done = 0, room = out.shape[0], bad = -1
+    if lengths.shape[0] != n:
+        raise ValueError("each name has a begin and a length")
+    cdef const uint8_t *source = &data[0] if n_bytes else NULL
+    cdef uint8_t *target = &out[0] if room else NULL
+    with nogil:
+        for i in range(n):
+            if lengths[i] < 0 or begins[i] < 0 or begins[i] > n_bytes - lengths[i] or lengths[i] > room - done:
+                bad = i
+                break
+            if i + KEYS_AHEAD < n and 0 <= begins[i + KEYS_AHEAD] < n_bytes:
+                fs_fetch(source + begins[i + KEYS_AHEAD])
+            if lengths[i]:
+                memcpy(target + done, source + begins[i], <size_t>lengths[i])
+            done += lengths[i]
+    if bad >= 0:
+        raise ValueError(f"name {bad} does not lie within the {n_bytes} bytes of names, or there is no room for it")
+    if done != room:
+        raise ValueError(f"the names have {done} bytes, and there is room for {room}")
