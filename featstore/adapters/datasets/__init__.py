@@ -19,5 +19,8 @@ from featstore.adapters.datasets.matrices import npz, scipy
 from featstore.adapters.datasets.ogb import ogb
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import SOURCES, Source, register
+from featstore.adapters.datasets.tablesource import TABLE
+
+register(TABLE)
 
 __all__ = ["SOURCES", "Report", "Source", "graphbolt", "igb", "mag240m", "npz", "ogb", "register", "scipy"]
