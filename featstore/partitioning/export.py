@@ -17,6 +17,7 @@ from featstore.config import check_flag, format_size, parse_memory, user_path
 from featstore.creation.build import LEAST_MEMORY, Builder, count_ids, file_stem
 from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, lists_in_order, open_topology_files, stored_ids
 from featstore.errors import BudgetError, CorruptionError, FormatError
+from featstore.gather.patchedrows import PatchedRows
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.derive.making import FILES, Field, Steps
 from featstore.graph.partadjacency import HOPS_ROLE
@@ -165,7 +166,7 @@ def _recipe(g: OutOfCoreGraph, number: int, kept: KeptParts, form: Form) -> dict
         "part": [kept.name, number],
         "form": form.entry(),
         "fields": sorted(record.key for record in fields.values()),
-        FILES: [catalog.files[name].file_id for name in sorted(files)],
+        FILES: [catalog.files[name].rows_id for name in sorted(files)],
     }
 
 
@@ -246,7 +247,7 @@ class _Export:
         rows: _Rows
         for role, records in (("feature", catalog.by_role("feature", NODE)), ("data", catalog.by_role("data", NODE))):
             for name, record in records.items():
-                file = g.snapshot.file_of(record)
+                file = g.snapshot.rows_of(record)
                 rows = _PartRows(record, file, part) if role == "feature" else _Stored(record.dtype, record.shape, file)
                 fields.append((role, name, rows))
         total = sum(each.n_rows * each.row_bytes for _, _, each in fields) + n_edges * g.topology.id_bytes
@@ -425,7 +426,7 @@ class _Array(_Rows):
 class _Stored(_Rows):
     """All rows of a file."""
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], file: RowFile) -> None:
+    def __init__(self, dtype: str, shape: tuple[int, ...], file: RowFile | PatchedRows) -> None:
         super().__init__(dtype, shape)
         self._file = file
 
@@ -438,7 +439,7 @@ class _Stored(_Rows):
 class _PartRows(_Rows):
     """The rows of a part's nodes."""
 
-    def __init__(self, record: FieldRecord, file: RowFile, part: Part) -> None:
+    def __init__(self, record: FieldRecord, file: RowFile | PatchedRows, part: Part) -> None:
         super().__init__(record.dtype, (part.n_nodes, *record.shape[1:]))
         self._file, self._hop_of = file, part.hop_of
 

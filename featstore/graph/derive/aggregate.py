@@ -90,7 +90,7 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
 
 def files_of(catalog: Catalog, keys: Iterable[str]) -> list[str]:
     """List the ids of the files that hold the adjacency and some features, given by their keys in the catalog."""
-    of_features = [catalog.files[part.file].file_id for key in keys for part in catalog.fields[key].parts]
+    of_features = [catalog.files[part.file].rows_id for key in keys for part in catalog.fields[key].parts]
     return [*(each for ids in adjacency_of(catalog).values() for each in ids), *of_features]
 
 

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from featstore.changes.fields import check_new_field
 from featstore.config import format_size
 from featstore.creation.build import file_stem
-from featstore.creation.inputfields import check_field_name
 from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.progress import note
@@ -64,17 +64,13 @@ _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirec
 def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
     """List the ids of the adjacency's files, by key."""
     fields = catalog.by_role("topology", EDGE).values()
-    return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
+    return {record.key: [catalog.files[part.file].rows_id for part in record.parts] for record in fields}
 
 
 def check_new_feature(catalog: Catalog, name: str, overwrite: bool, of: Iterable[str] = (ONE_NODE,)) -> None:
     """Check that a new feature of the types ``of`` of nodes can get this name; ValueError or TypeError otherwise."""
-    check_field_name(name)
     for kind in of:
-        if name in catalog.by_role("data", f"node/{kind}"):
-            raise ValueError(f"{qualified(kind, name)!r} is the name of node data; choose another")
-        if name in catalog.by_role("feature", f"node/{kind}") and not overwrite:
-            raise ValueError(f"there is a feature {qualified(kind, name)!r} already; overwrite=True (--overwrite) replaces it")
+        check_new_field(catalog, f"node/{kind}", "feature", name, overwrite, qualified(kind, ""))
 
 
 class Field:
@@ -397,7 +393,7 @@ class Making(Steps):
 
     def _sweep_others(self) -> None:
         """Remove folders of other features that have no readable record, or one whose input files are gone."""
-        ids = {each.file_id for each in self._update.catalog.files.values()}
+        ids = {each.rows_id for each in self._update.catalog.files.values()}
         for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
             if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self.folder:
                 try:
