@@ -14,15 +14,15 @@ from featstore.creation import build
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import StaleError
-from featstore.graph.aggregate import aggregate, default_name
+from featstore.graph.changing import ChangingDataset
+from featstore.graph.derive.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.graph.opendataset import OpenDataset
 from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
-from featstore.graph.verify import verify_files, verify_topology
+from featstore.graph.verify import verify_files, verify_patches, verify_topology
 from featstore.progress import Progress
 from featstore.ranks import Meeting
 from featstore.registry import adapter
@@ -32,14 +32,15 @@ __all__ = ["OutOfCoreGraph"]
 
 # Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
-    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edge_types", "edges"),
-    *("features", "from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors"),
-    *("node_data", "node_types", "num_edges", "num_nodes", "open", "options", "out_degree", "own_part", "part", "parts", "path"),
-    *("pool", "reader", "topology", "verify"),
+    *("add_data", "add_feature", "aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create"),
+    *("edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "in_degree", "indptr"),
+    *("memory_report", "neighbor_cache", "neighbors", "node_data", "node_types", "num_edges", "num_nodes", "open", "options"),
+    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "topology"),
+    *("update_data", "verify"),
 )
 
 
-class OutOfCoreGraph(OpenDataset):
+class OutOfCoreGraph(ChangingDataset):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Graphs are made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`. A
@@ -867,6 +868,7 @@ class OutOfCoreGraph(OpenDataset):
             total = sum(record.n_bytes for record in catalog.files.values())
             with Progress("verify", total + topology_bytes(catalog), progress) as bar:
                 n_pages = verify_files(opened, bar.add)
+                verify_patches(opened)
                 verify_topology(opened, bar.add)
         return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
 

@@ -17,15 +17,15 @@ from featstore.config import check_at_least, check_flag, parse_cache_size
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
-from featstore.graph.listscores import WriteScores
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.listscores import WriteScores
+from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.graph.neighbors.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
+from featstore.graph.neighbors.sharedlists import share_lists
 from featstore.graph.opentopology import stored_size
 from featstore.graph.partitions import Partitions
 from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts, RowCaches
-from featstore.graph.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import KeptParts
-from featstore.graph.sharedlists import share_lists
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
 from featstore.ranks import sharing_ranks
