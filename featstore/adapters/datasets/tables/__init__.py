@@ -21,9 +21,7 @@ try:
     import pyarrow.csv
     import pyarrow.parquet  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(
-        f"featstore.adapters.datasets.tables needs pyarrow ({error}): pip install 'featstore[tables]'"
-    ) from None
+    raise MissingExtraError(f"featstore.adapters.datasets.tables needs pyarrow ({error}): pip install pyarrow") from None
 
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.tables.columns import Column
