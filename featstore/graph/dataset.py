@@ -14,15 +14,15 @@ from featstore.creation import build
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import StaleError
-from featstore.graph.aggregate import aggregate, default_name
+from featstore.graph.changing import ChangingDataset
+from featstore.graph.derive.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.graph.opendataset import OpenDataset
 from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
-from featstore.graph.verify import verify_files, verify_topology
+from featstore.graph.verify import verify_files, verify_patches, verify_topology
 from featstore.idmaps.idmap import IdMap, map_of, maps_of
 from featstore.idmaps.verify import map_bytes, verify_map
 from featstore.progress import Progress
@@ -34,14 +34,15 @@ __all__ = ["OutOfCoreGraph"]
 
 # Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
-    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edge_types", "edges"),
-    *("features", "from_edge_index", "from_pyg", "ids", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors"),
-    *("node_data", "node_types", "num_edges", "num_nodes", "open", "options", "out_degree", "own_part", "part", "parts", "path"),
-    *("pool", "reader", "topology", "verify"),
+    *("add_data", "add_feature", "aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create"),
+    *("edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "ids", "in_degree", "indptr"),
+    *("memory_report", "neighbor_cache", "neighbors", "node_data", "node_types", "num_edges", "num_nodes", "open", "options"),
+    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "topology"),
+    *("update_data", "verify"),
 )
 
 
-class OutOfCoreGraph(OpenDataset):
+class OutOfCoreGraph(ChangingDataset):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Graphs are made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`. A
@@ -873,6 +874,7 @@ class OutOfCoreGraph(OpenDataset):
             maps = [each for of, n in counts.items() if (each := map_of(catalog, of, n, self.path)) is not None]
             with Progress("verify", total + topology_bytes(catalog) + sum(map(map_bytes, maps)), progress) as bar:
                 n_pages = verify_files(opened, bar.add)
+                verify_patches(opened)
                 verify_topology(opened, bar.add)
                 for each in maps:
                     verify_map(each, opened.files, bar.add)

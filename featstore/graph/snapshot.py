@@ -7,8 +7,12 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from featstore.config import Options, format_size
 from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
+from featstore.gather.patchedrows import PatchedRows, patch_table_bytes
 from featstore.storage.builddir import restore_moved
 from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
@@ -95,6 +99,10 @@ def opening_committed(what: str, path: str) -> Iterator[None]:
 
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:
     """Check that a dataset can be opened within ``options.memory``; BudgetError, with a sufficient memory, otherwise."""
+    by_name = {file.name: file for file in files}
+    patched = sum(
+        patch_table_bytes(file.layout, file.total_rows, [by_name[each.blocks].n_rows for each in file.patches]) for file in files
+    )
     share = share_of(file.n_sums_bytes for file in files)
 
     def needed(total: int) -> int:
@@ -102,7 +110,7 @@ def check_memory(path: str, files: Collection[FileRecord], options: Options) -> 
         if options.verify == "open":  # one table at a time, beside a buffer of one row or scratch for sorting
             rows = [max(file.layout.row_bytes, 16 * SCRATCH_STEP) for file in files]
             tables = [max(map(sum, zip(tables, rows, strict=True)), default=0)]
-        return least_queue_bytes(total) + (0 if options.verify == "off" else sum(tables))
+        return least_queue_bytes(total) + patched + (0 if options.verify == "off" else sum(tables))
 
     total = options.memory
     if needed(total) > total:
@@ -125,6 +133,8 @@ class Snapshot:
         self.root = root
         self.catalog, self.types = opened.catalog, opened.types
         self.files: dict[str, RowFile] = {}
+        self._patched: dict[str, tuple[FileRecord, PatchedRows]] = {}  # by the name of the base
+        self._replaced: list[PatchedRows] = []
         self._reader = reader
         self._is_superseded = False
         self._lock, opened.lock = opened.lock, None
@@ -152,11 +162,14 @@ class Snapshot:
     def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
         """Add an entry or a field that this process has just committed, and its files, to the opened commit.
 
-        OSError if a file cannot be opened; the snapshot is unchanged then.
+        Files that are open already stay so; patches over them may be new. OSError if a file cannot be opened; the snapshot is
+        unchanged then.
         """
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
             for name in names:
+                if name in self.files and self.catalog.files[name].file_id == catalog.files[name].file_id:
+                    continue
                 file = undo.enter_context(contextlib.closing(open_file(self.root, catalog.files[name])))
                 added[name] = self._open(file)
                 undo.callback(added[name].close)
@@ -170,12 +183,38 @@ class Snapshot:
             extra={**self.catalog.extra, **{each: catalog.extra[each] for each in (key,) if each in catalog.extra}},
         )
 
+    def forget(self, catalog: Catalog, key: str) -> None:
+        """Note a commit of this process that has removed a field; its file stays open for stores that were handed out."""
+        self.committed(catalog)
+        fields = {each: record for each, record in self.catalog.fields.items() if each != key}
+        self.catalog = replace(self.catalog, fields=fields)
+
     def committed(self, catalog: Catalog) -> None:
         """Note a commit of this process: files of the snapshot that it no longer names are removed at closing."""
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
+    def rows_of(self, record: FieldRecord) -> RowFile | PatchedRows:
+        """Get the rows of a field that lies in one file and patches over it."""
+        base, name = self.file_of(record), record.parts[0].file
+        of = self.catalog.files[name]
+        if not of.patches:
+            return base
+        found = self._patched.get(name)
+        if found is None or found[0] != of:
+            if found is not None:
+                self._replaced.append(found[1])
+            patches = [(self.files[each.file], self.blocks_of_patch(each.blocks)) for each in of.patches]
+            rows = PatchedRows(base, patches, of.total_rows, of.rows_id, self._reader.budget)
+            found = self._patched[name] = of, rows
+        return found[1]
+
+    def blocks_of_patch(self, name: str) -> npt.NDArray[np.int64]:
+        """Read the numbers of the blocks of a patch, given the name of their file."""
+        file = self.files[name]
+        return file.read(0, file.n_rows).view("<i8").reshape(-1).astype(np.int64, copy=False)
+
     def file_of(self, record: FieldRecord) -> RowFile:
-        """Get the file of a field that lies in one file; VersionError for a field in several."""
+        """Get the file of a field that lies in one file, without patches over it; VersionError for a field in several."""
         if len(record.parts) != 1:
             raise VersionError(
                 f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one", self.root
@@ -211,12 +250,14 @@ class Snapshot:
                 stack.callback(self._lock.release)
             for file in self.files.values():
                 stack.callback(file.close)
+            for rows in (*self._replaced, *(found[1] for found in self._patched.values())):
+                stack.callback(rows.close)
 
 
 def fingerprint_of(catalog: Catalog) -> dict[str, str]:
     """Identify the file of each field by its id, by key; ids of the adjacency are those of :meth:`Catalog.adjacency`."""
     held = {
-        key: " ".join(catalog.files[part.file].file_id for part in record.parts)
+        key: " ".join(catalog.files[part.file].rows_id for part in record.parts)
         for key, record in catalog.fields.items()
         if record.role != "topology"
     }

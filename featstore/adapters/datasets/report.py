@@ -27,6 +27,8 @@ class Report:
         Edges in the files, which are more or fewer than the dataset's if edges were cleaned.
     loops_dropped, duplicates_dropped : int
         Edges that ``remove_self_loops``, ``coalesce`` and ``to_undirected`` have removed.
+    reverses_added : int
+        Edges that were added as the reverses of others.
     unlabelled : mapping of str to int
         Nodes without a label, by the name of the labels: rows of NaN only, or of negative whole numbers.
     splits : mapping of str to int
@@ -44,6 +46,7 @@ class Report:
     edges_read: int
     loops_dropped: int = 0
     duplicates_dropped: int = 0
+    reverses_added: int = 0
     unlabelled: dict[str, int] = field(default_factory=dict)
     splits: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -61,7 +64,7 @@ class Report:
             lines += [f"  edge type  {name}: {n:,} edges" for name, n in self.edges.items()]
         if self.edges_read != n_edges:
             dropped = f"{self.loops_dropped:,} self loops and {self.duplicates_dropped:,} duplicates dropped"
-            lines.append(f"  edges read: {self.edges_read:,}; {dropped}")
+            lines.append(f"  edges read: {self.edges_read:,}; {self.reverses_added:,} reverses added; {dropped}")
         lines += [f"  labels  {name}: {n:,} nodes have none" for name, n in self.unlabelled.items()]
         lines += [f"  split  {name}: {n:,} nodes" for name, n in self.splits.items()]
         lines += [f"  note: {each}" for each in self.notes]
