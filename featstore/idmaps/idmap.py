@@ -106,9 +106,9 @@ class IdMap:
 
     Notes
     -----
-    ``len(ids)`` is the number of names: that of the nodes, but for those that were appended later. The map stays on disk: a call reads the pages that it needs,
-    sorted and checked, in blocks of 16,384 names and about 16 MiB of the graph's budget. Thread-safe. It can be used until the
-    graph is closed.
+    ``len(ids)`` is the number of names: that of the nodes, but for those that were appended later. The map stays on disk: a call
+    reads the pages that it needs, sorted and checked, in blocks of 16,384 names and about 16 MiB of the graph's budget.
+    Thread-safe. It can be used until the graph is closed.
     """
 
     def __init__(self, of: str, found: IdMapFiles, files: Mapping[str, RowFile], budget: Budget) -> None:
