@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from drive import fio_random_iops, have_fio
 from harness import PAGE_BYTES, Report, answer, bytes_read_by_kernel
 
@@ -23,11 +24,12 @@ import featstore
 
 RANKS = 2
 FANOUTS = [10, 10]
+BEGIN_S = 0.2  # until all begin
 STEP_S = 0.05  # between two notes of how many rows a rank has
 
 
 def rank_of(job: dict[str, Any]) -> dict[str, Any]:
-    """Be one rank: return when it began and ended by the machine's clock, and how many rows it had at which time."""
+    """Be one rank: return how many rows it had at which time after all began, and the bytes that it read."""
     import torch
 
     torch.set_num_threads(1)
@@ -40,8 +42,9 @@ def rank_of(job: dict[str, Any]) -> dict[str, Any]:
         marks, n_rows, checksum = [(0.0, 0)], 0, 0
         with featstore.Loader(g, sampler, seeds, job["batch"], labels=None, strategy=strategy, **share) as loader:
             print("ready", flush=True)
-            sys.stdin.readline()
-            before, begin = bytes_read_by_kernel(), time.monotonic()
+            begin = float(sys.stdin.readline())
+            before = bytes_read_by_kernel()
+            time.sleep(max(0.0, begin - time.monotonic()))
             for batch in loader:
                 n_rows += len(batch.x)
                 checksum ^= int(batch.x[::64].view(torch.int32).sum())
@@ -50,7 +53,7 @@ def rank_of(job: dict[str, Any]) -> dict[str, Any]:
                     marks.append((now - begin, n_rows))
             marks.append((time.monotonic() - begin, n_rows))
             stats = loader.stats()
-    return {"begin": begin, "marks": marks, "bytes": bytes_read_by_kernel() - before, "waited": stats["seconds"]["wait"]}
+    return {"marks": marks, "bytes": bytes_read_by_kernel() - before, "waited": stats["seconds"]["wait"]}
 
 
 def together(job: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
@@ -61,30 +64,33 @@ def together(job: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
         ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     try:
         for each in ranks:
-            assert each.stdout is not None
-            if each.stdout.readline() != "ready\n":
-                raise RuntimeError("a rank has failed; its error is above")
+            assert _line(each) == "ready\n"
+        begin = time.monotonic() + BEGIN_S
         for each in ranks:
             assert each.stdin is not None
-            each.stdin.write("\n")
+            each.stdin.write(f"{begin}\n")
             each.stdin.flush()
-        found = [each.communicate()[0] for each in ranks]
-        assert not any(each.returncode for each in ranks), "a rank has failed; its error is above"
+        found = [_line(each) for each in ranks]
+        assert not any(each.wait() for each in ranks), "a rank has failed; its error is above"
+        return [json.loads(each) for each in found]
     finally:
         for each in ranks:
             each.kill()
             each.wait()
-    return [json.loads(each.splitlines()[-1]) for each in found]
+
+
+def _line(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None
+    text = rank.stdout.readline()
+    if not text:
+        raise RuntimeError("a rank has failed; its error is above")
+    return text
 
 
 def rates(found: list[dict[str, Any]]) -> list[float]:
     """Rows a second of each rank until the first of them is done."""
-    end = min(each["begin"] + each["marks"][-1][0] for each in found)
-    rows = []
-    for each in found:
-        seconds, n = next(mark for mark in reversed(each["marks"]) if each["begin"] + mark[0] <= end)
-        rows.append(n / seconds)
-    return rows
+    end = min(each["marks"][-1][0] for each in found)
+    return [float(np.interp(end, *zip(*each["marks"], strict=True))) / end for each in found]
 
 
 def drive(args: argparse.Namespace, report: Report, name: str, dataset: Path) -> None:

@@ -67,7 +67,8 @@ def map_of(catalog: Catalog, of: str, n_nodes: int, root: str) -> IdMapFiles | N
         return None
     kind, n, files = entry.get("kind"), entry.get("names"), entry.get("files")
     what = f"{root}: the catalog's map of ids cannot be used: {entry!r:.200}"
-    if kind not in KINDS or n != n_nodes or not isinstance(files, Mapping):
+    # Nodes that were appended since have no names.
+    if kind not in KINDS or not isinstance(n, int) or not 0 <= n <= n_nodes or not isinstance(files, Mapping):
         raise FormatError(what, root)
 
     def file(role: str, dtype: str, row_bytes: int, n_rows: int | None) -> FileRecord:
@@ -79,11 +80,9 @@ def map_of(catalog: Catalog, of: str, n_nodes: int, root: str) -> IdMapFiles | N
         return record
 
     is_text = kind == "text"
-    names = file("id_names", "uint8", 1, None) if is_text else file("id_names", "int64", 8, n_nodes)
-    offsets = file("id_offsets", "int64", 8, n_nodes + 1) if is_text else None
-    found = IdMapFiles(
-        str(kind), n_nodes, names, offsets, file("id_hashes", "int64", 16, n_nodes), file("id_buckets", "int64", 8, None)
-    )
+    names = file("id_names", "uint8", 1, None) if is_text else file("id_names", "int64", 8, n)
+    offsets = file("id_offsets", "int64", 8, n + 1) if is_text else None
+    found = IdMapFiles(str(kind), n, names, offsets, file("id_hashes", "int64", 16, n), file("id_buckets", "int64", 8, None))
     n_buckets = found.buckets.n_rows - 1
     if n_buckets < 1 or n_buckets & (n_buckets - 1):
         raise FormatError(what, root)
@@ -107,9 +106,9 @@ class IdMap:
 
     Notes
     -----
-    ``len(ids)`` is the number of names, which is that of the nodes. The map stays on disk: a call reads the pages that it needs,
-    sorted and checked, in blocks of 16,384 names and about 16 MiB of the graph's budget. Thread-safe. It can be used until the
-    graph is closed.
+    ``len(ids)`` is the number of names: that of the nodes, but for those that were appended later. The map stays on disk: a call
+    reads the pages that it needs, sorted and checked, in blocks of 16,384 names and about 16 MiB of the graph's budget.
+    Thread-safe. It can be used until the graph is closed.
     """
 
     def __init__(self, of: str, found: IdMapFiles, files: Mapping[str, RowFile], budget: Budget) -> None:
@@ -235,7 +234,7 @@ class IdMap:
         rows = wanted.values
         bad = np.flatnonzero((rows < 0) | (rows >= len(self)))
         if len(bad):
-            raise IndexError(f"ids[{bad[0]}] is {rows[bad[0]]}, which is not a node: ids are 0 … {len(self) - 1}")
+            raise IndexError(f"ids[{bad[0]}] is {rows[bad[0]]}, which has no name: ids are 0 … {len(self) - 1}")
         with self._budget.reserve("names of nodes", _SCRATCH_BYTES):
             if self.kind == "int64":
                 return torch.from_numpy(self._int64s(self._found.names, rows))

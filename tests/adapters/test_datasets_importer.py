@@ -154,7 +154,8 @@ def test_several_types(tmp_path: Path) -> None:
     assert report.edges == {"author,writes,paper": 4, "paper,cites,paper": 3, "author,at,place": 2}
     assert report.edges_read == 9
     assert report.splits == {"paper/train_idx": 4, "paper/test_idx": 2, "paper/valid_idx": 1}
-    assert report.notes == ["3 nodes of type paper have no edge", "1 cells without a value in paper/y, filled"]
+    assert report.notes == ["3 nodes of type paper have no edge"]
+    assert report.unlabelled == {"paper/y": 1}
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         emb = np.array(pa.parquet.read_table(tmp_path / "papers.parquet")["emb"].to_pylist(), np.float32)
         assert (g.features["paper/x"][:].numpy() == emb).all()
@@ -195,6 +196,7 @@ def test_edges_are_cleaned_and_counted(tmp_path: Path) -> None:
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         assert stored_edges(g) == [(0, 1), (1, 0), (2, 0)]
     report = made(tmp_path, edges=table, to_undirected=True, overwrite=True)
+    assert (report.edges_read, report.reverses_added, report.duplicates_dropped, report.edges) == (7, 7, 8, {"_,_,_": 6})
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         assert stored_edges(g) == [(0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 2)]
 
@@ -311,6 +313,15 @@ def test_a_directory_without_a_header(tmp_path: Path) -> None:
         (tmp_path / "edges" / f"{number}.csv").write_bytes(rows or b"9;9\n")
     made(tmp_path, edges=EdgeTable(tmp_path / "edges", "s", "t", delimiter=";", header=["s", "t"]))
     check_edges(tmp_path, [(1, 2), (2, 3), (3, 1), (9, 9)])
+
+
+@pytest.mark.parametrize("name", ["e.csv", "e.csv.gz"])
+def test_a_line_break_far_behind(tmp_path: Path, name: str) -> None:
+    pairs = [("a", "b")] * 400_000 + [("x\ny", 'b"')]
+    table = pd.DataFrame(pairs, columns=["s", "t"])
+    table.to_csv(tmp_path / name, index=False)
+    made(tmp_path, edges=EdgeTable(tmp_path / name, "s", "t"), memory="16MiB", coalesce=True)
+    check_edges(tmp_path, [("a", "b"), ("x\ny", 'b"')])
 
 
 def test_numbers_beyond_int64_are_text(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_unknown_names_are_listed(tmp_path: Path) -> None:
             ids.encode(["a", "c", "c", "q" * 80])
         assert isinstance(caught.value, KeyError)
         for wrong in ([2], [-1]):
-            with pytest.raises(IndexError, match=rf"ids\[0\] is {wrong[0]}, which is not a node: ids are 0 … 1"):
+            with pytest.raises(IndexError, match=rf"ids\[0\] is {wrong[0]}, which has no name: ids are 0 … 1"):
                 ids.decode(wrong)
         assert repr(ids) == "IdMap(2 names, text)"
         with pytest.raises(KeyError, match="no node type 'paper'"):
@@ -88,13 +88,20 @@ def test_unknown_names_are_listed(tmp_path: Path) -> None:
         ids.encode(["a"])
 
 
-def test_a_graph_made_of_ids_has_no_names(small: Any, tmp_path: Path) -> None:
+def test_a_graph_made_of_ids_has_no_names(tmp_path: Path) -> None:
     featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 0], [], progress=False).close()
     with (
         featstore.open(tmp_path / "g", memory="64MiB") as g,
         pytest.raises(ValueError, match="keeps no names of nodes: it was made of"),
     ):
         g.ids()
+
+
+def test_nodes_that_came_later_have_no_names(tmp_path: Path) -> None:
+    path = named_graph(tmp_path / "g", ["a", "b"], n_more=3)
+    check(path, ["a", "b"], ["c"])
+    with featstore.open(path, memory="64MiB") as g, pytest.raises(IndexError, match=r"ids\[1\] is 2, which has no name"):
+        g.ids().decode([1, 2])
 
 
 def test_a_converted_dataset_keeps_its_names(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ def keys_from(names: Sequence[str] | Sequence[int]) -> Keys:
     return IntKeys(np.array(names, np.int64))
 
 
-def named_graph(path: Path, names: Sequence[str] | Sequence[int], keys: Keys | None = None) -> Path:
-    """Make a dataset without edges whose node ``i`` has the name ``names[i]``; ``keys`` are what is stored instead."""
-    n, keys = len(names), keys_from(names) if keys is None else keys
-    featstore.OutOfCoreGraph.create(path, np.zeros(n + 1, np.int64), np.empty(0, np.int64), progress=False).close()
+def named_graph(path: Path, names: Sequence[str] | Sequence[int], n_more: int = 0) -> Path:
+    """Make a dataset without edges whose node ``i`` has the name ``names[i]``, and ``n_more`` nodes without names."""
+    n, keys = len(names), keys_from(names)
+    featstore.OutOfCoreGraph.create(path, np.zeros(n + n_more + 1, np.int64), np.empty(0, np.int64), progress=False).close()
     with Update(path) as update:
 
         def open_writer(role: str, row_bytes: int, dtype: str) -> RowFileWriter:

@@ -21,9 +21,7 @@ try:
     import pyarrow.csv
     import pyarrow.parquet  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(
-        f"featstore.adapters.datasets.tables needs pyarrow ({error}): pip install 'featstore[import]'"
-    ) from None
+    raise MissingExtraError(f"featstore.adapters.datasets.tables needs pyarrow ({error}): pip install pyarrow") from None
 
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.tables.columns import Column
@@ -172,7 +170,7 @@ def _report(path: str, files: list[str], counts: Counts) -> Report:
     notes += [
         f"{n:,} edges{_of(edge_name(key))} left out, as an end is not in its node table" for key, n in counts.unknown.items()
     ]
-    notes += [f"{n:,} cells without a value in {name}, filled" for name, n in counts.filled.items() if n]
+    notes += [f"{n:,} cells without a value in {name}, filled" for name, n in counts.filled.items()]
     if counts.was_spilled:
         notes.append("ids were numbered through files, as their names did not fit into half of the memory")
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
@@ -185,6 +183,8 @@ def _report(path: str, files: list[str], counts: Counts) -> Report:
         counts.edges_read,
         loops_dropped=counts.loops,
         duplicates_dropped=counts.duplicates,
+        reverses_added=counts.reverses,
+        unlabelled=counts.unlabelled,
         splits=counts.splits,
         notes=notes,
     )

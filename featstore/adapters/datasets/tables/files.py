@@ -33,6 +33,7 @@ _FORMATS = {
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_ROWS = 1 << 17
 _LEAST_ROWS = 256
+_QUOTE_BYTES = 1 << 20
 _TEXT_BYTES = 32  # of a cell of text, as far as a schema can tell
 _ROW = re.compile(r"Row #(\d+): ")
 
@@ -114,6 +115,7 @@ class TableFile:
         self._null_values = list(null_values)
         self._block_bytes = block_bytes
         self._schema: pa.Schema | None = None
+        self._may_break: bool | None = None  # whether cells may have line breaks
 
     @property
     def n_bytes(self) -> int:
@@ -180,7 +182,7 @@ class TableFile:
             with pa.csv.open_csv(
                 source,
                 read_options=pa.csv.ReadOptions(use_threads=threads, block_size=self._block_bytes, column_names=self._header),
-                parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._has_quotes()),
                 convert_options=pa.csv.ConvertOptions(
                     column_types={name: kind for name, kind in types.items() if kind is not None},
                     include_columns=columns,
@@ -190,6 +192,15 @@ class TableFile:
                 ),
             ) as reader:
                 yield reader
+
+    def _has_quotes(self) -> bool:
+        """Look whether a quote is in the file: without one no cell has line breaks, and pyarrow parses by several threads."""
+        if self._may_break is None:
+            self._may_break = os.path.splitext(self.path.lower())[1] in _COMPRESSED
+            with open(self.path, "rb", buffering=0) as file:
+                while not self._may_break and (data := file.read(_QUOTE_BYTES)):
+                    self._may_break = b'"' in data
+        return self._may_break
 
     @contextmanager
     def _named(self, types: dict[str, Any] | None) -> Iterator[None]:

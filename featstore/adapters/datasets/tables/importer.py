@@ -51,9 +51,11 @@ class Counts:
     edges_read: int = 0
     loops: int = 0
     duplicates: int = 0
+    reverses: int = 0
     unknown: dict[EdgeKey, int] = field(default_factory=dict)  # edges left out, as an end is no node
     isolated: dict[str, int] = field(default_factory=dict)  # nodes of node tables that no edge has
-    filled: dict[str, int] = field(default_factory=dict)  # cells without a value
+    filled: dict[str, int] = field(default_factory=dict)  # cells of features without a value
+    unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a value of node data
     splits: dict[str, int] = field(default_factory=dict)
     was_spilled: bool = False
 
@@ -326,7 +328,7 @@ class Importer:
                 if each.seen is not None:
                     self.counts.isolated[name] = each.n - each.seen.number()
                     each.seen = None
-            del numbers
+            pa.default_memory_pool().release_unused()  # edges are sorted in all of the memory
             types = self._write_edges(builder, cleaning, form, pairs, n_read)
         return types, entries
 
@@ -354,7 +356,8 @@ class Importer:
                 own.of_table(names_of(block, table.id, own.kind), block)
                 for of, (_, each) in fields.items():
                     writer = data[of] if of in data else features[of, each.dtype.name, each.shape]
-                    self._write(writer, block, each, qualified(name, of))
+                    without = self.counts.unlabelled if of in data else self.counts.filled
+                    _count(without, qualified(name, of), self._write(writer, block, each))
                 if table.split is not None:
                     splits.write(block, table.split, before)
             own.is_closed = True
@@ -366,18 +369,14 @@ class Importer:
             of, _, shape = like
             builder.register_feature(of, features[like].commit(), {name: (ids[name].n, *shape) for name in names})
 
-    def _write(
-        self, writer: RowFileWriter, block: Block, field: Field, name: str, keep: npt.NDArray[np.bool_] | None = None
-    ) -> None:
+    def _write(self, writer: RowFileWriter, block: Block, field: Field, keep: npt.NDArray[np.bool_] | None = None) -> int:
+        """Append the rows of a field; return the number of cells without a value, which are filled."""
         rows = rows_of(block, field)
-        if field.fill is not None:
-            self.counts.filled[name] = self.counts.filled.get(name, 0) + sum(
-                block.column(each).null_count for each in field.columns
-            )
         if keep is not None:
             rows = rows[keep]
         rows = np.ascontiguousarray(rows, field.dtype)
         writer.write(rows.view(np.uint8).reshape(len(rows), field.row_bytes))
+        return 0 if field.fill is None else sum(block.column(name).null_count for name in field.columns)
 
     def _read_edges(self, builder: Builder, number: int, ids: dict[str, _Ids], pairs: _Pairs, stack: contextlib.ExitStack) -> int:
         key, table = list(self._edges.items())[number]
@@ -405,7 +404,8 @@ class Importer:
             pairs.append(number, src, dst)
             n_kept += len(src)
             for of, writer in writers.items():
-                self._write(writer, block, fields[of][1], qualified(edge_name(key), of), keep)
+                n_filled = self._write(writer, block, fields[of][1], keep)
+                _count(self.counts.filled, qualified(edge_name(key), of), n_filled)
         for of, writer in writers.items():
             key_of = f"edge/{edge_name(key)}/{of}"
             builder.register(key_of, "feature", writer.commit(), (n_kept, *fields[of][1].shape))
@@ -457,7 +457,8 @@ class Importer:
                 builder.progress = read
         n_stored = dict(zip(self._edges, stored.tolist(), strict=True))
         self.counts.edges = n_stored
-        self.counts.duplicates = 0 if cleaning.to_undirected else sum(n_read) - sum(n_stored.values())
+        self.counts.reverses = sum(n_read) if cleaning.to_undirected else 0
+        self.counts.duplicates = sum(n_read) + self.counts.reverses - sum(n_stored.values())
         return Types.of(counts, n_stored)
 
 
@@ -507,6 +508,12 @@ class _Splits:
             counts[of] = writer.n_rows
             self._builder.register(f"node/{self._name}/{of}", "data", writer.commit(), (counts[of],))
         return counts
+
+
+def _count(counts: dict[str, int], name: str, n: int) -> None:
+    """Add to a count; one that stays 0 is left out."""
+    if n:
+        counts[name] = counts.get(name, 0) + n
 
 
 def _open_map_writer(builder: Builder, name: str, role: str, row_bytes: int, dtype: str) -> RowFileWriter:
