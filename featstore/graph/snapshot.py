@@ -14,7 +14,7 @@ from featstore.config import Options, format_size
 from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
 from featstore.gather.patchedrows import PatchedRows, patch_table_bytes
 from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
+from featstore.storage.catalog import BLOCKS, EDGE, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
@@ -99,10 +99,9 @@ def opening_committed(what: str, path: str) -> Iterator[None]:
 
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:
     """Check that a dataset can be opened within ``options.memory``; BudgetError, with a sufficient memory, otherwise."""
-    by_name = {file.name: file for file in files}
-    patched = sum(
-        patch_table_bytes(file.layout, file.total_rows, [by_name[each.blocks].n_rows for each in file.patches]) for file in files
-    )
+    n_blocks = {file.name: file.n_rows for file in files if file.kind == BLOCKS}
+    lengths = {file: [n_blocks[each.blocks] for each in file.patches] for file in files if file.patches}
+    patched = sum(patch_table_bytes(file.layout, file.total_rows, each) for file, each in lengths.items())
     share = share_of(file.n_sums_bytes for file in files)
 
     def needed(total: int) -> int:
