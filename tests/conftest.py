@@ -221,6 +221,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(path=path, indptr=indptr, indices=indices, x=x, h=h, y=y, train_idx=train_idx, num_nodes=n)
 
 
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """20,000 nodes with 2.4 MB of lists, and rows of a byte: ``path, indptr, indices``."""
+    import featstore
+
+    n = 20_000
+    indptr, indices = make_graph(n, 30.0)
+    path = tmp_path_factory.mktemp("wide") / "graph"
+    x = np.arange(n, dtype=np.uint8).reshape(n, 1)
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
+    return SimpleNamespace(path=path, indptr=indptr, indices=indices)
+
+
 @pytest.fixture
 def g(small: SimpleNamespace) -> Iterator[Any]:
     """The small dataset, open."""

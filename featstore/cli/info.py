@@ -13,6 +13,7 @@ from featstore.cli.packs import describe_pack, describe_types, fanouts_text, lay
 from featstore.config import format_size
 from featstore.estimate import copies, tablespeed
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.feature import FeatureStore
 from featstore.pack.offline import Pack
 from featstore.storage.drive import kept_speed
 
@@ -30,7 +31,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
     catalog = graph.snapshot.catalog
     features, edge_features = (
         {
-            name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": store.nbytes}
+            name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": _bytes(graph, store)}
             for name, store in stores.items()
         }
         for stores in (graph.features, graph.edge_features)
@@ -62,6 +63,12 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "copies": catalog.extra.get(copies.KEY),
         "tables": catalog.extra.get(tablespeed.KEY),
     }
+
+
+def _bytes(graph: OutOfCoreGraph, store: FeatureStore) -> int:
+    """Count the bytes of the rows that are there: an exported part has those of its nodes alone."""
+    part = graph.own_part
+    return store.nbytes if part is None else store.nbytes // len(store) * part.n_nodes
 
 
 def _own_part(graph: OutOfCoreGraph) -> dict[str, Any]:

@@ -15,6 +15,7 @@ USER_ERROR = 2
 
 COMMANDS = {
     "create": "make a dataset from .npy files",
+    "import": "make a dataset from the files of a published data set",
     "info": "print what a dataset, or a pack, holds",
     "verify": "check every byte of a dataset, or of a pack, against its checksums, and its structure",
     "convert": "store the adjacency in another form: in chunks, or with its offsets apart (csc)",

@@ -20,7 +20,7 @@ from featstore.creation.extsort import PairSorter, sort_keys
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import check_edge_rows, open_fields, total_bytes
 from featstore.creation.source import ArrayLike, Source
-from featstore.creation.topologyfiles import Form, WrittenField, open_topology_files
+from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, open_topology_files, stored_ids
 from featstore.errors import BudgetError
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
@@ -36,6 +36,7 @@ __all__ = [
     "Builder",
     "TopologyWriter",
     "build_memory",
+    "count_ids",
     "create",
     "field_stem",
     "file_stem",
@@ -76,15 +77,15 @@ class Builder:
         self.memory = memory
         self.progress = progress
         self.block_bytes = max(64 << 10, min(32 << 20, memory // 16))
+        self.buffer_bytes = max(64 << 10, min(4 << 20, memory // 32))  # of a writer
         self.step = max(1024, memory // 128)  # nodes, or edges, processed at a time
         self.files: dict[str, FileRecord] = {}
         self.fields: dict[str, FieldRecord] = {}
 
     def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
         """Open a writer for a field's file."""
-        buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
         file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
-        return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
+        return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=self.buffer_bytes)
 
     def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
         """Record a committed file as the only file of the field ``key``."""
@@ -158,7 +159,7 @@ class TopologyWriter:
     def __init__(self, builder: Builder, num_nodes: int, num_edges: int, form: Form, num_lists: int | None = None) -> None:
         self._builder = builder
         self._n = num_nodes
-        self._step = max(1024, builder.memory // 64)
+        self._step, self._chunk_bytes = max(1024, builder.memory // 64), form.chunk_bytes
         # Degrees are counted while ids are written, for as many nodes as a quarter of the memory holds; the rest later.
         self._degrees = np.zeros(min(num_nodes, max(1024, builder.memory // 32)), dtype=np.int64)
 
@@ -182,7 +183,7 @@ class TopologyWriter:
         self._files.write(begins, ids)
         self._edge_ids.write(edges, len(ids))
         if len(ids):
-            _count(ids, 0, self._degrees)
+            count_ids(ids, 0, self._degrees)
         self._builder.progress.add(ids.nbytes)
 
     def add_pairs(self, dst: Int64s, src: Int64s, edges: Int64s | None) -> None:
@@ -211,6 +212,11 @@ class TopologyWriter:
         self._write_degrees(fields)
         return self._files.n_edges
 
+    @staticmethod
+    def _ids_of(fields: list[WrittenField]) -> tuple[FileRecord, ...]:
+        """Select the files with the ids."""
+        return next(each.files for each in fields if each.name in RESUMABLE)
+
     def _write_degrees(self, fields: list[WrittenField]) -> None:
         degrees, low = self._degrees, 0
         with self._builder.writer("edge", "out_degree", choose_layout(8), "out_degree", "int64") as writer:
@@ -221,8 +227,8 @@ class TopologyWriter:
                     break
                 degrees = degrees[: self._n - low]
                 degrees[:] = 0
-                for ids in self._files.stored_ids(fields, self._builder.directory, self._step):
-                    _count(ids, low, degrees)
+                for ids in stored_ids(self._ids_of(fields), self._chunk_bytes, self._builder.directory, self._step):
+                    count_ids(ids, low, degrees)
             self._builder.register(f"{EDGE}/out_degree", "topology", writer.commit(), (self._n,))
 
     def __enter__(self) -> TopologyWriter:
@@ -233,7 +239,7 @@ class TopologyWriter:
         self._edge_ids.close()
 
 
-def _count(ids: Int64s, low: int, counts: Int64s) -> None:
+def count_ids(ids: Int64s, low: int, counts: Int64s) -> None:
     """Add the number of times that ``low + i`` occurs in ``ids`` to ``counts[i]``."""
     if low or len(counts) == 0 or int(ids.max(initial=0)) >= len(counts):
         ids = ids[(ids >= low) & (ids < low + len(counts))] - low

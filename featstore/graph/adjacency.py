@@ -51,10 +51,11 @@ class Adjacency:
                     self._topology = load_topology(self._snapshot, graph.budget, bar.add)
             return self._topology
 
-    def bytes_to_come(self) -> int:
-        """Bound the bytes that the adjacency will hold after its first use; 0 if it is open already."""
+    def bytes_to_come(self, total: int | None = None) -> int:
+        """Bound the bytes that the adjacency will hold after its first use, in a budget of ``total`` bytes; 0 if it is open."""
         with self._graph.locked():
-            return 0 if self._topology is not None else held_bytes(self._snapshot, self._graph.budget.total)
+            total = self._graph.budget.total if total is None else total
+            return 0 if self._topology is not None else held_bytes(self._snapshot, total)
 
     def close(self) -> None:
         if self._topology is not None:

@@ -26,7 +26,7 @@ from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.rowblocks import row_blocks
-from featstore.gather.rowindex import resolve_rows
+from featstore.gather.rowindex import as_index_array, resolve_rows
 from featstore.gather.sources import RowSource
 from featstore.gather.tupleindex import select
 from featstore.graph.showing import show_store
@@ -197,6 +197,8 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         -----
         Rows are read whole, where parts of them are taken, 8 MiB at a time beside the result.
         """
+        if isinstance(index, list):
+            index = as_index_array(index)
         selection = select(index, self.shape)
         if selection is not None:
             with self._naming_enough():

@@ -17,7 +17,7 @@ import torch
 from featstore.budget import Budget
 from featstore.config import Options, check_integer, user_path
 from featstore.creation.source import torch_dtype
-from featstore.errors import BusyError, CorruptionError, FormatError
+from featstore.errors import BudgetError, BusyError, CorruptionError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.gather.partrows import PartRows
 from featstore.gather.sources import RowSource, SourceRange
@@ -41,7 +41,7 @@ from featstore.storage.catalog import Catalog, FieldRecord
 from featstore.topology.base import Topology
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.noderows import NodeRows, RowsOfTypes
-from featstore.topology.part import MOST_HOPS, Part, reach
+from featstore.topology.part import HOLDER, MOST_HOPS, Part, reach, reach_bytes
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, NodeType, Types, edge_name, qualified
 
 __all__ = ["OpenDataset", "View"]
@@ -253,8 +253,21 @@ class OpenDataset(StoredGraph):
             raise ValueError(f"parts {kept.name!r} have hops={parts.hops}; those of at most {MOST_HOPS} hops can be taken alone")
         return train
 
+    def check_room_for_part(self, holder: str, kept: KeptParts, n_bytes: int) -> None:
+        """Raise BudgetError unless ``n_bytes`` fit beside the adjacency and the training nodes; ``needed`` is enough for all."""
+        n_bytes += 8 * (kept.n_train + 2 * kept.n_parts + 1)
+        try:
+            self.budget.reserve(holder, self.adjacency.bytes_to_come() + n_bytes).release()
+        except BudgetError as error:
+            others, needed = self.budget.used - self.reader.held_bytes + n_bytes, error.needed or 0
+            # What the reader and the adjacency hold grows with the budget.
+            while (more := others + self.reader.least_bytes(needed) + self.adjacency.bytes_to_come(needed)) > needed:
+                needed = more
+            raise BudgetError(error.reason, needed) from None
+
     def reach_part(self, number: int, kept: KeptParts, progress: bool) -> View:
         """Find the nodes of a part, and their degrees in it."""
+        self.check_room_for_part(HOLDER, kept, reach_bytes(self.num_nodes, self.num_edges, counts=True))
         parts = kept.self_reliant()
         train = self.train_nodes_of(number, kept, parts)
         n_nodes = int(parts.n_nodes[number])

@@ -22,6 +22,7 @@ __all__ = ["lists_kept", "table_bytes", "worth_keeping"]
 
 _MOST: Final = 7 / 8  # most of the memory left that lists get
 _LEAST: Final = 1 / 8  # fewer than this part of all lists are not worth keeping
+_FEWEST: Final = 4  # batches, of which one is drawn twice
 _SAMPLING: Final = 4  # bytes of sampling a batch, over those of the batch
 
 
@@ -56,11 +57,12 @@ def worth_keeping(topology: Topology, room: int, n_lists: int, *, numbered: bool
 def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> Iterator[None]:
     """Keep neighbour lists in memory, on loan, while the batches of all epochs are drawn, ``at_once`` at a time.
 
-    None are kept if the graph has a cache of lists, if these are read in sequence, or if they are not worth it: one batch is
-    drawn to see.
+    None are kept if the graph has a cache of lists, if these are read in sequence, for few batches, or if they are not worth it:
+    one batch is drawn to see.
     """
     sampler = drawn.sampler
-    if g.neighbor_cache is not None or drawn.lists is not None or not isinstance(sampler, HopSampler) or not len(drawn):
+    needless = g.neighbor_cache is not None or epochs * len(drawn) < _FEWEST
+    if needless or drawn.lists is not None or not isinstance(sampler, HopSampler):
         yield
         return
     with closing(drawn.epoch(0).in_turn(0)) as order:

@@ -292,6 +292,11 @@ class RowFileWriter:
         sums, n_pages = self._sums.copy(), self._n_sums_pages
         return WriterState(self._id, self._generation, self.n_rows, out.offset, tail, first, sums, n_pages)
 
+    @property
+    def path(self) -> str:
+        """Path of the unfinished file, in which rows of a checkpoint can be read."""
+        return self._temporary[0]
+
     def _opened(self) -> DirectWriter:
         if self._out is None:
             raise ValueError(f"the writer of {self._path} is closed")

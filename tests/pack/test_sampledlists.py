@@ -15,20 +15,9 @@ from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.pack import offline
 from featstore.pack.sampledlists import lists_kept, table_bytes, worth_keeping
 from featstore.sampling.sampledbatches import Drawn
-from tests.support.graphs import make_graph
 
 N = 20_000
 SEEDS = np.arange(2_000)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """2.4 MB of lists, and rows of a byte."""
-    indptr, indices = make_graph(N, 30.0)
-    path = tmp_path_factory.mktemp("wide") / "graph"
-    x = np.arange(N, dtype=np.uint8).reshape(N, 1)
-    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
-    return SimpleNamespace(path=path)
 
 
 def sampled(g: featstore.OutOfCoreGraph, path: Path, seeds: Any = SEEDS, **options: Any) -> tuple[list[int], str]:

@@ -356,6 +356,7 @@ def test_memory_that_is_too_short_to_judge_keeps_none(path: Path) -> None:
     with featstore.open(path, memory="32MiB") as g:
         with make(g, None) as loader:
             plain = run(loader)
+        g.cache_neighbors(0)
         held = g.budget.reserve("others", 0)
         choose = savedsplit.HistorySplit._choose
 

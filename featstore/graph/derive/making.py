@@ -92,7 +92,7 @@ class Field:
 
 
 class Steps:
-    """The steps of making a field, and fields on the way, in a folder with a record to resume from. One owner thread.
+    """The steps of making files, a field each, in a folder with a record to resume from. One owner thread.
 
     Parameters
     ----------
@@ -106,12 +106,15 @@ class Steps:
     progress : bool
     """
 
+    state_name = MAKING_STATE
+    others: frozenset[str] = frozenset()  # further entries of the folder, which stay
+
     def __init__(self, folder: str, name: str, recipe: Mapping[str, Any] | None, generation: int, *, progress: bool) -> None:
         self.folder, self.name, self._recipe = folder, name, json.loads(json.dumps(recipe))
         self.generation, self._shows = generation, progress
         self._writer: RowFileWriter | None = None
         self._left: WriterState | None = None
-        self._left_step = -1
+        self._left_step, self._left_name, self._writing, self._kept_rows = -1, "", "", 0
         self._files: dict[int, FileRecord] = {}
         self._fields: dict[int, Field] = {}
         self._done = -1
@@ -121,7 +124,7 @@ class Steps:
 
     @property
     def _state_path(self) -> str:
-        return os.path.join(self.folder, MAKING_STATE)
+        return os.path.join(self.folder, self.state_name)
 
     def _begin(self, stacklevel: int | None) -> None:
         """Resume the work of a killed maker if its recipe is the same; else remove its folder and start anew.
@@ -155,7 +158,7 @@ class Steps:
         if self._recipe is None:
             return "an earlier call did not finish, and a call without resume= goes on with none"
         try:
-            record, (tail, first, sums) = _read_state(self.folder)
+            record, (tail, first, sums) = _read_state(self._state_path)
             if record["format"] != 1:
                 return "what an earlier call left is of another release"
             left = record["recipe"]
@@ -172,7 +175,7 @@ class Steps:
             return "files are missing of what an earlier call left"
         self._files, self._fields, self._done = files, fields, done
         if writer is not None:
-            self._left_step = int(writer["step"])
+            self._left_step, self._left_name = int(writer["step"]), str(writer["name"])
             self._left = WriterState(
                 file_id=bytes.fromhex(writer["id"]),
                 generation=int(writer["generation"]),
@@ -188,9 +191,9 @@ class Steps:
 
     def _sweep(self) -> None:
         """Remove files that the record does not name, but no rank's part."""
-        named = {MAKING_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
+        named = {self.state_name, *self.others, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
         if self._left is not None:
-            stem = _step_name(self._left_step)
+            stem = self._left_name
             named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}
         for entry in os.listdir(self.folder):
             if entry not in named and not entry.startswith(PART):
@@ -204,6 +207,7 @@ class Steps:
         if state is not None:
             writer = {
                 "step": step,
+                "name": self._writing,
                 "id": state.file_id.hex(),
                 "generation": state.generation,
                 "rows": state.n_rows,
@@ -242,17 +246,18 @@ class Steps:
             text = f"{os.strerror(errno.ENOSPC)}: {self.name!r} takes {format_size(needed)}, and {format_size(free)} are free"
             raise OSError(errno.ENOSPC, text, self.folder)
 
-    def writer(self, step: int, field: Field, buffer_bytes: int) -> RowFileWriter:
-        """Open the writer of a step's field, behind the rows that were made before."""
-        options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self.generation}
+    def writer(self, step: int, field: Field, buffer_bytes: int, *, name: str = "", kind: str = "feature") -> RowFileWriter:
+        """Open the writer of a step's field, behind the rows that were made before; ``name`` is the file's."""
+        options: dict[str, Any] = {"kind": kind, "dtype": field.dtype, "generation": self.generation}
         options["buffer_bytes"] = buffer_bytes
         self._check_room(field)
-        name, left = _step_name(step), self._left
-        self._left = None
+        name, left = name or f"step-{step}.rows", self._left
+        self._left, self._writing, self._kept_rows = None, name, 0
         self._fields[step] = field
         if left is not None and self._left_step == step:
             try:
                 self._writer = RowFileWriter(self.folder, name, field.layout, **options, resume=left)
+                self._kept_rows = left.n_rows
                 return self._writer
             except (FormatError, FileNotFoundError):
                 note(f"featstore: making a field of {self.name!r} from the start: what was left of it is cut short", self._shows)
@@ -262,10 +267,16 @@ class Steps:
 
     def checkpoint(self, step: int) -> None:
         """Record the written rows if the last record is old enough, so that flushing takes only a small part of the time."""
-        begin = time.monotonic()
-        if self._recipe is not None and self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
+        if self._writer is not None and self._writer.n_rows > self._kept_rows and self.is_due:
+            begin = time.monotonic()
+            self._kept_rows = self._writer.n_rows
             self._record(step, self._writer.checkpoint())
             self._written_at += min(60.0, 4 * (time.monotonic() - begin))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last record is old enough for another one."""
+        return self._recipe is not None and time.monotonic() - self._written_at >= CHECKPOINT_S
 
     def keep(self, step: int) -> None:
         """Record the written rows now."""
@@ -275,9 +286,17 @@ class Steps:
     def finish(self, step: int, drops: Sequence[int] = ()) -> None:
         """Complete a step's field, and remove the fields of the steps ``drops``."""
         assert self._writer is not None
-        self._files[step] = self._writer.commit()
+        self.put({step: self._writer.commit()}, drops)
+
+    def put(self, files: Mapping[int, FileRecord], drops: Sequence[int] = ()) -> None:
+        """Note that steps are finished whose files are complete; drop fields as :meth:`finish` does."""
         self._writer = None
-        self.skip(step, drops)
+        self._files.update(files)
+        self.skip(max(files), drops)
+
+    def file(self, step: int) -> FileRecord:
+        """Get the record of a finished step's file."""
+        return self._files[step]
 
     def skip(self, step: int, drops: Sequence[int] = ()) -> None:
         """Note that a step is finished, which has no field unless :meth:`finish` completed one; drop fields as it does."""
@@ -294,10 +313,14 @@ class Steps:
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
-    def _leave(self, error: BaseException | None) -> None:
+    def leave(self) -> None:
+        """Close the files, and keep them for a later call."""
         if self._writer is not None:
             with contextlib.suppress(OSError):  # recorded rows were flushed before, so a failed write does not matter
                 self._writer.leave()
+
+    def _leave(self, error: BaseException | None) -> None:
+        self.leave()
         if self._recipe is None and isinstance(error, KeyboardInterrupt) and self._fields:
             note(f"featstore: what was made of {self.name!r} is removed; resume= would have kept it", self._shows)
         if isinstance(error, BusyError):  # a rank of an earlier call is still writing there
@@ -374,7 +397,7 @@ class Making(Steps):
         for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
             if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self.folder:
                 try:
-                    record, _ = _read_state(entry.path)
+                    record, _ = _read_state(os.path.join(entry.path, MAKING_STATE))
                     is_usable = ids.issuperset(record["recipe"][FILES])
                 except _UNREADABLE:
                     is_usable = False
@@ -413,9 +436,9 @@ class Making(Steps):
             self._update.__exit__(kind, error, trace)
 
 
-def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
-    """Read a folder's record and its arrays; raises one of ``_UNREADABLE`` if the record is missing or damaged."""
-    file = SectionFile(os.path.join(folder, MAKING_STATE), KIND)
+def _read_state(path: str) -> tuple[dict[str, Any], list[Any]]:
+    """Read a record and its arrays; raises one of ``_UNREADABLE`` if the record is missing or damaged."""
+    file = SectionFile(path, KIND)
     try:
         return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]
     finally:
@@ -447,10 +470,6 @@ def open_made(folder: str, record: FileRecord, reader: Reader) -> RowFile:
         sums_seed=sums_seed(record.seed),
         fingerprint=record.file_id,
     )
-
-
-def _step_name(step: int) -> str:
-    return f"step-{step}.rows"
 
 
 def _entry(record: FileRecord) -> dict[str, Any]:
