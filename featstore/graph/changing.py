@@ -10,6 +10,7 @@ from featstore.changes.fields import Place, add_field, remove_field
 from featstore.changes.updates import given_rows, update_rows
 from featstore.config import check_at_least, check_flag
 from featstore.creation.source import ArrayLike
+from featstore.graph.derive.provenance import stale_features
 from featstore.graph.feature import FeatureStore
 from featstore.graph.opendataset import OpenDataset
 from featstore.storage.catalog import Catalog
@@ -314,6 +315,16 @@ class ChangingDataset(OpenDataset):
         catalog, _ = self._update(place, field, ids, rows, progress)
         self.adopt_edge_feature(catalog, field, of)
         return self._store(place, field)
+
+    @property
+    def stale_features(self) -> dict[str, list[str]]:
+        """Features that :meth:`aggregate` or :func:`featstore.infer` made, and of which an input was changed since.
+
+        By the feature's name, the names of these inputs, ``"adjacency"`` among them; types that share a file change together.
+        Stale features keep their rows: make them again with ``overwrite=True``.
+        """
+        self.check_open()
+        return stale_features(self.catalog)
 
     def remove_feature(self, name: str, *, type: str | EdgeKey | None = None) -> None:
         """Remove a feature of nodes, or of edges, from the dataset.

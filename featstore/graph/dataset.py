@@ -36,8 +36,8 @@ _PUBLIC = (
     "create",
     *("edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "in_degree", "indptr"),
     *("memory_report", "neighbor_cache", "neighbors", "node_data", "node_types", "num_edges", "num_nodes", "open", "options"),
-    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "topology"),
-    *("update_data", "verify"),
+    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature"),
+    *("stale_features", "topology", "update_data", "verify"),
 )
 
 

@@ -175,11 +175,15 @@ class Snapshot:
             undo.pop_all()
         self.committed(catalog)
         self.files |= added
+        extra = key, f"derived/{key}"
         self.catalog = replace(
             self.catalog,
             files={**self.catalog.files, **{name: catalog.files[name] for name in names}},
             fields={**self.catalog.fields, **{each: catalog.fields[each] for each in (key,) if each in catalog.fields}},
-            extra={**self.catalog.extra, **{each: catalog.extra[each] for each in (key,) if each in catalog.extra}},
+            extra={
+                **self.catalog.extra,
+                **{each: catalog.extra[each] for each in (key, f"derived/{key}") if each in catalog.extra},
+            },
         )
 
     def forget(self, catalog: Catalog, key: str) -> None:
