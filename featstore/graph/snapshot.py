@@ -175,7 +175,6 @@ class Snapshot:
             undo.pop_all()
         self.committed(catalog)
         self.files |= added
-        extra = key, f"derived/{key}"
         self.catalog = replace(
             self.catalog,
             files={**self.catalog.files, **{name: catalog.files[name] for name in names}},
