@@ -10,11 +10,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Living
 from featstore.config import Options, format_size
 from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
 from featstore.gather.patchedrows import PatchedRows, patch_table_bytes
 from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import BLOCKS, EDGE, Catalog, FieldRecord, read_catalog
+from featstore.storage.catalog import BLOCKS, EDGE, PATCHES, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
@@ -133,7 +134,7 @@ class Snapshot:
         self.catalog, self.types = opened.catalog, opened.types
         self.files: dict[str, RowFile] = {}
         self._patched: dict[str, tuple[FileRecord, PatchedRows]] = {}  # by the name of the base
-        self._replaced: list[PatchedRows] = []
+        self._replaced: Living[PatchedRows] = Living()  # stores that were handed out have them
         self._reader = reader
         self._is_superseded = False
         self._lock, opened.lock = opened.lock, None
@@ -164,6 +165,7 @@ class Snapshot:
         Files that are open already stay so; patches over them may be new. OSError if a file cannot be opened; the snapshot is
         unchanged then.
         """
+        self._close_patches()
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
             for name in names:
@@ -195,6 +197,15 @@ class Snapshot:
         """Note a commit of this process: files of the snapshot that it no longer names are removed at closing."""
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
+    def _close_patches(self) -> None:
+        """Close patches that later ones replaced, and no store has: a handle may make any number of changes."""
+        living = [*self._replaced, *(found[1] for found in self._patched.values())]
+        used = {id(file) for rows in living for file in rows.files}
+        named = {name for record in self.catalog.fields.values() for name in self.catalog.names_of(record)}
+        for name in [name for name in self.files if name.startswith(PATCHES) and name not in named]:
+            if id(self.files[name]) not in used:
+                self.files.pop(name).close()
+
     def rows_of(self, record: FieldRecord) -> RowFile | PatchedRows:
         """Get the rows of a field that lies in one file and patches over it."""
         base, name = self.file_of(record), record.parts[0].file
@@ -204,7 +215,7 @@ class Snapshot:
         found = self._patched.get(name)
         if found is None or found[0] != of:
             if found is not None:
-                self._replaced.append(found[1])
+                self._replaced.add(found[1])
             patches = [(self.files[each.file], self.blocks_of_patch(each.blocks)) for each in of.patches]
             rows = PatchedRows(base, patches, of.total_rows, of.rows_id, self._reader.budget)
             found = self._patched[name] = of, rows
