@@ -25,7 +25,7 @@ from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.rowindex import resolve_rows
 from featstore.progress import Progress
-from featstore.storage.catalog import BLOCKS, Catalog, FieldPart, FieldRecord
+from featstore.storage.catalog import BLOCKS, PATCHES, Catalog, FieldPart, FieldRecord
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord, Patch, RowFileWriter
@@ -175,10 +175,10 @@ def patch_rows(
         gone.append(patches.pop())
         lengths.pop()
         blocks = np.union1d(blocks, tables(gone[-1].blocks))
-    with update.writer(f"patch-{stem}", base.layout, **options) as writer:
+    with update.writer(f"{PATCHES[0]}{stem}", base.layout, **options) as writer:
         overlay.write(writer, _in_steps(blocks, step), progress)
         made = writer.commit()
-    table = update.write_array(f"{BLOCKS}-{stem}", BLOCKS, np.dtype(np.int64), [blocks])
+    table = update.write_array(f"{PATCHES[1]}{stem}", BLOCKS, np.dtype(np.int64), [blocks])
     patches.append(Patch(made.name, table.name, made.file_id))
     record = replace(base, patches=tuple(patches), n_appended=n_rows - base.n_rows)
     update.add([made, table, record], drop=[name for each in gone for name in (each.file, each.blocks)])

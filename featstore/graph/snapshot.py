@@ -10,11 +10,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Living
 from featstore.config import Options, format_size
 from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
 from featstore.gather.patchedrows import PatchedRows, patch_table_bytes
 from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
+from featstore.storage.catalog import BLOCKS, EDGE, PATCHES, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
@@ -99,10 +100,9 @@ def opening_committed(what: str, path: str) -> Iterator[None]:
 
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:
     """Check that a dataset can be opened within ``options.memory``; BudgetError, with a sufficient memory, otherwise."""
-    by_name = {file.name: file for file in files}
-    patched = sum(
-        patch_table_bytes(file.layout, file.total_rows, [by_name[each.blocks].n_rows for each in file.patches]) for file in files
-    )
+    n_blocks = {file.name: file.n_rows for file in files if file.kind == BLOCKS}
+    lengths = {file: [n_blocks[each.blocks] for each in file.patches] for file in files if file.patches}
+    patched = sum(patch_table_bytes(file.layout, file.total_rows, each) for file, each in lengths.items())
     share = share_of(file.n_sums_bytes for file in files)
 
     def needed(total: int) -> int:
@@ -134,7 +134,7 @@ class Snapshot:
         self.catalog, self.types = opened.catalog, opened.types
         self.files: dict[str, RowFile] = {}
         self._patched: dict[str, tuple[FileRecord, PatchedRows]] = {}  # by the name of the base
-        self._replaced: list[PatchedRows] = []
+        self._replaced: Living[PatchedRows] = Living()  # stores that were handed out have them
         self._reader = reader
         self._is_superseded = False
         self._lock, opened.lock = opened.lock, None
@@ -165,6 +165,7 @@ class Snapshot:
         Files that are open already stay so; patches over them may be new. OSError if a file cannot be opened; the snapshot is
         unchanged then.
         """
+        self._close_patches()
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
             for name in names:
@@ -180,7 +181,10 @@ class Snapshot:
             self.catalog,
             files={**self.catalog.files, **{name: catalog.files[name] for name in names}},
             fields={**self.catalog.fields, **{each: catalog.fields[each] for each in (key,) if each in catalog.fields}},
-            extra={**self.catalog.extra, **{each: catalog.extra[each] for each in (key,) if each in catalog.extra}},
+            extra={
+                **self.catalog.extra,
+                **{each: catalog.extra[each] for each in (key, f"derived/{key}") if each in catalog.extra},
+            },
         )
 
     def forget(self, catalog: Catalog, key: str) -> None:
@@ -193,6 +197,15 @@ class Snapshot:
         """Note a commit of this process: files of the snapshot that it no longer names are removed at closing."""
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
+    def _close_patches(self) -> None:
+        """Close patches that later ones replaced, and no store has: a handle may make any number of changes."""
+        living = [*self._replaced, *(found[1] for found in self._patched.values())]
+        used = {id(file) for rows in living for file in rows.files}
+        named = {name for record in self.catalog.fields.values() for name in self.catalog.names_of(record)}
+        for name in [name for name in self.files if name.startswith(PATCHES) and name not in named]:
+            if id(self.files[name]) not in used:
+                self.files.pop(name).close()
+
     def rows_of(self, record: FieldRecord) -> RowFile | PatchedRows:
         """Get the rows of a field that lies in one file and patches over it."""
         base, name = self.file_of(record), record.parts[0].file
@@ -202,7 +215,7 @@ class Snapshot:
         found = self._patched.get(name)
         if found is None or found[0] != of:
             if found is not None:
-                self._replaced.append(found[1])
+                self._replaced.add(found[1])
             patches = [(self.files[each.file], self.blocks_of_patch(each.blocks)) for each in of.patches]
             rows = PatchedRows(base, patches, of.total_rows, of.rows_id, self._reader.budget)
             found = self._patched[name] = of, rows
