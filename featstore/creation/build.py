@@ -87,6 +87,10 @@ class Builder:
         file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=self.buffer_bytes)
 
+    def field_writer(self, key: str, role: str, name: str, row_bytes: int, dtype: str) -> RowFileWriter:
+        """Open a writer for the file of a field of a type of nodes or edges, or of several, as ``node/paper,author``."""
+        return self.writer(_prefix(key), name, choose_layout(row_bytes), role, dtype)
+
     def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
         """Record a committed file as the only file of the field ``key``."""
         self.files[file.name] = file
@@ -94,7 +98,7 @@ class Builder:
 
     def add(self, key: str, role: str, name: str, source: Source) -> None:
         """Stream one field of a type of nodes or edges, whose key is ``key``: ``NODE`` or ``EDGE`` without named types."""
-        with self.writer(_prefix(key), name, choose_layout(source.row_bytes), role, source.dtype) as writer:
+        with self.field_writer(key, role, name, source.row_bytes, source.dtype) as writer:
             self._stream(source, writer)
             self.register(f"{key}/{name}", role, writer.commit(), source.shape)
 
@@ -106,20 +110,21 @@ class Builder:
         So a cache, a plan and a pass serve all of them. ``saying`` names the type in errors.
         """
         first = next(iter(sources.values()))
-        with self.writer(
-            _prefix("node/" + ",".join(sources)), name, choose_layout(first.row_bytes), "feature", first.dtype
-        ) as writer:
+        with self.field_writer("node/" + ",".join(sources), "feature", name, first.row_bytes, first.dtype) as writer:
             for kind, source in sources.items():
                 with saying(kind):
                     self._stream(source, writer)
-            file = writer.commit()
+            self.register_feature(name, writer.commit(), {kind: source.shape for kind, source in sources.items()})
+
+    def register_feature(self, name: str, file: FileRecord, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Record a committed file that holds a feature of some types of nodes, type after type."""
         self.files[file.name] = file
         at = 0
-        for kind, source in sources.items():
-            part = FieldPart(file.name, 0, source.n_rows, None if len(sources) == 1 else at)
+        for kind, shape in shapes.items():
+            part = FieldPart(file.name, 0, shape[0], None if len(shapes) == 1 else at)
             key = f"node/{kind}/{name}"
-            self.fields[key] = FieldRecord(key, "feature", file.dtype, source.shape, file.generation, (part,))
-            at += source.n_rows
+            self.fields[key] = FieldRecord(key, "feature", file.dtype, shape, file.generation, (part,))
+            at += shape[0]
 
     def _stream(self, source: Source, writer: RowFileWriter) -> None:
         for block in source.blocks(self.block_bytes):
@@ -370,11 +375,13 @@ def write_pairs(
     cleaning: Cleaning,
     check: Callable[[int], None] = lambda n_edges: None,
     num_lists: int | None = None,
+    stored: Callable[[Int64s], None] = lambda dst: None,
 ) -> int:
     """Clean, sort and write edges; return their number.
 
     ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check(n_edges)`` is called before anything
     is written. With ``num_lists``, the destinations are numbers of lists; by default there is a list for each node.
+    ``stored(dst)`` is called with the destinations of edges that are stored, which ascend from call to call.
     """
     # If duplicates are removed, edges are numbered as they are stored, and carry no numbers.
     edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)
@@ -388,6 +395,7 @@ def write_pairs(
         check(n_edges)
         with TopologyWriter(builder, num_nodes, n_edges, form, num_lists) as writer:
             for dst, src, edges in cleaning.distinct(sorter.sorted()):
+                stored(dst)
                 writer.add_pairs(dst, src, edges)
             return writer.finish()
 

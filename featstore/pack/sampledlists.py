@@ -72,16 +72,16 @@ def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> It
     del sampled
     n_bytes, _ = worth_keeping(g.topology, g.budget.available - beside, n_lists, numbered=sampler.edges)
     lists = g.neighbor_lists
-    kept: NeighborCache | None = None
+    is_ours = False
     try:
         with g.locked():
             is_free = lists.cache is None  # another thread may sample a pack, too
             if n_bytes and is_free:
                 with suppress(BudgetError):  # another holder took the memory: the lists stay on the drive
                     g.cache_neighbors(n_bytes, edges=sampler.edges)
-                    kept = lists.cache
-                    lists.lend()
+                    is_ours = True
+                    lists.lend(passing=True)
         yield
     finally:
-        if kept is not None and lists.cache is kept:
-            lists.drop()
+        if is_ours:
+            lists.drop_passing()

@@ -156,9 +156,12 @@ def with_lists(context: Context, caches: int, epochs: int = EXPECTED) -> Context
 
 
 def may_keep_lists(context: Context) -> bool:
-    """Return whether batches are drawn from lists that the graph does not keep in memory, without a history."""
+    """Return whether batches are drawn from lists that the graph does not keep in memory, without a history.
+
+    Lists that a running ``sample_offline`` keeps stay in memory from now on, as the choice builds on them.
+    """
     graph, batches = context.graph, context.batches
-    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
+    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_lists.adopt() or context.has_history:
         return False
     return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler))
 

@@ -85,6 +85,27 @@ def test_memory_that_others_need_is_given_back(wide: SimpleNamespace) -> None:
         assert g.neighbor_cache is mine
 
 
+def test_auto_keeps_the_lists_that_it_counts_on(wide: SimpleNamespace) -> None:
+    """Lists of a pack that is being sampled would be gone in the middle of the loader's epoch."""
+    with featstore.open(wide.path, memory="64MiB", threads=1) as g:
+        sampler = featstore.NeighborSampler(g, [8, 8])
+        drawn = Drawn(sampler, featstore.RandomBatches(SEEDS, 100))
+        with lists_kept(g, drawn, 1, 1):
+            cache = g.neighbor_cache
+            assert cache is not None
+            with featstore.Loader(g, sampler, SEEDS, 100, strategy="ondemand") as loader:
+                next(iter(loader))
+        assert g.neighbor_cache is None
+        with lists_kept(g, drawn, 1, 1):
+            cache = g.neighbor_cache
+            loader = featstore.Loader(g, sampler, SEEDS, 100, strategy="auto")
+            next(iter(loader))
+        assert g.neighbor_cache is cache
+        loader.close()
+        with g.budget.reserve("another", g.budget.available + (1 << 20)):
+            assert g.neighbor_cache is None, "they are on loan, as the loader's own would be"
+
+
 def test_how_many_are_worth_it(wide: SimpleNamespace) -> None:
     with featstore.open(wide.path, memory="64MiB") as g:
         whole, table, often = NeighborCache.whole_bytes(g.topology), table_bytes(g.topology), 1 << 20

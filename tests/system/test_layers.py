@@ -19,7 +19,7 @@ RANKS = [
     {"errors", "config", "registry", "budget", "epochmemory", "progress", "ranks", "display", "plotting", "_compiled"},
     {"_core"},
     {"storage"},
-    {"gather"},
+    {"gather", "idmaps"},
     {"cache"},
     {"topology"},
     {"creation"},

@@ -7,6 +7,7 @@
 :func:`graphbolt`    a folder with DGL GraphBolt's ``metadata.yaml``
 :func:`npz`          an ``.npz`` archive, such as ``scipy.sparse.save_npz`` writes
 :func:`scipy`        a sparse matrix of SciPy in memory
+:mod:`.tables`       CSV, Parquet and Arrow files with ids of any kind
 ===================  ==============================================================================================
 
 Each returns a :class:`Report` of what was read. ``featstore import`` has those that :data:`SOURCES` names.
@@ -19,5 +20,8 @@ from featstore.adapters.datasets.matrices import npz, scipy
 from featstore.adapters.datasets.ogb import ogb
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import SOURCES, Source, register
+from featstore.adapters.datasets.tablesource import TABLE
+
+register(TABLE)
 
 __all__ = ["SOURCES", "Report", "Source", "graphbolt", "igb", "mag240m", "npz", "ogb", "register", "scipy"]
