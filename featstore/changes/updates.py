@@ -61,8 +61,8 @@ def given_rows(what: str, ids: Any, rows: Any, shape: tuple[int, ...], dtype: st
     """
     index, _ = resolve_rows(ids, shape)
     numbers = np.asarray(index, np.int64)
-    if isinstance(rows, (list, tuple, int, float, bool)):
-        rows = torch.tensor(rows, dtype=torch_dtype(dtype))
+    if isinstance(rows, (list, tuple, int, float)):
+        rows = torch.from_numpy(np.array(as_array(f"rows of {what}", rows))).to(torch_dtype(dtype))
     values: Any = rows if isinstance(rows, torch.Tensor) else as_array(f"rows of {what}", rows)
     if (found := dtype_name(values.dtype, of=f"rows of {what}", wider=True)) != dtype:
         raise TypeError(f"rows of {what} are {dtype}, not {found}: cast them before")
@@ -108,7 +108,9 @@ class _Overlay:
         is_old = np.ones(len(rows), np.bool_)
         is_old[places] = False
         kept = np.flatnonzero(is_old)
-        if len(kept):
+        if len(kept) == len(rows) == int(rows[-1]) + 1 - int(rows[0]):
+            self._old.gather(range(int(rows[0]), int(rows[-1]) + 1), out)
+        elif len(kept):
             self._old.gather(rows[kept], out, kept)
         if high > low:
             out[places] = self._new.take(low, high - low)

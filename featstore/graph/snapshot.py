@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from featstore.config import Options, format_size
 from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
 from featstore.gather.patchedrows import PatchedRows, patch_table_bytes
 from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import BLOCKS, EDGE, PATCHES, Catalog, FieldRecord, read_catalog
+from featstore.storage.catalog import BLOCKS, EDGE, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
@@ -134,7 +134,8 @@ class Snapshot:
         self.catalog, self.types = opened.catalog, opened.types
         self.files: dict[str, RowFile] = {}
         self._patched: dict[str, tuple[FileRecord, PatchedRows]] = {}  # by the name of the base
-        self._replaced: Living[PatchedRows] = Living()  # stores that were handed out have them
+        self._replaced: Living[RowFile] = Living()  # stores that were handed out have them
+        self._old_patched: Living[PatchedRows] = Living()
         self._reader = reader
         self._is_superseded = False
         self._lock, opened.lock = opened.lock, None
@@ -165,7 +166,6 @@ class Snapshot:
         Files that are open already stay so; patches over them may be new. OSError if a file cannot be opened; the snapshot is
         unchanged then.
         """
-        self._close_patches()
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
             for name in names:
@@ -177,6 +177,7 @@ class Snapshot:
             undo.pop_all()
         self.committed(catalog)
         self.files |= added
+        old, before = self.catalog, self.catalog.fields.get(key)
         self.catalog = replace(
             self.catalog,
             files={**self.catalog.files, **{name: catalog.files[name] for name in names}},
@@ -186,25 +187,27 @@ class Snapshot:
                 **{each: catalog.extra[each] for each in (key, f"derived/{key}") if each in catalog.extra},
             },
         )
+        if before is not None:
+            self._let_go(old.names_of(before))
 
     def forget(self, catalog: Catalog, key: str) -> None:
-        """Note a commit of this process that has removed a field; its file stays open for stores that were handed out."""
+        """Note a commit of this process that has removed a field; its file is open while stores that were handed out have it."""
         self.committed(catalog)
-        fields = {each: record for each, record in self.catalog.fields.items() if each != key}
-        self.catalog = replace(self.catalog, fields=fields)
+        old, fields = self.catalog, {each: record for each, record in self.catalog.fields.items() if each != key}
+        self.catalog = replace(old, fields=fields)
+        self._let_go(old.names_of(old.fields[key]))
 
     def committed(self, catalog: Catalog) -> None:
         """Note a commit of this process: files of the snapshot that it no longer names are removed at closing."""
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
-    def _close_patches(self) -> None:
-        """Close patches that later ones replaced, and no store has: a handle may make any number of changes."""
-        living = [*self._replaced, *(found[1] for found in self._patched.values())]
-        used = {id(file) for rows in living for file in rows.files}
+    def _let_go(self, names: Iterable[str]) -> None:
+        """Leave files that no field has any more to the stores that were handed out; a file dies with the last of these."""
         named = {name for record in self.catalog.fields.values() for name in self.catalog.names_of(record)}
-        for name in [name for name in self.files if name.startswith(PATCHES) and name not in named]:
-            if id(self.files[name]) not in used:
-                self.files.pop(name).close()
+        for name in (set(names) - named) & set(self.files):
+            self._replaced.add(self.files.pop(name))
+            if name in self._patched:
+                self._old_patched.add(self._patched.pop(name)[1])
 
     def rows_of(self, record: FieldRecord) -> RowFile | PatchedRows:
         """Get the rows of a field that lies in one file and patches over it."""
@@ -215,7 +218,7 @@ class Snapshot:
         found = self._patched.get(name)
         if found is None or found[0] != of:
             if found is not None:
-                self._replaced.add(found[1])
+                self._old_patched.add(found[1])
             patches = [(self.files[each.file], self.blocks_of_patch(each.blocks)) for each in of.patches]
             rows = PatchedRows(base, patches, of.total_rows, of.rows_id, self._reader.budget)
             found = self._patched[name] = of, rows
@@ -261,9 +264,9 @@ class Snapshot:
                 stack.callback(sweep_unused, self.root)
             if self._lock is not None:
                 stack.callback(self._lock.release)
-            for file in self.files.values():
+            for file in (*self.files.values(), *self._replaced):
                 stack.callback(file.close)
-            for rows in (*self._replaced, *(found[1] for found in self._patched.values())):
+            for rows in (*self._old_patched, *(found[1] for found in self._patched.values())):
                 stack.callback(rows.close)
 
 
