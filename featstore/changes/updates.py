@@ -25,7 +25,7 @@ from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.rowindex import resolve_rows
 from featstore.progress import Progress
-from featstore.storage.catalog import BLOCKS, Catalog, FieldPart, FieldRecord
+from featstore.storage.catalog import BLOCKS, PATCHES, Catalog, FieldPart, FieldRecord
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord, Patch, RowFileWriter
@@ -61,8 +61,8 @@ def given_rows(what: str, ids: Any, rows: Any, shape: tuple[int, ...], dtype: st
     """
     index, _ = resolve_rows(ids, shape)
     numbers = np.asarray(index, np.int64)
-    if isinstance(rows, (list, tuple, int, float, bool)):
-        rows = torch.tensor(rows, dtype=torch_dtype(dtype))
+    if isinstance(rows, (list, tuple, int, float)):
+        rows = torch.from_numpy(np.array(as_array(f"rows of {what}", rows))).to(torch_dtype(dtype))
     values: Any = rows if isinstance(rows, torch.Tensor) else as_array(f"rows of {what}", rows)
     if (found := dtype_name(values.dtype, of=f"rows of {what}", wider=True)) != dtype:
         raise TypeError(f"rows of {what} are {dtype}, not {found}: cast them before")
@@ -108,7 +108,9 @@ class _Overlay:
         is_old = np.ones(len(rows), np.bool_)
         is_old[places] = False
         kept = np.flatnonzero(is_old)
-        if len(kept):
+        if len(kept) == len(rows) == int(rows[-1]) + 1 - int(rows[0]):
+            self._old.gather(range(int(rows[0]), int(rows[-1]) + 1), out)
+        elif len(kept):
             self._old.gather(rows[kept], out, kept)
         if high > low:
             out[places] = self._new.take(low, high - low)
@@ -175,10 +177,10 @@ def patch_rows(
         gone.append(patches.pop())
         lengths.pop()
         blocks = np.union1d(blocks, tables(gone[-1].blocks))
-    with update.writer(f"patch-{stem}", base.layout, **options) as writer:
+    with update.writer(f"{PATCHES[0]}{stem}", base.layout, **options) as writer:
         overlay.write(writer, _in_steps(blocks, step), progress)
         made = writer.commit()
-    table = update.write_array(f"{BLOCKS}-{stem}", BLOCKS, np.dtype(np.int64), [blocks])
+    table = update.write_array(f"{PATCHES[1]}{stem}", BLOCKS, np.dtype(np.int64), [blocks])
     patches.append(Patch(made.name, table.name, made.file_id))
     record = replace(base, patches=tuple(patches), n_appended=n_rows - base.n_rows)
     update.add([made, table, record], drop=[name for each in gone for name in (each.file, each.blocks)])

@@ -42,6 +42,8 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
         for name, tensor in graph.node_data.items()
     }
+    for name, inputs in graph.stale_features.items():
+        features[name]["stale"] = inputs
     form = describe_form(graph.path, catalog)
     disk = sum(
         entry.stat().st_size
@@ -109,6 +111,8 @@ def description(result: dict[str, Any]) -> str:
     for what in ("features", "node_data", "edge_features"):
         for name, field in result[what].items():
             size = f", {format_size(field['bytes'])}" if "bytes" in field else ""
+            if "stale" in field:
+                size += f", stale: made of an earlier {', '.join(map(repr, field['stale']))}"
             lines.append(
                 f"  {what.replace('_features', ' data').replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}"
             )

@@ -122,7 +122,7 @@ class PatchedRows:
         if any(file.layout != base.layout for file in self.files):
             raise CorruptionError("its rows are laid out in another way than those that it patches", paths[-1])
         self._starts, self._ends, self._file_of, self._moved, self._bits = found
-        self._held = budget.reserve("patch tables", sum(each.nbytes for each in found))
+        self._held = budget.reserve("patch tables", sum(each.nbytes for each in found), owner=self)
 
     # -- as a row file -----------------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from featstore.changes.append import append_nodes, appended_rows
 from featstore.changes.fields import Place, add_field, remove_field
 from featstore.changes.updates import given_rows, update_rows
-from featstore.config import check_flag
+from featstore.config import check_at_least, check_flag
 from featstore.creation.source import ArrayLike
+from featstore.graph.derive.provenance import stale_features
 from featstore.graph.feature import FeatureStore
 from featstore.graph.opendataset import OpenDataset
 from featstore.storage.catalog import Catalog
@@ -177,6 +180,75 @@ class ChangingDataset(OpenDataset):
             )
             self._adopt(catalog, place, role, name)
 
+    def append_nodes(
+        self,
+        n: int,
+        features: Mapping[str, ArrayLike] | None = None,
+        data: Mapping[str, ArrayLike] | None = None,
+        *,
+        progress: bool = True,
+    ) -> range:
+        """Append nodes without edges to the dataset, in one commit.
+
+        Parameters
+        ----------
+        n : int
+            Number of new nodes. Their ids follow the others.
+        features : mapping of str to array, shape (n, …)
+            Rows of every feature of the dataset, of its dtype; see :meth:`add_feature` for inputs.
+        data : mapping of str to array, shape (any, …)
+            Rows to append to node data. Data with a row for each node needs ``n``; others, such as index sets, may be left out.
+        progress : bool
+            Show a progress bar, on a terminal and in a notebook.
+
+        Returns
+        -------
+        range
+            The new ids. This handle goes on showing the old nodes, as all others do: open the dataset again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A field lacks rows, or is not there; rows have a wrong number, shape or dtype; there would be 2³¹ nodes or more,
+            whose ids are wider.
+        NotImplementedError
+            The graph has several types, or is a part; or its adjacency is in chunks (:func:`featstore.convert` converts it to
+            ``"csc"`` and back).
+        BudgetError, BusyError, CommittedError, FormatError, CorruptionError, OSError
+            See :meth:`add_feature`. BusyError also if another handle has changed a field since this one was opened.
+
+        Notes
+        -----
+        Rows are appended as patches, see :meth:`FeatureStore.update`: their own bytes are written, and those of the last block.
+        Offsets and out-degrees are written anew, 16 bytes a node; neighbour ids stay as they are. Edges of the new nodes need a
+        new dataset (:meth:`from_edge_index`). Kept parts, saved neighbour caches and packs of the old graph are stale.
+
+        Examples
+        --------
+        >>> g.append_nodes(2, {"x": np.zeros((2, 16), np.float32)})                 # doctest: +SKIP
+        range(1000, 1002)
+        """
+        self.check_open()
+        self.refuse_part("append_nodes()")
+        self.refuse_types("append_nodes()")
+        n, progress = check_at_least("n", n, 1), check_flag("progress", progress)
+        snapshot = self.snapshot
+        sources = appended_rows(self.catalog, n, features, data)
+        with self.or_closed():
+            catalog = append_nodes(
+                self.path,
+                self.catalog,
+                n,
+                sources,
+                snapshot.rows_of,
+                snapshot.file_of,
+                snapshot.blocks_of_patch,
+                budget=self.budget,
+                progress=progress,
+            )
+        snapshot.committed(catalog)
+        return range(self.num_nodes, self.num_nodes + n)
+
     def update_data(self, name: str, ids: Any, rows: Any, *, type: str | None = None, progress: bool = True) -> None:
         """Change rows of node data in the dataset, in one commit. ``g.node_data[name]`` has them at once.
 
@@ -243,6 +315,16 @@ class ChangingDataset(OpenDataset):
         catalog, _ = self._update(place, field, ids, rows, progress)
         self.adopt_edge_feature(catalog, field, of)
         return self._store(place, field)
+
+    @property
+    def stale_features(self) -> dict[str, list[str]]:
+        """Features that :meth:`aggregate` or :func:`featstore.infer` made, and of which an input was changed since.
+
+        By the feature's name, the names of these inputs, ``"adjacency"`` among them; types that share a file change together.
+        Stale features keep their rows: make them again with ``overwrite=True``.
+        """
+        self.check_open()
+        return stale_features(self.catalog)
 
     def remove_feature(self, name: str, *, type: str | EdgeKey | None = None) -> None:
         """Remove a feature of nodes, or of edges, from the dataset.

@@ -64,10 +64,11 @@ def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
 
 
 class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
-    """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
+    """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Thread-safe.
 
-    A dataset makes its stores: ``g.features["x"]``. A store is a map-style dataset of its rows. It pickles as path and options,
-    so that DataLoader workers can receive it.
+    A dataset makes its stores: ``g.features["x"]``. A store does not change: :meth:`update` changes rows in the dataset, and
+    returns a store of the new ones. A store is a map-style dataset of its rows. It pickles as path and options, so that
+    DataLoader workers can receive it.
 
     Attributes
     ----------

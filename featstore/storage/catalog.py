@@ -41,6 +41,7 @@ __all__ = [
     "EDGE",
     "NODE",
     "PART",
+    "PATCHES",
     "TOPOLOGIES",
     "Catalog",
     "FieldPart",
@@ -55,6 +56,7 @@ CATALOG_FILE: Final = "catalog.lmdb/data.mdb"
 NODE: Final = "node/_"
 EDGE: Final = "edge/_,_,_"
 BLOCKS: Final = "blocks"  # kind of the files of the numbers of a patch's blocks
+PATCHES: Final = ("patch-", "blocks-")  # prefixes of the names of a patch's two files
 TOPOLOGIES: Final = ("csc", "chunked")
 
 _TRAILER_MAGIC: Final = b"FEATCTLG"

@@ -160,8 +160,9 @@ class PageStream:
         several = cast("SeveralFiles", file) if hasattr(file, "place") else None
         if several is not None:
             first, end, file_of, at = several.place(first, end)
-            if arena is None and len(first):
-                n_buffers, buffer_bytes = _buffers(window_bytes, int((end - first).sum()) * PAGE_BYTES // len(first))
+            shorter = _buffers(window_bytes, int((end - first).sum()) * PAGE_BYTES // max(1, len(first)))
+            if arena is None or shorter[0] * shorter[1] <= arena.nbytes:
+                n_buffers, buffer_bytes = shorter
         pages, self._counts, run = _cut(first, end, buffer_bytes // PAGE_BYTES)
         self._pages = pages.astype(np.uint64)
         self._first_sums = pages // _SUMS  # of each piece

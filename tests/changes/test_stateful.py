@@ -28,7 +28,7 @@ class Changes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.rng = np.random.default_rng(0)
+        self.rng, self.n = np.random.default_rng(0), N
         self.now: dict[str, dict[str, np.ndarray]] = {"features": {}, "edge_features": {}, "node_data": {}}
         edges = self.rng.integers(0, N, (2, E))
         featstore.OutOfCoreGraph.from_edge_index(self.folder / "g", edges, N, progress=False).close()
@@ -47,7 +47,7 @@ class Changes(RuleBasedStateMachine):
 
     @rule(of=st.sampled_from(["features", "edge_features", "node_data"]), name=NAMES, overwrite=st.booleans())
     def add(self, of: str, name: str, overwrite: bool) -> None:
-        rows = self.rows(name, E if of == "edge_features" else N)
+        rows = self.rows(name, E if of == "edge_features" else self.n)
         other = {"features": "node_data", "node_data": "features"}.get(of, "")
         taken = name in self.now.get(other, {}) or (name in self.now[of] and not overwrite)
         add = self.g.add_data if of == "node_data" else self.g.add_feature
@@ -88,6 +88,20 @@ class Changes(RuleBasedStateMachine):
         remove(name, **self.of(of))
         self.now[of] = {key: rows for key, rows in self.now[of].items() if key != name}
 
+    @precondition(lambda self: self.n < 4 * N)
+    @rule(n=st.sampled_from([1, 3, 50, 900]))
+    def append(self, n: int) -> None:
+        given = {of: {name: self.rows(name, n) for name in self.now[of]} for of in ("features", "node_data")}
+        found = self.g.append_nodes(n, given["features"], given["node_data"], progress=False)
+        assert found == range(self.n, self.n + n)
+        if self.readers or n == 3:  # this handle has the old nodes until it is opened again
+            with pytest.raises(BusyError, match="open it again"):
+                self.g.add_data("d", [1], progress=False)
+        self.g.close()
+        self.g, self.n = self.open(), self.n + n
+        for of, new in given.items():
+            self.now[of] = {name: np.concatenate([rows, new[name]]) for name, rows in self.now[of].items()}
+
     @precondition(lambda self: len(self.readers) < 3)
     @rule()
     def open_another(self) -> None:
@@ -118,6 +132,7 @@ class Changes(RuleBasedStateMachine):
 
     @invariant()
     def every_reader_has_its_commit(self) -> None:
+        assert self.g.num_nodes == self.n
         for g, expected in [(self.g, self.now), *self.readers]:
             for of, fields in expected.items():
                 found = getattr(g, of)

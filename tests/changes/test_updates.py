@@ -135,6 +135,24 @@ def test_readers_keep_the_old_rows(tmp_path: Path) -> None:
         assert np.array_equal(g.features["x"][[5, 7, 9]].numpy(), x[[2, 1, 0]])
 
 
+def test_a_handle_makes_any_number_of_changes(tmp_path: Path) -> None:
+    """Descriptors and memory stay as they are; a store that is kept stays whole."""
+    x = RNG.standard_normal((3000, 256)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        held, seen = g.features["x"].update([7], x[:1], progress=False), []
+        expected = held[:].clone()
+        for k in range(60):
+            g.features["x"].update([40 * k], x[k : k + 1], progress=False)
+            g.update_data("y", [k], [7], progress=False)
+            if k % 20 == 19:
+                seen.append((len(os.listdir("/proc/self/fd")), g.memory_report()["patch tables"]))
+        assert max(fds for fds, _ in seen) <= seen[0][0] + 2 * 2 * MOST_PATCHES
+        assert max(n_bytes for _, n_bytes in seen) < 10_000
+        assert torch.equal(held[:], expected)
+        assert torch.equal(g.features["x"][[40 * 59]], torch.from_numpy(x[59:60]))
+
+
 def test_edge_features_and_node_data(tmp_path: Path) -> None:
     x = RNG.standard_normal((3000, 8)).astype(np.float32)
     make(tmp_path / "g", x=x)

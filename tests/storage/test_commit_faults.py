@@ -32,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("_program_server")
 LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
 CACHE_BYTES = "20KB"
 N = {"old": 700, "new": 800}
+APPENDED = 7
 KEY = "drive/speed"
 IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 
@@ -88,6 +89,9 @@ def change(root: Path, name: str) -> None:
             g.add_feature("z", np.full((g.num_nodes, 7), 8, np.float32), overwrite=True, progress=False)
         elif name == "remove":
             g.remove_feature("z")
+        elif name == "append":
+            rows = np.full((APPENDED, 5), APPENDED, np.float32)
+            g.append_nodes(APPENDED, {"x": rows}, {"y": rows[:, 0]}, progress=False)
         else:
             g.features["z"].update(UPDATES[name][0], UPDATES[name][1], progress=False)
 
@@ -138,11 +142,12 @@ def verify(root: Path) -> None:
 
 
 def check_rows(g: featstore.OutOfCoreGraph) -> str:
-    which = {n: name for name, n in N.items()}[g.num_nodes]
-    assert bool((g.features["x"][:] == g.num_nodes).all())
-    assert g.node_data["y"].tolist() == [g.num_nodes] * g.num_nodes
+    n = N["old"] if g.num_nodes == N["old"] + APPENDED else g.num_nodes
+    assert bool((g.features["x"][:n] == n).all())
+    assert bool((g.features["x"][n:] == APPENDED).all())
+    assert g.node_data["y"].tolist() == [n] * n + [APPENDED] * (g.num_nodes - n)
     assert g.num_edges == 5000
-    return which
+    return {**{n: name for name, n in N.items()}, N["old"] + APPENDED: "appended"}[g.num_nodes]
 
 
 def state(root: Path) -> tuple[Any, ...]:
@@ -255,6 +260,7 @@ SCENARIOS = {
     "add": Scenario(an_old_dataset, lambda root: change(root, "add")),
     "add again": Scenario(changed("add"), lambda root: change(root, "add again")),
     "remove": Scenario(changed("add"), lambda root: change(root, "remove")),
+    "append": Scenario(an_old_dataset, lambda root: change(root, "append")),
     "update": Scenario(changed("add"), lambda root: change(root, "update")),
     "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
     "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),
@@ -357,7 +363,7 @@ FAULTS = [
 GOES_ON, SAID_BY_CREATE = ("short", "EINTR"), {("create", "open"), ("create", "read")}
 STRIPED = ("create stripes", "replace stripes", "convert to stripes", "convert stripes back")
 READS_ONLY, IN_PLACE = ("open", "verify", "verify pack"), ("save", "save again", "keep", "add", "update")
-CHANGES = ("add again", "remove", "merge", "anew")
+CHANGES = ("add again", "remove", "append", "merge", "anew")
 NEVER = {  # operations that a scenario has none of
     **{name: {"write", "fsync", "rename", "mkdir", "unlink"} for name in READS_ONLY},
     **{name: {"mkdir", "unlink"} for name in IN_PLACE},
@@ -401,6 +407,7 @@ SAMPLE = [
     ("convert to stripes", "mkdir", "ENOSPC", 1),
     ("keep", "fsync", "EIO", 1),
     ("add", "write", "ENOSPC", 2),
+    ("append", "write", "ENOSPC", 7),
     ("update", "write", "ENOSPC", 3),
     ("update", "rename", "EIO", 2),
     ("merge", "fsync", "EIO", 3),

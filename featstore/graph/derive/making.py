@@ -27,6 +27,7 @@ from featstore.config import format_size
 from featstore.creation.build import file_stem
 from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, CorruptionError, FormatError
+from featstore.graph.derive.provenance import DERIVED, provenance
 from featstore.progress import note
 from featstore.storage.catalog import EDGE, Catalog, FieldPart, FieldRecord
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
@@ -372,6 +373,7 @@ class Making(Steps):
     ) -> None:
         self._name, full = name, qualified(",".join(of), name)
         folder = os.path.join(root, f"{MAKING}{file_stem(full)}")
+        self._uses = list(uses)
         self._update = Update(root)
         try:
             super().__init__(folder, full, recipe, self._update.generation, progress=progress)
@@ -417,7 +419,8 @@ class Making(Steps):
             file = replace(made, name=f"node.{file_stem(qualified(of, self._name))}.{update.generation}.rows")
             key, shape = f"node/{of}/{self._name}", (field.n_rows, *field.row_shape)
             part = FieldPart(file.name, 0, field.n_rows)
-            update.add([file], [FieldRecord(key, "feature", field.dtype, shape, update.generation, (part,))])
+            entry = {f"{DERIVED}{key}": provenance(update.catalog, file.file_id, self._uses)}
+            update.add([file], [FieldRecord(key, "feature", field.dtype, shape, update.generation, (part,))], entry)
             names += [(made.name, file.name), (made.sums_name, file.sums_name)]
         for old, new in names:
             os.rename(os.path.join(self.folder, old), os.path.join(update.root, new))

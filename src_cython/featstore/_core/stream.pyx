@@ -132,7 +132,7 @@ cdef class Stream:
         """
         cdef uint32_t k, n = len(fds) + 1
         cdef uint64_t first = 0
-        cdef Py_ssize_t i, bad = -1
+        cdef Py_ssize_t i
         if self.s.parts != NULL or self.s.job.sums != NULL or self.s.allowed:
             raise ValueError("the stream has its files already")
         if (len(paths) != n or at.shape[0] != self.pages.shape[0] or files.shape[0] != at.shape[0]
