@@ -33,14 +33,15 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     if job["scan"]:
         start = time.perf_counter()
         {"binary": scan_archives, "csv": scan_csv}[job["form"]](Path(job["features"]))
-        return {"seconds": time.perf_counter() - start, "peak": status("VmHWM")}
+        return {"seconds": time.perf_counter() - start, "cpu": time.process_time(), "peak": status("VmHWM")}
     from featstore.adapters.datasets import ogb
 
-    before = status("VmHWM")
+    before, cpu = status("VmHWM"), time.process_time()
     start = time.perf_counter()
     report = ogb(job["features"], job["path"], memory=job["memory"], progress=False, overwrite=True)
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "peak": status("VmHWM"), "before": before, "report": report.to_dict()}
+    cpu = time.process_time() - cpu
+    return {"seconds": seconds, "cpu": cpu, "peak": status("VmHWM"), "before": before, "report": report.to_dict()}
 
 
 def scan_archives(folder: Path) -> None:
@@ -164,6 +165,8 @@ def run(args: argparse.Namespace, report: Report) -> None:
                 references=seconds["scan"],
                 nodes=last["report"]["nodes"]["_"],
                 edges=last["report"]["edges"]["_,_,_"],
+                processor_s=[each["cpu"] for each in found[False]],
+                processor_s_of_scan=[each["cpu"] for each in found[True]],
                 read_bytes=bytes_in,
                 written_bytes=sum(each.stat().st_size for each in path.rglob("*") if each.is_file()),
             )
