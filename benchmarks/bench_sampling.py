@@ -273,6 +273,61 @@ def layers(args: argparse.Namespace, report: Report, folder: Path, work: Workloa
     view.neighbor_cache = None
 
 
+def weighted(folder: Path, work: Workload) -> Path:
+    """Create (once) the graph with three weights: uniform, exponential, and heavy-tailed ones."""
+    path = folder / "weighted"
+    if not path.exists():
+        rng, n = np.random.default_rng(0), len(work.indices)
+        weights = {"uniform": rng.random(n, np.float32), "exponential": rng.standard_exponential(n, np.float32)}
+        weights["pareto"] = (1 - rng.random(n, np.float32)) ** np.float32(-1 / 1.5)
+        made = featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, edge_features=weights, progress=False)
+        made.close()
+    return path
+
+
+def weights(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
+    """Draws by weight against uniform ones, lists and weights in memory; and of a few batches, weights on disk."""
+    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
+    few = parts[: max(1, len(parts) // 20)]
+    with featstore.open(weighted(folder, work), memory="4GiB", threads=1) as g:
+        g.cache_neighbors()
+        names = list(g.edge_features)
+        samplers = {name: NeighborSampler(g, FANOUTS, weight=name or None) for name in ("", *names)}
+        assert all(each._weights is None or each._weights.in_memory for each in samplers.values())
+
+        def side(sampler: NeighborSampler, batches: tuple[torch.Tensor, ...]) -> float:
+            return rate(lambda index: len(sampler.sample(batches[index], 0, index).input_ids), len(batches), 1)
+
+        results = alternate(args.runs, {name: partial(side, each, parts) for name, each in samplers.items()}, warm_up=1)
+        for name in names:
+            report.figure(
+                f"sampling by {name} weights in memory, 1 thread",
+                results[name],
+                "nodes/s",
+                reference="NeighborSampler without weights, same thread",
+                references=results[""],
+                target=">= 0.5",
+                weight_bytes=g.budget.report()["edge weights"],
+                batches=len(parts),
+            )
+        uniform = samplers["uniform"]
+        first = uniform.sample(parts[0], 0, 0)
+        assert uniform._weights is not None
+        uniform._weights._give_back(0)
+        again = uniform.sample(parts[0], 0, 0)
+        same = zip(first.tensors, again.tensors, strict=True)
+        assert all(torch.equal(a, b) for a, b in same), "weights on disk give other batches"
+        results = alternate(args.runs, {"disk": partial(side, uniform, few), "none": partial(side, samplers[""], few)}, warm_up=1)
+        report.figure(
+            "sampling by weights that are read for each hop, lists in memory, 1 thread",
+            results["disk"],
+            "nodes/s",
+            reference="NeighborSampler without weights, same thread",
+            references=results["none"],
+            batches=len(few),
+        )
+
+
 def whole_lists(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
     """Layers of a fixed size and induced subgraphs, the adjacency in memory: edges gone through, against edges drawn."""
     view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
@@ -370,7 +425,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()
         with featstore.open(path, memory="2GiB") as g:
             view = View(g.num_nodes, g.topology, None, g.pool, g.budget)
-            for group in (memory, edges, layers, whole_lists, disk):
+            for group in (memory, edges, layers, weights, whole_lists, disk):
                 if args.only in group.__name__:
                     group(args, report, folder, work, view)
 

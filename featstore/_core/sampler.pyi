@@ -40,6 +40,7 @@ class Hops:
         edge_pos: _Int64s | None = None,
         edge_ids: npt.NDArray[Any] | None = None,
         offsets: _Int64s | None = None,
+        drawn: bool = False,
     ) -> None: ...
     def draw_positions(
         self,

@@ -214,6 +214,7 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
         type=_steps,
         metavar="N",
     )
+    add_given("--weight", "edge feature by which neighbours are drawn (with --sampler neighbor or shadow)", metavar="NAME")
     add_given(
         "--batches",
         "random (default), or partition: seeds of few parts, so that fewer rows are read (see featstore partition)",
@@ -311,6 +312,7 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool
         ("importance_sampling", options.sampler == "labor", "--sampler labor"),
         ("layer_sizes", options.sampler == "layer", "--sampler layer"),
         ("layers", options.sampler == "shadow", "--sampler shadow"),
+        ("weight", options.sampler in ("neighbor", "shadow"), "--sampler neighbor or shadow"),
     ):
         if getattr(options, name) is not None and not fits:
             raise ValueError(f"--{name.replace('_', '-')} goes with {takers}, not {options.sampler}")
@@ -330,7 +332,7 @@ def _sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool) ->
     if options.sampler == "layer":
         return LayerSampler(graph, options.layer_sizes, options.seed, edges=edges)
     if options.sampler == "shadow":
-        return ShadowSampler(graph, options.fanouts, options.layers, seed=options.seed, edges=edges)
+        return ShadowSampler(graph, options.fanouts, options.layers, seed=options.seed, edges=edges, weight=options.weight)
     if options.sampler == "epoch":
         return EpochSampler(
             graph,
@@ -341,7 +343,7 @@ def _sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool) ->
             window=options.window or "auto",
             edges=edges,
         )
-    return NeighborSampler(graph, options.fanouts, seed=options.seed, edges=edges)
+    return NeighborSampler(graph, options.fanouts, seed=options.seed, edges=edges, weight=options.weight)
 
 
 def n_layers(options: argparse.Namespace) -> int:

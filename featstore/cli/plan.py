@@ -264,7 +264,7 @@ def _redundancy(options: argparse.Namespace) -> int:
     for name in _CACHING:
         if name in given or (name not in ("sizes", "feature") and getattr(options, name)):
             raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy, which counts rows whatever the cache")
-    for name in sorted({"sampler", "draws", "batch_dependency", "batches", "layer_sizes", "layers"} & set(given)):
+    for name in sorted({"sampler", "draws", "batch_dependency", "batches", "layer_sizes", "layers", "weight"} & set(given)):
         why = "all batches are counted" if name == "batches" else "both samplers are counted, each batch by itself"
         raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy: {why}; leave it out")
     if options.all and options.max_batches is not None:

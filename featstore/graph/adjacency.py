@@ -23,7 +23,7 @@ from featstore.topology.base import Topology
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.listblocks import ListBlock
 
-__all__ = ["PIECE_NODES", "SHOWN_AFTER_S", "Adjacency"]
+__all__ = ["PIECE_NODES", "SHOWN_AFTER_S", "Adjacency", "write_edges"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -199,11 +199,11 @@ class Adjacency:
         with self._graph.or_closed():
             for block in blocks_in(topology, self._graph.budget, "edges", _MOST_BLOCK_BYTES):
                 edges = self._graph.pool.tensor((2, len(block.ids)), torch.int64)
-                _write_edges(block, edges.numpy())
+                write_edges(block, edges.numpy())
                 yield block.first_edge, edges
 
 
-def _write_edges(block: ListBlock, out: npt.NDArray[np.int64]) -> None:
+def write_edges(block: ListBlock, out: npt.NDArray[np.int64]) -> None:
     """Write the sources and destinations of a block's edges."""
     out[0] = block.ids
     for begin in range(0, len(block.offsets) - 1, _PIECE):

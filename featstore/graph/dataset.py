@@ -34,12 +34,11 @@ __all__ = ["OutOfCoreGraph"]
 
 # Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
-    *("add_data", "add_feature", "aggregate", "append_nodes", "budget", "cache", "cache_neighbors", "close", "closed"),
-    *("create", "edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "ids", "in_degree"),
-    "indptr",
+    *("add_data", "add_feature", "aggregate", "append_nodes", "budget", "cache", "cache_neighbors", "close", "closed", "create"),
+    *("edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "ids", "in_degree", "indptr"),
     *("memory_report", "neighbor_cache", "neighbors", "node_data", "node_types", "num_edges", "num_nodes", "open", "options"),
-    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature"),
-    *("stale_features", "topology", "update_data", "verify"),
+    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "stale_features"),
+    *("topology", "update_data", "verify"),
 )
 
 

@@ -12,9 +12,10 @@ from featstore._core import sampler as _core
 from featstore.config import check_flag
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, HopKey
+from featstore.sampling.listweights import ListWeights
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
-from featstore.topology.types import EdgeKey
+from featstore.topology.types import ONE_EDGE, EdgeKey
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -46,17 +47,28 @@ class NeighborSampler(FanoutSampler):
         A subgraph for each seed, which shares no node with another one: each draws for itself, and a node that several seeds
         reach is in the batch several times. The batch says which subgraph each node is of (``batch.batch``). Lists and rows are
         read once a batch.
+    weight : str, optional
+        An edge feature of one float an edge, shape ``(num_edges,)`` or ``(num_edges, 1)``, by which neighbours are drawn. In a
+        graph of several types: a feature of this name of each type of edges that is drawn from.
 
     Raises
     ------
     ValueError, TypeError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range; ``edges`` or ``disjoint`` is no bool.
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range; ``edges`` or ``disjoint`` is no bool. A weight
+        is negative, infinite or NaN, and the error names its edge; the feature is not of one float an edge.
+    KeyError
+        There is no such edge feature.
 
     Notes
     -----
     Each hop draws neighbours of every node listed so far (without ``redraw``: of every node that the last hop added), in list
     order. Draws are uniform, and without replacement unless ``replace``; a list that is not longer than the fan-out is taken
     whole. Drawn neighbours come in the order of their list, and new nodes join in order of first appearance.
+
+    With ``weight`` neighbours are drawn one after the other, each in proportion to its weight among those that are left (A-Res).
+    So are they with ``replace``, among all. A neighbour of weight 0 is never drawn, also not with a fan-out of -1. A list with
+    fewer positive weights than the fan-out gives all of these. Blocks hold no weights: ask for the feature with ``edges=True``
+    and the loader's ``edge_features``.
 
     A batch is a pure function of the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`). It
     does not depend on caches, threads or the order of batches.
@@ -65,6 +77,15 @@ class NeighborSampler(FanoutSampler):
     graph, 8 more with ``edges``). The scratch doubles until the largest batch fits, and is kept for the next one. Sampling
     releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop. With ``edges``, if lists were not
     given in ascending order, the numbers of a hop's edges cost another batch of reads, of the pages that hold them.
+
+    Making a sampler with ``weight`` reads the feature once, to check it. The weights stay in memory if they take at most half of
+    what is left of the budget (:class:`~featstore.sampling.listweights.ListWeights`), once for all samplers of the graph. Long
+    lists then cost little more than short ones. Otherwise the weights of whole lists are read for each hop, by the numbers of
+    their edges: sort the edges by destination and source before :meth:`~featstore.OutOfCoreGraph.create`, or cache the feature.
+
+    References
+    ----------
+    Efraimidis, Spirakis: Weighted random sampling with a reservoir, Information Processing Letters 97(5), 2006.
 
     Examples
     --------
@@ -84,23 +105,38 @@ class NeighborSampler(FanoutSampler):
         redraw: bool = True,
         edges: bool = False,
         disjoint: bool = False,
+        weight: str | None = None,
     ) -> None:
         super().__init__(g, fanouts, seed, redraw, edges)
         self.replace, self.disjoint = check_flag("replace", replace), check_flag("disjoint", disjoint)
+        self.weight, self._weights = weight, None if weight is None else self._list_weights(weight)
 
     def __repr__(self) -> str:
         more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges + ", disjoint=True" * self.disjoint
+        more += "" if self.weight is None else f", weight={self.weight!r}"
         return f"{type(self).__name__}(fanouts={self._shown_fanouts}, replace={self.replace}, seed={self.seed}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.given_fanouts, self.replace, self.seed, self.redraw, self.edges, self.disjoint)
+        options = self.replace, self.seed, self.redraw, self.edges, self.disjoint, self.weight
+        return type(self), (self._g, self.given_fanouts, *options)
+
+    def _list_weights(self, weight: str) -> ListWeights:
+        part, given = self._g.own_part, self.fanouts_of_types
+        if part is not None and part.row_of is not None:
+            raise NotImplementedError(f"weight={weight!r}: edge features are in the dataset that {part} was exported from")
+        return ListWeights.of(self._g, weight, [ONE_EDGE] if given is None else [key for key, each in given.items() if any(each)])
 
     def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
         pool, hops, topology, cache, n_dst = self._g.pool, scratch.hops, self.topology, scratch.cache, lists.n
         (key,) = self.hop_key(at)
-        n_edges, n_missing, any_drawn = hops.count(n_dst, size, self.replace)
-        src = pool.tensor((n_edges,), torch.int64)
-        dst = pool.tensor((n_edges,), torch.int64)
+        is_weighed = self._weights is not None
+        if self._weights is None:
+            n_edges, n_missing, any_drawn = hops.count(n_dst, size, self.replace)
+            src = pool.tensor((n_edges,), torch.int64)
+            dst = pool.tensor((n_edges,), torch.int64)
+        else:
+            src, dst, n_missing = self._weights.draw(scratch, lists, size, self.replace, key, topology, pool)
+            n_edges, any_drawn = len(src), False
         edge_pos = pool.tensor((n_edges,), torch.int64) if self.edges and self.numbers_drawn else None
         n_draw = _core.draw_scratch(size) if any_drawn else 0
         draw = pool.array((n_draw,), np.int64) if n_draw else EMPTY
@@ -111,7 +147,7 @@ class NeighborSampler(FanoutSampler):
         starts, numbers = (None, None) if edge_pos is None else (lists.starts, edge_pos.numpy())
         arrays = src.numpy(), dst.numpy(), draw, positions, edges
         more = starts, numbers, edge_ids, lists.offsets
-        hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays, *more)
+        hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays, *more, drawn=is_weighed)
         if n_missing:
             found = pool.array((n_missing,), topology.id_dtype)
             self._read(scratch, positions, found)

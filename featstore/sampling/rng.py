@@ -16,6 +16,12 @@ Draw ``i`` of ``k`` from a list of ``d`` neighbours turns its word into a positi
 
 If ``d <= k`` without replacement, or the fan-out is -1, the whole list is taken and nothing is drawn.
 
+By weight, word ``i`` of a list of ``d`` neighbours, ``absorb(node, i)``, is a trial: ``word · d`` has a column of the list's
+alias table before the point, and behind it the share that decides between the column's two neighbours. With replacement there are
+``k`` trials. Without, there are ``4k + d / 8`` at most (for ``k <= 64``), and those are passed over that draw what is drawn. If
+they do not suffice, the smallest of ``-log(1 - u) / weight`` draw the rest, where ``u`` is the uniform number of word
+``absorb(absorb(node, 2⁶⁴ - 1), position)``, its 52 high bits (``kernels/weighted.h``).
+
 Layer-neighbour sampling draws a number for each source, not for each edge: ``number(hop, id)``, of 32 bits, whose share of 2³²
 is uniform. A destination takes from a list of ``d > k`` neighbours those whose number is below ``floor(k · 2³² / d)``. With all
 arithmetic modulo 2³², ``number(key, id)`` is three rounds on the id, keyed with the halves of ``key`` and the low half of
@@ -45,6 +51,9 @@ References
 Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
 Bentley, Floyd: A sample of brilliance, CACM 30(9), 1987.
 Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023.
+Efraimidis, Spirakis: Weighted random sampling with a reservoir, Information Processing Letters 97(5), 2006.
+Walker: An efficient method for generating discrete random variables with general distributions, TOMS 3(3), 1977.
+Hübschle-Schneider, Sanders: Parallel weighted random sampling, TOMS 48(3), 2022.
 Wellons: Prospecting for hash functions, 2018 (triple32).
 """
 

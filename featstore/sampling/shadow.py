@@ -46,6 +46,9 @@ class ShadowSampler(NeighborSampler):
     edge_types : sequence of (str, str, str), optional
         Types of edges in the subgraph, by default all of them, whether the nodes were drawn along them or not. The blocks of
         other types have no edges.
+    weight : str, optional
+        An edge feature by which the nodes are drawn, see :class:`~featstore.NeighborSampler`. All edges between them are in the
+        subgraph, also those of weight 0.
 
     Raises
     ------
@@ -91,8 +94,9 @@ class ShadowSampler(NeighborSampler):
         seed: int = 0,
         edges: bool = False,
         edge_types: Sequence[EdgeKey] | None = None,
+        weight: str | None = None,
     ) -> None:
-        super().__init__(g, fanouts, replace, seed, redraw=False, edges=edges)
+        super().__init__(g, fanouts, replace, seed, redraw=False, edges=edges, weight=weight)
         self.layers = len(self.fanouts) if layers is None else check_at_least("layers", layers, 1)
         self.edge_types = None if edge_types is None else _read_types(g, edge_types)
 
@@ -104,10 +108,12 @@ class ShadowSampler(NeighborSampler):
     def __repr__(self) -> str:
         options = f"layers={self.layers}, replace={self.replace}, seed={self.seed}" + ", edges=True" * self.edges
         options += "" if self.edge_types is None else f", edge_types={list(self.edge_types)}"
+        options += "" if self.weight is None else f", weight={self.weight!r}"
         return f"ShadowSampler(fanouts={self._shown_fanouts}, {options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.given_fanouts, self.layers, self.replace, self.seed, self.edges, self.edge_types)
+        options = self.layers, self.replace, self.seed, self.edges, self.edge_types, self.weight
+        return type(self), (self._g, self.given_fanouts, *options)
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Make the batch of the nodes that :meth:`expand` has numbered."""

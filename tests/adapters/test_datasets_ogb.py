@@ -441,7 +441,7 @@ def break_each(folder: str, operation: str | list[str], action: str, step: int) 
 
 @pytest.mark.usefixtures("_program_server")
 @pytest.mark.parametrize(("operation", "action"), [(OPERATIONS, "kill"), ("write", "ENOSPC"), ("fsync", "EIO")])
-@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.stress)])
 def test_there_is_the_new_dataset_or_the_old_one(tmp_path: Path, operation: Any, action: str, step: int) -> None:
     for name, n in (("old", 50), ("new", 60)):
         folder = Folder(tmp_path / "in" if name == "new" else tmp_path / "before", n=n).csv()

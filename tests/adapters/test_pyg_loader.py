@@ -285,7 +285,7 @@ def test_keywords_that_change_nothing_are_taken(small, g) -> None:
         ({"disjoint": True, "num_neighbors": None}, "disjoint: it goes with num_neighbors"),
         ({"subgraph_type": "induced"}, "subgraph_type: a batch has the edges that were sampled"),
         ({"time_attr": "time"}, "time_attr: sampling by time"),
-        ({"weight_attr": "w"}, "weight_attr: sampling by weights"),
+        ({"weight_attr": "w", "num_neighbors": None, "neighbor_sampler": Fixed([1])}, "weight_attr: it goes with num_neighbors"),
         ({"pin_memory": True}, 'pin_memory: device="cuda"'),
         ({"prefetch_factor": 4}, "prefetch_factor: batches are made by threads"),
         ({"num_workers": 2, "threads": 3}, "num_workers: threads= says"),

@@ -93,11 +93,6 @@ def test_auto_keeps_the_lists_that_it_counts_on(wide: SimpleNamespace) -> None:
         with lists_kept(g, drawn, 1, 1):
             cache = g.neighbor_cache
             assert cache is not None
-            with featstore.Loader(g, sampler, SEEDS, 100, strategy="ondemand") as loader:
-                next(iter(loader))
-        assert g.neighbor_cache is None
-        with lists_kept(g, drawn, 1, 1):
-            cache = g.neighbor_cache
             loader = featstore.Loader(g, sampler, SEEDS, 100, strategy="auto")
             next(iter(loader))
         assert g.neighbor_cache is cache

@@ -8,11 +8,13 @@
 :func:`npz`          an ``.npz`` archive, such as ``scipy.sparse.save_npz`` writes
 :func:`scipy`        a sparse matrix of SciPy in memory
 :mod:`.tables`       CSV, Parquet and Arrow files with ids of any kind
+:func:`export`       the other way: a dataset as ``.npy`` or Parquet files
 ===================  ==============================================================================================
 
-Each returns a :class:`Report` of what was read. ``featstore import`` has those that :data:`SOURCES` names.
+The others return a :class:`Report` of what was read. ``featstore import`` has those that :data:`SOURCES` names.
 """
 
+from featstore.adapters.datasets.exporting import export
 from featstore.adapters.datasets.graphbolt import graphbolt
 from featstore.adapters.datasets.igb import igb
 from featstore.adapters.datasets.mag240m import mag240m
@@ -24,4 +26,4 @@ from featstore.adapters.datasets.tablesource import TABLE
 
 register(TABLE)
 
-__all__ = ["SOURCES", "Report", "Source", "graphbolt", "igb", "mag240m", "npz", "ogb", "register", "scipy"]
+__all__ = ["SOURCES", "Report", "Source", "export", "graphbolt", "igb", "mag240m", "npz", "ogb", "register", "scipy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import zipfile
@@ -12,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from featstore.adapters.datasets.ahead import ahead
 from featstore.config import format_size, user_path
 from featstore.creation.source import NpySource, Source, array_bytes, dtype_name, npy_header, numpy_dtype
 from featstore.errors import CorruptionError, FormatError
@@ -146,7 +148,10 @@ class MemberSource(Source):
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         if self.is_fortran:
             yield from self._unpacked(max_bytes)
-            return
+        else:
+            yield from ahead(self._in_order(min(max_bytes, _COPY_BYTES)))
+
+    def _in_order(self, max_bytes: int) -> Iterator[UInt8s]:
         step = self._step(max_bytes)
         with self._archive._open() as opened, naming_damage(self._archive.path, self._member), opened.open(self._info) as file:
             stream = _Stream(file, self._archive.path, self._member)
@@ -170,23 +175,26 @@ class MemberSource(Source):
 
     def columns(self, max_bytes: int) -> Iterator[npt.NDArray[Any]]:
         """Yield an array ``[2, n]`` in blocks of columns, ``[2, k]``."""
-        n = self.shape[1]
-        itemsize = self._native.itemsize
+        n, itemsize = self.shape[1], self._native.itemsize
         step = max(1, max_bytes // (2 * itemsize))
-        with self._archive._open() as opened, naming_damage(self._archive.path, self._member):
-            with opened.open(self._info) as first, opened.open(self._info) as second:
-                upper, lower = (_Stream(file, self._archive.path, self._member) for file in (first, second))
-                upper.skip(self._start)
-                if self.is_fortran:
-                    for at in range(0, n, step):
-                        yield upper.read(2 * min(step, n - at) * itemsize).view(self._native).reshape(-1, 2).T
-                    upper.end()
-                    return
-                lower.skip(self._start + n * itemsize)
-                for at in range(0, n, step):
-                    n_bytes = min(step, n - at) * itemsize
-                    yield np.stack([each.read(n_bytes).view(self._native) for each in (upper, lower)])
-                lower.end()
+        if self.is_fortran:
+            for block in ahead(self._run(0, 2 * n, 2 * step)):
+                yield block.reshape(-1, 2).T
+        else:
+            rows = (ahead(self._run(first, n, step)) for first in (0, n))
+            for pair in zip(*rows, strict=True):
+                yield np.stack(pair)
+
+    def _run(self, first: int, n: int, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield ``n`` numbers, from number ``first`` of the member on."""
+        itemsize = self._native.itemsize
+        with self._archive._open() as opened, naming_damage(self._archive.path, self._member), opened.open(self._info) as file:
+            stream = _Stream(file, self._archive.path, self._member)
+            stream.skip(self._start + first * itemsize)
+            for at in range(0, n, step):
+                yield stream.read(min(step, n - at) * itemsize).view(self._native)
+            if first + n == math.prod(self.shape):
+                stream.end()
 
 
 class RawSource(Source):

@@ -39,7 +39,6 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
     "input_time": ((None,), "sampling by time is not there"),
     "time_attr": ((None,), "sampling by time is not there"),
     "temporal_strategy": (("uniform",), "sampling by time is not there"),
-    "weight_attr": ((None,), "sampling by weights is not there"),
     "subgraph_type": (("directional",), "a batch has the edges that were sampled"),
     "directed": ((True,), "a batch has the edges that were sampled"),
     "is_sorted": ((True, False), ""),
@@ -83,10 +82,13 @@ class NeighborLoader:
     shuffle, drop_last, replace, disjoint : bool
         A new order of the seeds each epoch; leave out a last batch that is not full; draw with replacement; a subgraph for each
         seed, whose number ``batch.batch`` has for each node.
+    weight_attr : str, optional
+        With ``num_neighbors``: an edge feature by which neighbours are drawn, see :class:`~featstore.NeighborSampler`.
     transform : callable, optional
         Called with each batch, in the loop's thread; the loop gets its result.
     neighbor_sampler : Sampler, optional
-        In place of ``num_neighbors``, ``replace`` and ``disjoint``: any sampler that :class:`~featstore.Loader` takes.
+        In place of ``num_neighbors``, ``replace``, ``disjoint`` and ``weight_attr``: any sampler that
+        :class:`~featstore.Loader` takes.
     features : str, sequence of str, or mapping of str to such, optional
         Features to gather, a mapping for each type of nodes; by default ``x``, or the only one.
     edge_features : str, sequence of str, or mapping of (str, str, str) to such, optional
@@ -145,6 +147,7 @@ class NeighborLoader:
         shuffle: bool = False,
         replace: bool = False,
         disjoint: bool = False,
+        weight_attr: str | None = None,
         drop_last: bool = False,
         transform: Callable[[Data], Any] | None = None,
         neighbor_sampler: Sampler | None = None,
@@ -175,11 +178,10 @@ class NeighborLoader:
             if edges is None:
                 edges = bool(g.edge_features if edge_features is None else edge_features)
             fanouts = fanouts_of(num_neighbors, types)
-            sampler = NeighborSampler(g, fanouts, replace, seed, redraw=False, edges=edges, disjoint=disjoint)
-        elif disjoint:
-            raise OptionError(
-                "disjoint", "it goes with num_neighbors; a sampler says it itself: NeighborSampler(…, disjoint=True)"
-            )
+            sampler = NeighborSampler(g, fanouts, replace, seed, redraw=False, edges=edges, disjoint=disjoint, weight=weight_attr)
+        elif disjoint or weight_attr is not None:
+            name, said = ("disjoint", "disjoint=True") if disjoint else ("weight_attr", f"weight={weight_attr!r}")
+            raise OptionError(name, f"it goes with num_neighbors; a sampler says it itself: NeighborSampler(…, {said})")
         kind = None
         if types is not None:
             input_nodes = _typed_nodes(types, input_nodes)

@@ -28,6 +28,7 @@ cdef extern from "kernels/sampler.h" nogil:
         int64_t n_edges
         uint64_t key
         int replace
+        int is_drawn
         int64_t *src
         int64_t *dst
         int64_t *scratch
@@ -57,6 +58,7 @@ cdef class Hops:
     cdef uint64_t[::1] table_view
     cdef int _begin_hop(self, fs_hop *hop, int64_t n_dst, int64_t fanout, bint replace, uint64_t key,
                         int64_t[::1] scratch) except -1
+    cdef int _begin_drawn(self, int64_t n_dst, int64_t[::1] src, int64_t[::1] dst) except -1
     cdef int _expand_nodes(self) except -1
     cdef int64_t _n_lists(self)
     cdef int _check_dst(self, int64_t n_dst) except -1

@@ -15,6 +15,8 @@ cdef extern from "kernels/sampler.h" nogil:
     int fs_expand(fs_hop *, fs_draw_lanes_fn) noexcept
     void fs_draw(fs_hop *, fs_draw_lanes_fn) noexcept
     void fs_draw_places(fs_hop *, fs_draw_lanes_fn) noexcept
+    int64_t fs_begin_drawn(fs_hop *) noexcept
+    void fs_note_drawn(fs_hop *) noexcept
     int64_t fs_fill(fs_hop *, const void *, int, int64_t) noexcept
     int fs_number_all(fs_hop *) noexcept
     int64_t fs_enter(fs_hop *, int64_t) noexcept
@@ -184,7 +186,7 @@ cdef class Hops:
     def start(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, records, int id_bytes, int64_t[::1] src not None,
               int64_t[::1] dst not None, int64_t[::1] scratch not None, int64_t[::1] positions not None,
               int64_t[::1] edges not None, int64_t[::1] starts=None, int64_t[::1] edge_pos=None, edge_ids=None,
-              const int64_t[::1] offsets=None):
+              const int64_t[::1] offsets=None, bint drawn=False):
         """Begin a hop: each of the first ``n_dst`` nodes draws ``fanout`` of its neighbours.
 
         Parameters
@@ -208,13 +210,19 @@ cdef class Hops:
             What an edge whose id is in ``records`` gets in ``edge_pos`` instead; an edge to read gets ``~`` of its number.
         offsets : int64 array, shape (at least n_dst,), optional
             Added to the ids in each destination's list; not to be changed until the hop is done. The sums are ids of the batch.
+        drawn : bool
+            The neighbours are drawn: ``src`` has where each lies, an index into ``records`` or ``~position`` in the file, and
+            ``dst`` its list, ascending. ``fanout``, ``replace``, ``key`` and ``scratch`` are not used.
         """
         cdef int64_t n_edges, n_missing, n_records = 0
         cdef Ids listed = None, numbers = None
         check_width(id_bytes)
         self._check_dst(n_dst)
         self._end_hop()
-        self._begin_hop(&self.hop, n_dst, fanout, replace, key, scratch)
+        if drawn:
+            self._begin_drawn(n_dst, src, dst)
+        else:
+            self._begin_hop(&self.hop, n_dst, fanout, replace, key, scratch)
         n_edges, n_missing = self.hop.n_edges, self.hop.n_missing
         if src.shape[0] != n_edges or dst.shape[0] != n_edges:
             raise ValueError(f"the hop has {n_edges} edges; src has room for {src.shape[0]}, dst for {dst.shape[0]}")
@@ -251,8 +259,10 @@ cdef class Hops:
         self.hop.positions = &positions[0] if n_missing else NULL
         self.hop.edges = &edges[0] if n_missing else NULL
         self.in_hop = True
-        if n_missing:
-            with nogil:
+        with nogil:
+            if drawn and self.hop.edge_pos:
+                fs_note_drawn(&self.hop)
+            if n_missing:
                 fs_draw(&self.hop, self.draw_lanes)
 
     def draw_positions(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, const int64_t[::1] place not None,
@@ -319,8 +329,20 @@ cdef class Hops:
             fs_count(hop.place, hop.degree, n_dst, fanout, replace, &hop.n_edges, &hop.n_missing, &any_drawn)
         check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
         hop.scratch = &scratch[0] if scratch.shape[0] else NULL
-        hop.n_dst, hop.fanout, hop.replace, hop.key = n_dst, fanout, replace, key
+        hop.n_dst, hop.fanout, hop.replace, hop.key, hop.is_drawn = n_dst, fanout, replace, key, False
         hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
+        return 0
+
+    cdef int _begin_drawn(self, int64_t n_dst, int64_t[::1] src, int64_t[::1] dst) except -1:
+        """Set the hop to one over the first ``n_dst`` nodes whose neighbours are drawn."""
+        cdef int64_t n = src.shape[0], bad = -1
+        check_length("dst", dst.shape[0], n)
+        self.hop.n_dst, self.hop.n_edges, self.hop.fanout, self.hop.replace, self.hop.scratch = n_dst, n, -1, False, NULL
+        self.hop.src, self.hop.dst = &src[0] if n else NULL, &dst[0] if n else NULL
+        with nogil:
+            bad = fs_begin_drawn(&self.hop)
+        if bad >= 0:
+            raise ValueError(f"edge {bad} is of list {dst[bad]}, and the hop goes from {n_dst}")
         return 0
 
     cdef int64_t _n_lists(self):

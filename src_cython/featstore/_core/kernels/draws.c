@@ -100,8 +100,7 @@ fs_draw_lanes_fn fs_choose_draw_lanes(int level)
     return fs_draw_lanes_plain;
 }
 
-/* Sort n values below `bound` by bytes, lowest first; `spare` has room for n. */
-static void fs_radix_sort(int64_t *values, int64_t *spare, int64_t n, uint64_t bound)
+void fs_radix_sort(int64_t *values, int64_t *spare, int64_t n, uint64_t bound)
 {
     int64_t *from = values, *to = spare, *other;
     for (int shift = 0; shift < 64 && (bound - 1) >> shift; shift += 8) {

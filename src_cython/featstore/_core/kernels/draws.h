@@ -58,4 +58,7 @@ FS_INLINE int64_t fs_draw_scratch(int64_t k)
 /* k draws for one destination, of any degree and any k. Needs scratch only where k > FS_LANE_DRAWS. */
 void fs_draw_one(uint64_t key, int64_t degree, int64_t k, int replace, int64_t *out, int64_t *scratch);
 
+/* Sort n values below `bound` by bytes, lowest first; `spare` has room for n. */
+void fs_radix_sort(int64_t *values, int64_t *spare, int64_t n, uint64_t bound);
+
 #endif

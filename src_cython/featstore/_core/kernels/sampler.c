@@ -31,9 +31,23 @@ FS_INLINE int64_t fs_at(int64_t place, int64_t position)
     return place < 0 ? place - position : place + position;
 }
 
+/* Fetch the ids of the next chunk of edges, which are drawn. */
+FS_INLINE void fs_fetch_chunk(fs_hop *hop, int wide)
+{
+    const int64_t end = hop->n_edges - hop->drawn < FS_CHUNK_EDGES ? hop->n_edges : hop->drawn + FS_CHUNK_EDGES;
+    for (int64_t e = hop->drawn; e < end; e++)
+        if (hop->src[e] >= 0)
+            fs_prefetch_record(hop->records, wide, hop->src[e]);
+    hop->drawn = end;
+}
+
 /* Draw for the next chunk of destinations. */
 FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes, uint8_t (*network)[2], int n_network)
 {
+    if (hop->is_drawn) {
+        fs_fetch_chunk(hop, wide);
+        return;
+    }
     int64_t edge_of[FS_LANES], place_of[FS_LANES];
     uint64_t key_of[FS_LANES];
     uint32_t degree_of[FS_LANES];
@@ -115,6 +129,26 @@ static void fs_take_numbers(fs_hop *hop, int64_t first, int64_t end)
     for (int64_t e = first; e < end; e++)
         if (hop->edge_pos[e] >= 0)
             hop->edge_pos[e] = fs_record(hop->edge_ids, hop->edge_ids_wide, hop->edge_pos[e]);
+}
+
+int64_t fs_begin_drawn(fs_hop *hop)
+{
+    hop->is_drawn = 1;
+    hop->next_dst = hop->n_dst;
+    hop->drawn = hop->gathered = hop->numbered = hop->n_missing = 0;
+    for (int64_t e = 0; e < hop->n_edges; e++) {
+        if (FS_RARE((uint64_t)hop->dst[e] >= (uint64_t)hop->n_dst))
+            return e;
+        hop->n_missing += hop->src[e] < 0;
+    }
+    return -1;
+}
+
+void fs_note_drawn(fs_hop *hop)
+{
+    hop->drawn = hop->n_edges;
+    fs_note_positions(hop, 0);
+    hop->drawn = 0;
 }
 
 void fs_draw_places(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
@@ -209,7 +243,7 @@ FS_INLINE int fs_expand_as(fs_hop *hop, int wide, int exact, fs_draw_lanes_fn dr
         const int64_t gathered = hop->gathered, drawn = hop->drawn;
         if (drawn - gathered < FS_CHUNK_EDGES) {
             fs_draw_chunk(hop, wide, draw_lanes, network, n_network);
-            if (hop->edge_pos && !hop->edge_ids)
+            if (hop->edge_pos && !hop->edge_ids && !hop->is_drawn)
                 fs_note_positions(hop, drawn);
         }
         const int64_t end = drawn - gathered < FS_CHUNK_EDGES ? drawn : gathered + FS_CHUNK_EDGES;
@@ -245,7 +279,7 @@ void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
             fs_draw_chunk(hop, 1, draw_lanes, network, n_network);
         else
             fs_draw_chunk(hop, 0, draw_lanes, network, n_network);
-        if (hop->edge_pos)
+        if (hop->edge_pos && !hop->is_drawn)
             fs_note_positions(hop, drawn);
         if (hop->wide)
             fs_gather_some(hop, 1, drawn);

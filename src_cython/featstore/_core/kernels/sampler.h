@@ -43,6 +43,7 @@ typedef struct {
     int64_t n_dst, fanout, n_edges;
     uint64_t key;
     int replace;
+    int is_drawn; /* elsewhere: instead of drawing, ids are fetched ahead */
     int64_t *src, *dst, *scratch;
     /* the number of each edge among all, where that is asked for: each list's first edge is in starts[] */
     const int64_t *starts;
@@ -95,6 +96,13 @@ FS_INLINE uint32_t fs_number_of(uint64_t *table, fs_shape shape, uint32_t base, 
         return local;
     }
 }
+
+/* Begin a hop whose neighbours are drawn elsewhere: src[] says where they lie, dst[] whose they are. Counts those that must be
+ * read; returns the first edge of no destination, or -1. */
+int64_t fs_begin_drawn(fs_hop *hop);
+
+/* Its second part, where edge_pos[] is there: number its edges among all edges. */
+void fs_note_drawn(fs_hop *hop);
 
 /* A whole hop whose lists are all in memory; returns 1 when it needs more room and must be called again. */
 int fs_expand(fs_hop *hop, fs_draw_lanes_fn draw_lanes);

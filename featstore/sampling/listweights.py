@@ -1,0 +1,279 @@
+"""Weights of edges as samplers draw by them: list by list, from memory or read for the lists of a hop."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core import weighted as _core
+from featstore.budget import DEAR_COST
+from featstore.cache.rowmap import huge_array
+from featstore.gather.buffers import BufferPool
+from featstore.graph.feature import FeatureStore
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch
+from featstore.sampling.typed import ListsOfType
+from featstore.topology.base import Topology, huge_bytes
+from featstore.topology.types import EdgeKey, EdgeType, edge_name, qualified
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["EDGE_WEIGHTS", "ListWeights"]
+
+Doubles = npt.NDArray[np.float64]
+
+EDGE_WEIGHTS = "edge weights"  # in the budget's report
+_NO_WEIGHTS = np.zeros(0, np.float64)
+_PIECE = 1 << 16  # lists, or numbers of edges, at once
+_LEAST, _MOST = 1 << 14, 1 << 20  # edges whose weights are read at once, but for a longer list
+_BYTES_AN_EDGE = 32  # its position, its number, its weight as it is read, and its column
+_COLUMN_BYTES = 8
+_DIVISOR = 64  # of the budget: what is read at once takes this fraction
+_SHARE = 2  # weights are kept in memory if they take at most this fraction of what is left
+
+_SHARED: weakref.WeakValueDictionary[tuple[int, str, tuple[EdgeKey, ...]], ListWeights] = weakref.WeakValueDictionary()
+
+
+@dataclass
+class _OfType:
+    """The weights of one type of edges."""
+
+    kind: EdgeType
+    store: FeatureStore
+    all_positive: bool = True
+
+
+class ListWeights:
+    """The weights of edges that a sampler draws by, of each type of edges that it draws from.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    name : str
+        An edge feature.
+    keys : sequence of EdgeKey
+        Types of edges, each of which has such a feature.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        There is no such feature; it is not of floats, or has several a row; a weight is negative, infinite or NaN: the error
+        names the edge.
+    CorruptionError, BudgetError, ClosedError, OSError
+        Reading failed.
+
+    Notes
+    -----
+    The feature is read once, in sequence, to check it. Draws read columns that are made of the weights of a list
+    (``kernels/weighted.h``), 8 bytes an edge. The columns of all lists are kept in memory, on loan, if they take at most half of
+    what is left of the budget. Edges that were not given in the order of the lists then take a pass over their numbers for each
+    part of the weights that fits a quarter of what is left. Otherwise weights are read of whole lists, for every hop, by the
+    numbers of their edges.
+    """
+
+    def __init__(self, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> None:
+        self.name, self._g = name, g
+        self._of_types = [_of_type(g, name, g.types.edges[key]) for key in keys]
+        for each in self._of_types:
+            _check(each)
+        self._users: deque[None] = deque()  # counted without a lock, which a fork could leave locked
+        self._kept: list[Doubles] | None = None
+        self._reservation = g.budget.reserve(EDGE_WEIGHTS, 0, owner=self)
+        self._loan = g.budget.lend(self._lent_bytes, self._give_back, cost=DEAR_COST, of=self._reservation)
+        self._keep()
+
+    @classmethod
+    def of(cls, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> ListWeights:
+        """Get the weights that another sampler of the graph has, or make them."""
+        if not isinstance(name, str):
+            raise TypeError(f"weight is the name of an edge feature, not {name!r}")
+        found = _SHARED.get((id(g), name, tuple(keys)))
+        if found is None or found._g is not g:
+            found = cls(g, name, keys)
+            _SHARED[id(g), name, tuple(keys)] = found
+        return found
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the weights are in memory."""
+        return self._kept is not None
+
+    # -- memory ------------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _using(self) -> Iterator[list[Doubles] | None]:
+        """Yield the weights in memory, which the budget does not take back meanwhile."""
+        self._users.append(None)
+        try:
+            yield self._kept
+        finally:
+            self._users.pop()
+
+    def _lent_bytes(self) -> int:
+        return 0 if self._kept is None else self._reservation.n_bytes
+
+    def _give_back(self, n_bytes: int) -> int:
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return 0
+        if self._users:
+            self._kept = kept
+            return 0
+        freed = self._reservation.n_bytes
+        self._reservation.release()
+        return freed
+
+    def _keep(self) -> None:
+        """Load the weights into memory if they fit."""
+        budget, n_bytes = self._g.budget, sum(huge_bytes(each.kind.n_edges * _COLUMN_BYTES) for each in self._of_types)
+        if n_bytes > budget.available // _SHARE:
+            return
+        self._reservation.resize(n_bytes)
+        try:
+            self._kept = [self._load(each) for each in self._of_types]
+        except BaseException:
+            self._reservation.release()
+            raise
+        self._loan.renew()
+
+    def _load(self, of: _OfType) -> Doubles:
+        """Load the weights of a type of edges in the order of its lists, and make their columns."""
+        kind, topology = of.kind, self._g.topology
+        columns = huge_array(kind.n_edges * _COLUMN_BYTES).view(np.float64)[: kind.n_edges]
+        if topology.edge_ids is None:
+            for first, rows in of.store.blocks():
+                columns[first : first + len(rows)] = _as_doubles(rows)
+        else:
+            self._load_moved(of, columns)
+        for begin in range(kind.first_list, kind.first_list + kind.n_lists, _PIECE):
+            stop = min(begin + _PIECE, kind.first_list + kind.n_lists)
+            _core.make_columns(columns, topology.offsets_between(begin, stop) - kind.first_edge)
+        return columns
+
+    def _load_moved(self, of: _OfType, weights: Doubles) -> None:
+        """Load weights that were given in another order: a part of them at a time, each in a pass over the edges' numbers."""
+        kind, numbers = of.kind, self._g.topology.edge_ids
+        assert numbers is not None
+        n_part = max(_PIECE, self._g.budget.available // 4 // (_COLUMN_BYTES + of.store.row_bytes))
+        buffer = np.empty(_PIECE, numbers.dtype)
+        for first in range(0, kind.n_edges, n_part):
+            part = _as_doubles(of.store[first : first + n_part])
+            for begin, ids in numbers.pieces(kind.first_edge, kind.first_edge + kind.n_edges, buffer):
+                at = begin - kind.first_edge
+                _core.place_weights(part, kind.first_edge + first, ids, weights[at : at + len(ids)])
+
+    # -- draws -------------------------------------------------------------------------------------------------------------------
+
+    def draw(
+        self, scratch: Scratch, lists: ListsOfType, fanout: int, replace: bool, key: int, topology: Topology, pool: BufferPool
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Draw a hop from lists of one type of edges.
+
+        Returns
+        -------
+        tensor, tensor
+            Where each drawn neighbour lies and its list, as for :meth:`Hops.start` with ``drawn``.
+        int
+            Neighbours that are in the file.
+        """
+        hops, n_dst = scratch.hops, lists.n
+        number = self._type_of(lists, topology)
+        of = self._of_types[number]
+        room, _, _ = hops.count(n_dst, fanout, replace)
+        src, dst = (pool.tensor((room,), torch.int64) for _ in range(2))
+        # A list that is drawn from gives as many as the fan-out.
+        words = pool.array((max(1, min(fanout, room)),), np.int64)
+        starts = self._starts(scratch, lists, topology, pool)
+        arrays = src.numpy(), dst.numpy()
+        with self._using() as kept:
+            if kept is not None:
+                if of.kind.first_edge:
+                    starts = np.subtract(starts, of.kind.first_edge, out=pool.array((n_dst,), np.int64))
+                n_edges, n_missing = _core.draw(hops, 0, n_dst, fanout, replace, key, kept[number], starts, *arrays, 0, words)
+                return src[:n_edges], dst[:n_edges], n_missing
+        most = min(max(self._g.budget.total // (_BYTES_AN_EDGE * _DIVISOR), _LEAST), _MOST)
+        first = pool.array((n_dst,), np.int64)
+        begin = n_edges = n_missing = 0
+        may_skip = of.all_positive and not replace
+        while begin < n_dst:
+            stop, n = _core.turn(hops, begin, n_dst, fanout, may_skip, starts, most, first, EMPTY)
+            columns = _NO_WEIGHTS
+            if n:
+                positions = pool.array((n,), np.int64)
+                _core.turn(hops, begin, n_dst, fanout, may_skip, starts, most, first, positions)
+                columns = self._read(of, positions, topology, pool)
+                _core.make_columns_of(hops, begin, stop, first, columns)
+            n_edges, more = _core.draw(hops, begin, stop, fanout, replace, key, columns, first, *arrays, n_edges, words)
+            n_missing += more
+            begin = stop
+        return src[:n_edges], dst[:n_edges], n_missing
+
+    def _type_of(self, lists: ListsOfType, topology: Topology) -> int:
+        """Find the number of the type of edges that lists are of."""
+        if len(self._of_types) == 1 or not len(lists.lists):
+            return 0
+        at = int(lists.lists[0]) % topology.num_lists
+        return next(i for i, each in enumerate(self._of_types) if 0 <= at - each.kind.first_list < each.kind.n_lists)
+
+    def _starts(self, scratch: Scratch, lists: ListsOfType, topology: Topology, pool: BufferPool) -> Int64s:
+        """Find the stored position of the first edge of each list."""
+        cache, n = scratch.cache, lists.n
+        place = lists.place if len(lists.lists) else scratch.place[:n]
+        if cache is not None and cache.whole:
+            return place
+        found = pool.array((n,), np.int64)
+        if cache is None and scratch.lists is None:
+            return np.invert(place, out=found)
+        ids = scratch.ids_of(scratch.nodes[:n], pool) if not len(lists.lists) else lists.lists
+        if len(lists.lists) and scratch.disjoint:
+            ids = np.remainder(ids, topology.num_lists)
+        topology.offsets(ids, found, pool.array((n,), np.int64))
+        return found
+
+    def _read(self, of: _OfType, positions: Int64s, topology: Topology, pool: BufferPool) -> Doubles:
+        """Read the weights of stored edges; ``positions`` are overwritten."""
+        if topology.edge_ids is not None:
+            topology.edge_ids.replace(positions, pool.array)
+        if of.kind.first_edge:
+            positions -= of.kind.first_edge
+        weights = pool.tensor((len(positions),), torch.float64)
+        weights.copy_(of.store.gather(torch.from_numpy(positions)).reshape(-1))
+        return weights.numpy()
+
+
+def _of_type(g: OutOfCoreGraph, name: str, kind: EdgeType) -> _OfType:
+    """Find the feature of a type of edges, and check its dtype and shape."""
+    of = qualified(edge_name(kind.key), name)
+    if of not in g.edge_features:
+        there = ", ".join(map(repr, g.edge_features)) or "none"
+        raise KeyError(f"weight: the graph has no edge feature {of!r}; there is {there}")
+    store = g.edge_features[of]
+    if not store.dtype.is_floating_point or store.dtype.itemsize < 2:
+        raise TypeError(f"weight: edge feature {of!r} is of {store.dtype}; weights are float16, bfloat16, float32 or float64")
+    if len(store.shape) > 2 or store.shape[1:].numel() != 1:
+        raise ValueError(f"weight: edge feature {of!r} has the shape {list(store.shape)}; a weight is one number an edge")
+    return _OfType(kind, store)
+
+
+def _check(of: _OfType) -> None:
+    """Read all weights of a type of edges; ValueError names the first that is none."""
+    for first, rows in of.store.blocks():
+        bad, n_zeros = _core.first_bad_weight(_as_doubles(rows))
+        if bad >= 0:
+            raise ValueError(
+                f"weight: edge {first + bad} has {float(rows.reshape(-1)[bad])} in edge feature {of.store.name!r}; weights are "
+                "finite and not negative"
+            )
+        of.all_positive &= not n_zeros
+
+
+def _as_doubles(rows: torch.Tensor) -> Doubles:
+    return rows.reshape(-1).to(torch.float64).numpy()

@@ -1,0 +1,475 @@
+#include "weighted.h"
+
+#include <float.h>
+#include <string.h>
+
+enum { LANES = FS_WEIGHTED_LANES, SEEN_BITS = 1024, SEEN_SHIFT = 22 };
+
+typedef uint64_t fs_words __attribute__((vector_size(8 * LANES)));
+typedef int64_t fs_signed __attribute__((vector_size(8 * LANES)));
+typedef double fs_doubles __attribute__((vector_size(8 * LANES)));
+typedef uint32_t fs_halves __attribute__((vector_size(4 * LANES)));
+typedef float fs_floats __attribute__((vector_size(4 * LANES)));
+
+#define FS_ONE 0x3FF0000000000000ull
+#define FS_FRACTION 0x000FFFFFFFFFFFFFull
+#define FS_KEYED UINT64_MAX /* in place of a trial: the key of the edges' own words */
+#define FS_MARGIN (1 + 1e-9) /* of a bound that only spares logarithms: more than its rounding */
+
+static const fs_words fs_lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+
+/* ---------------------------------------------------------------- words and exponentials */
+
+/* fs_absorb() of lanes. */
+FS_INLINE fs_words fs_absorb_lanes(uint64_t key, fs_words x)
+{
+    fs_words z = key + FS_GOLDEN * (x + 1);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+/* In [0, 1), multiples of 2^-52. */
+FS_INLINE fs_doubles fs_uniform_lanes(fs_words z)
+{
+    return (fs_doubles)(z >> 12 | FS_ONE) - 1;
+}
+
+/* -log(1 - v): the fraction of 1 - v, scaled to [sqrt(1/2), sqrt(2)), through the series of the inverse hyperbolic tangent. */
+FS_INLINE fs_doubles fs_exponential_lanes(fs_doubles v)
+{
+    const fs_words bits = (fs_words)(1 - v);
+    fs_words exponent = bits >> 52, fraction = (bits & FS_FRACTION) | FS_ONE;
+    const fs_words above = (fs_words)((fs_doubles)fraction > 1.4142135623730951);
+    fraction -= above & 0x0010000000000000ull; /* half of it */
+    exponent -= above;                         /* a lane of ones is -1 */
+    /* The exponent, of -52 to 0, as a double: no conversion of 64 bits is needed. */
+    const fs_doubles e = (fs_doubles)(exponent | 0x4330000000000000ull) - (4503599627370496.0 + 1023.0);
+    const fs_doubles s = ((fs_doubles)fraction - 1) / ((fs_doubles)fraction + 1), z = s * s;
+    fs_doubles p = z * (1.0 / 21) + (1.0 / 19);
+    p = p * z + (1.0 / 17);
+    p = p * z + (1.0 / 15);
+    p = p * z + (1.0 / 13);
+    p = p * z + (1.0 / 11);
+    p = p * z + (1.0 / 9);
+    p = p * z + (1.0 / 7);
+    p = p * z + (1.0 / 5);
+    p = p * z + (1.0 / 3);
+    p = p * z + 1;
+    return -(e * 0.6931471805599453 + 2 * s * p);
+}
+
+/* ---------------------------------------------------------------- keys: the smallest of a list
+ * A heap of keys and positions with the largest on top, where position decides between equal keys. */
+
+typedef struct {
+    double *keys;
+    int64_t *positions;
+    int64_t n, room;
+    double bound; /* no larger key is drawn, but for FS_MARGIN */
+} fs_heap;
+
+FS_INLINE int fs_after(const fs_heap *heap, int64_t a, int64_t b)
+{
+    return heap->keys[a] > heap->keys[b] || (heap->keys[a] == heap->keys[b] && heap->positions[a] > heap->positions[b]);
+}
+
+FS_INLINE void fs_sift(fs_heap *heap, int64_t i)
+{
+    for (;;) {
+        const int64_t left = 2 * i + 1;
+        if (left >= heap->n)
+            return;
+        const int64_t child = left + 1 < heap->n && fs_after(heap, left + 1, left) ? left + 1 : left;
+        if (!fs_after(heap, child, i))
+            return;
+        const double key = heap->keys[i];
+        const int64_t position = heap->positions[i];
+        heap->keys[i] = heap->keys[child];
+        heap->positions[i] = heap->positions[child];
+        heap->keys[child] = key;
+        heap->positions[child] = position;
+        i = child;
+    }
+}
+
+FS_INLINE void fs_consider(fs_heap *heap, double key, int64_t position)
+{
+    key = key < DBL_MAX ? key : DBL_MAX;
+    if (heap->n < heap->room) {
+        heap->keys[heap->n] = key;
+        heap->positions[heap->n++] = position;
+        if (heap->n < heap->room)
+            return;
+        for (int64_t i = heap->room / 2 - 1; i >= 0; i--)
+            fs_sift(heap, i);
+    } else if (key < heap->keys[0] || (key == heap->keys[0] && position < heap->positions[0])) {
+        heap->keys[0] = key;
+        heap->positions[0] = position;
+        fs_sift(heap, 0);
+    } else {
+        return;
+    }
+    heap->bound = heap->keys[0] * FS_MARGIN;
+}
+
+FS_INLINE int fs_is_in(const int64_t *positions, int64_t n, int64_t position)
+{
+    int found = 0;
+    for (int64_t i = 0; i < n; i++)
+        found |= positions[i] == position;
+    return found;
+}
+
+/* Draw by keys into out[n …] up to `fanout` positions in all, none of the n that are there; returns how many there are then. */
+FS_INLINE int64_t fs_draw_by_keys(uint64_t key, const fs_column *columns, int64_t degree, int64_t fanout, int64_t *out, int64_t n,
+                                  int64_t *scratch)
+{
+    fs_heap heap = {(double *)scratch, out + n, 0, fanout - n, __builtin_inf()};
+    for (int64_t i = 0; i < degree; i += LANES) { /* light edges, of which `least` is the weight */
+        const int left = degree - i < LANES ? (int)(degree - i) : LANES;
+        fs_words entries = {0};
+        memcpy(&entries, columns + i, (size_t)left * sizeof *columns);
+        fs_doubles w = __builtin_convertvector((fs_floats)__builtin_convertvector(entries, fs_halves), fs_doubles);
+        w = (fs_doubles)((fs_signed)w & ~((fs_signed)entries >> 63));
+        const fs_doubles v = fs_uniform_lanes(fs_absorb_lanes(key, fs_lanes + (uint64_t)i));
+        const fs_signed may = v < heap.bound * w; /* -log(1 - v) >= v; false for a weight of 0, and infinity times 0 */
+        int64_t any = 0;
+        for (int j = 0; j < LANES; j++)
+            any |= may[j];
+        if (!any)
+            continue;
+        const fs_doubles keys = fs_exponential_lanes(v) / w;
+        for (int j = 0; j < left; j++)
+            if (may[j] && !fs_is_in(out, n, i + j))
+                fs_consider(&heap, keys[j], i + j);
+    }
+    double rest = 0; /* of the column of the heavy edge before */
+    for (int64_t j = 0, i = 0; j < degree; j++) {
+        if (columns[j].other >= 0)
+            continue;
+        double w = columns[j].least + rest;
+        for (; i < degree && (columns[i].other < 0 || columns[i].other == j); i++)
+            if (columns[i].other >= 0)
+                w += 1 - (double)columns[i].least;
+        rest = 1 - (double)columns[j].least;
+        const fs_doubles v = fs_uniform_lanes(fs_absorb_lanes(key, fs_lanes + (uint64_t)j));
+        if (v[0] < heap.bound * w && !fs_is_in(out, n, j))
+            fs_consider(&heap, (fs_exponential_lanes(v) / w)[0], j);
+    }
+    return n + heap.n;
+}
+
+/* ---------------------------------------------------------------- trials */
+
+/* The next trials of a list: the column of each, and the share of the column that it is above. */
+FS_INLINE void fs_try_lanes(uint64_t key, int64_t trial, uint64_t degree, int64_t *numbers, double *shares)
+{
+    const fs_words z = fs_absorb_lanes(key, fs_lanes + (uint64_t)trial);
+    /* Word times degree, 96 bits, in halves, which vectors can multiply: a column, and 64 bits behind the point. */
+    const fs_words low = (z & 0xFFFFFFFFu) * degree, high = (z >> 32) * degree + (low >> 32);
+    const fs_words number = high >> 32;
+    const fs_doubles share = fs_uniform_lanes(high << 32 | (low & 0xFFFFFFFFu));
+    memcpy(numbers, &number, sizeof number);
+    memcpy(shares, &share, sizeof share);
+}
+
+/* The edge that a trial draws; arithmetic, not branches, which could not be foreseen. */
+FS_INLINE int64_t fs_edge_of(fs_column column, int64_t number, double share)
+{
+    const int64_t is_own = -(int64_t)(share < (double)column.least), other = column.other ^ (column.other >> 31);
+    return (number & is_own) | (other & ~is_own);
+}
+
+typedef struct {
+    uint64_t key;
+    int64_t n_ahead; /* trials that are made */
+    int64_t numbers[5 * FS_MOST_TRIED / 4];
+    double shares[5 * FS_MOST_TRIED / 4];
+} fs_trials;
+
+/* Bits of what is drawn: one a position in lists of at most SEEN_BITS, else one a hash. */
+typedef struct {
+    uint64_t bits[SEEN_BITS / 64];
+    int is_hashed;
+} fs_seen;
+
+/* Take what trials draw into out[n …], without what is there; returns how many there are then, `fanout` at the most. */
+FS_INLINE int64_t fs_accept(const int64_t *numbers, const double *shares, int64_t n_trials, const fs_column *columns,
+                            int64_t fanout, fs_seen *seen, int64_t *out, int64_t n)
+{
+    for (int64_t t = 0; t < n_trials && n < fanout; t++) {
+        const int64_t edge = fs_edge_of(columns[numbers[t]], numbers[t], shares[t]);
+        const uint32_t bit = seen->is_hashed ? (uint32_t)edge * 0x9E3779B1u >> SEEN_SHIFT : (uint32_t)edge;
+        int is_drawn = (int)(seen->bits[bit / 64] >> (bit % 64) & 1);
+        if (seen->is_hashed && FS_RARE(is_drawn))
+            is_drawn = fs_is_in(out, n, edge);
+        seen->bits[bit / 64] |= 1ull << (bit % 64);
+        out[n] = edge;
+        n += !is_drawn;
+    }
+    return n;
+}
+
+/* ---------------------------------------------------------------- lists */
+
+/* Whether a list is drawn from; else what has a weight is taken whole. */
+FS_INLINE int fs_is_weighed(const fs_weighted *hop, int64_t i)
+{
+    return hop->fanout > 0 && (hop->replace ? hop->degree[i] > 0 : hop->degree[i] > hop->fanout);
+}
+
+FS_INLINE int64_t fs_take_positive(const fs_column *columns, int64_t degree, int64_t *out)
+{
+    int64_t n = 0;
+    for (int64_t j = 0; j < degree; j++) {
+        out[n] = j;
+        n += !columns || columns[j].other < 0 || columns[j].least > 0;
+    }
+    return n;
+}
+
+/* Make the first trials of a list that is drawn from, and fetch their columns; else fetch its first columns. */
+FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, fs_trials *trials)
+{
+    const int64_t degree = hop->degree[i], fanout = hop->fanout;
+    const fs_column *columns = hop->columns + hop->first[i];
+    trials->n_ahead = 0;
+    if (!fs_is_weighed(hop, i)) {
+        for (int64_t j = 0; hop->first[i] >= 0 && fanout && j < degree && j < 64; j += 8)
+            fs_fetch(columns + j);
+        return;
+    }
+    trials->key = fs_absorb(hop->key, (uint64_t)hop->lists[i]);
+    if (fanout > FS_MOST_TRIED)
+        return;
+    /* Without replacement some more, as some draw what is drawn already: most of these in short lists, whose lines are few. */
+    const int64_t n_fetched = hop->replace ? fanout : fanout + fanout / 8;
+    trials->n_ahead = (fanout + (hop->replace ? 0 : fanout / 4) + LANES - 1) / LANES * LANES;
+    for (int64_t t = 0; t < trials->n_ahead; t += LANES) {
+        fs_try_lanes(trials->key, t, (uint64_t)degree, trials->numbers + t, trials->shares + t);
+        for (int64_t j = t; j < t + LANES && j < n_fetched; j++)
+            fs_fetch(columns + trials->numbers[j]);
+    }
+}
+
+/* Draw from a list with replacement: one trial a draw. */
+FS_INLINE void fs_draw_repeatedly(const fs_weighted *hop, const fs_column *columns, int64_t degree, const fs_trials *trials,
+                                  int64_t *out)
+{
+    for (int64_t t = 0; t < hop->fanout; t += LANES) {
+        int64_t more[LANES];
+        double more_shares[LANES];
+        const int64_t *numbers = trials->numbers + t;
+        const double *shares = trials->shares + t;
+        if (t >= trials->n_ahead) {
+            fs_try_lanes(trials->key, t, (uint64_t)degree, more, more_shares);
+            numbers = more, shares = more_shares;
+        }
+        for (int64_t j = 0; j < LANES && t + j < hop->fanout; j++)
+            out[t + j] = fs_edge_of(columns[numbers[j]], numbers[j], shares[j]);
+    }
+}
+
+/* Draw from a list without replacement. */
+FS_INLINE int64_t fs_draw_distinct(const fs_weighted *hop, const fs_column *columns, int64_t degree, const fs_trials *trials,
+                                   int64_t *out)
+{
+    const int64_t fanout = hop->fanout;
+    int64_t n = 0;
+    if (fanout <= FS_MOST_TRIED) {
+        const int64_t n_trials = fs_n_trials(degree, fanout);
+        int64_t drawn[FS_MOST_TRIED + 1]; /* one more is written */
+        fs_seen seen = {{0}, degree > SEEN_BITS};
+        n = fs_accept(trials->numbers, trials->shares, trials->n_ahead, columns, fanout, &seen, drawn, 0);
+        for (int64_t t = trials->n_ahead; n < fanout && t < n_trials; t += LANES) {
+            int64_t numbers[LANES];
+            double shares[LANES];
+            fs_try_lanes(trials->key, t, (uint64_t)degree, numbers, shares);
+            n = fs_accept(numbers, shares, LANES, columns, fanout, &seen, drawn, n);
+        }
+        memcpy(out, drawn, (size_t)n * sizeof *out);
+    }
+    if (n < fanout)
+        n = fs_draw_by_keys(fs_absorb(trials->key, FS_KEYED), columns, degree, fanout, out, n, hop->scratch);
+    return n;
+}
+
+/* Sort n positions below `bound`; `network` has the comparators of as many as the fan-out. */
+FS_INLINE void fs_sort_positions(int64_t *values, int64_t n, int64_t fanout, uint8_t (*network)[2], int n_network, int64_t *spare,
+                                 int64_t bound)
+{
+    if (n > FS_LANE_DRAWS) {
+        fs_radix_sort(values, spare, n, (uint64_t)bound);
+    } else if (n == fanout) {
+        for (int c = 0; c < n_network; c++) {
+            const int64_t a = values[network[c][0]], b = values[network[c][1]], swap = -(int64_t)(a > b) & (a ^ b);
+            values[network[c][0]] = a ^ swap;
+            values[network[c][1]] = b ^ swap;
+        }
+    } else {
+        for (int64_t i = 1; i < n; i++) {
+            const int64_t value = values[i];
+            int64_t m = i;
+            for (; m > 0 && values[m - 1] > value; m--)
+                values[m] = values[m - 1];
+            values[m] = value;
+        }
+    }
+}
+
+/* Draw from one list into out[]; returns how many. */
+FS_INLINE int64_t fs_draw_list(const fs_weighted *hop, int64_t i, const fs_trials *trials, uint8_t (*network)[2], int n_network,
+                               int64_t *out)
+{
+    const int64_t degree = hop->degree[i];
+    const fs_column *columns = hop->first[i] < 0 ? NULL : hop->columns + hop->first[i];
+    int64_t n = hop->fanout;
+    if (!n)
+        return 0;
+    if (!fs_is_weighed(hop, i))
+        return fs_take_positive(columns, degree, out);
+    const int64_t any = trials->n_ahead ? trials->numbers[0] : 0; /* a column that is fetched */
+    if (columns[any].other == any && columns[any].least == 0)     /* all weights are 0 */
+        return 0;
+    if (hop->replace)
+        fs_draw_repeatedly(hop, columns, degree, trials, out);
+    else
+        n = fs_draw_distinct(hop, columns, degree, trials, out);
+    fs_sort_positions(out, n, hop->fanout, network, n_network, hop->scratch, degree);
+    return n;
+}
+
+FS_INLINE void fs_draw_weighted(fs_weighted *hop, int64_t i, int64_t end)
+{
+    fs_trials trials[FS_WEIGHTED_CHUNK];
+    uint8_t network[FS_NETWORK][2];
+    const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
+    int64_t e = hop->n_edges, missing = hop->n_missing;
+    for (; i < end; i += FS_WEIGHTED_CHUNK) {
+        const int64_t stop = end - i < FS_WEIGHTED_CHUNK ? end : i + FS_WEIGHTED_CHUNK;
+        for (int64_t k = i; k < stop; k++)
+            fs_prepare(hop, k, &trials[k - i]);
+        for (int64_t k = i; k < stop; k++) {
+            const int64_t place = hop->place[k], n = fs_draw_list(hop, k, &trials[k - i], network, n_network, hop->src + e);
+            for (int64_t j = e; j < e + n; j++) {
+                hop->src[j] = place < 0 ? place - hop->src[j] : place + hop->src[j];
+                hop->dst[j] = k;
+            }
+            e += n;
+            missing += place < 0 ? n : 0;
+        }
+    }
+    hop->n_edges = e;
+    hop->n_missing = missing;
+}
+
+static void fs_draw_weighted_plain(fs_weighted *hop, int64_t i, int64_t end)
+{
+    fs_draw_weighted(hop, i, end);
+}
+
+#if defined(__x86_64__)
+FS_AVX2 static void fs_draw_weighted_avx2(fs_weighted *hop, int64_t i, int64_t end)
+{
+    fs_draw_weighted(hop, i, end);
+}
+
+FS_AVX512 static void fs_draw_weighted_avx512(fs_weighted *hop, int64_t i, int64_t end)
+{
+    fs_draw_weighted(hop, i, end);
+}
+#endif
+
+fs_draw_weighted_fn fs_choose_draw_weighted(int level)
+{
+#if defined(__x86_64__)
+    const int vectors = fs_vectors(level);
+    if (vectors)
+        return vectors == 2 ? fs_draw_weighted_avx512 : fs_draw_weighted_avx2;
+#endif
+    return fs_draw_weighted_plain;
+}
+
+/* ---------------------------------------------------------------- weights and tables */
+
+int64_t fs_first_bad_weight(const double *weights, int64_t n, int64_t *zeros)
+{
+    int64_t n_zeros = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (FS_RARE(!(weights[i] >= 0 && weights[i] <= DBL_MAX)))
+            return i;
+        n_zeros += weights[i] == 0;
+    }
+    *zeros = n_zeros;
+    return -1;
+}
+
+void fs_place_weights(const double *weights, int64_t first, int64_t n, const void *ids, int wide, int64_t n_ids, double *out)
+{
+    for (int64_t i = 0; i < n_ids; i++) {
+        const int64_t at = fs_record(ids, wide, i) - first;
+        if (at >= 0 && at < n)
+            out[i] = weights[at];
+    }
+}
+
+FS_INLINE void fs_put_column(double *entry, double least, int64_t other)
+{
+    const fs_column column = {(float)least, (int32_t)other};
+    memcpy(entry, &column, sizeof column);
+}
+
+/* A heavy edge's column that is made is a negative number; a light edge's is one below 1, as `other` has its exponent. */
+FS_INLINE int64_t fs_next_light(const double *shares, int64_t i, int64_t n)
+{
+    while (i < n && !(shares[i] >= 0 && shares[i] <= 1))
+        i++;
+    return i;
+}
+
+FS_INLINE int64_t fs_next_heavy(const double *shares, int64_t j, int64_t n)
+{
+    while (j < n && !(shares[j] > 1))
+        j++;
+    return j;
+}
+
+void fs_make_columns(double *weights, int64_t n)
+{
+    double most = 0, total = 0;
+    for (int64_t i = 0; i < n; i++)
+        most = weights[i] > most ? weights[i] : most;
+    if (!(most > 0)) {
+        for (int64_t i = 0; i < n; i++)
+            fs_put_column(&weights[i], 0, i);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        total += weights[i] / most; /* a sum of weights might be infinite */
+    for (int64_t i = 0; i < n; i++) {
+        const double share = weights[i] / most * ((double)n / total);
+        weights[i] = weights[i] > 0 && share < FLT_MIN ? FLT_MIN : share;
+    }
+    int64_t i = fs_next_light(weights, 0, n), j = fs_next_heavy(weights, 0, n), last = 0;
+    double rest = j < n ? weights[j] : 0; /* of the heavy edge */
+    while (j < n) {
+        last = j;
+        if (rest > 1 && i < n) {
+            rest -= 1 - weights[i];
+            fs_put_column(&weights[i], weights[i], j);
+            i = fs_next_light(weights, i + 1, n);
+            continue;
+        }
+        j = fs_next_heavy(weights, j + 1, n);
+        if (rest > 1 || j == n) { /* by rounding alone */
+            fs_put_column(&weights[last], 1, ~last);
+            rest = j < n ? weights[j] : 0;
+        } else {
+            fs_put_column(&weights[last], rest, ~j);
+            rest = weights[j] - (1 - rest);
+        }
+    }
+    for (; i < n; i = fs_next_light(weights, i + 1, n)) /* by rounding they are not quite 1 */
+        fs_put_column(&weights[i], weights[i] > 0, last);
+}

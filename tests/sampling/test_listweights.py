@@ -1,0 +1,322 @@
+"""Sampling by weight: against plain Python, whatever is in memory, in each form of the adjacency; what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featstore
+from featstore import EpochSampler, LaborSampler, Loader, NeighborSampler, ShadowSampler
+from featstore.errors import BudgetError
+from featstore.sampling.listweights import EDGE_WEIGHTS, ListWeights
+from tests.sampling.test_neighbor import same
+from tests.support.reference_sampling import Blocks, check_batch, grown
+from tests.support.reference_weighted import splitmix, weighted_positions
+from tests.support.typed import academic
+
+N, MEAN = 400, 30
+
+
+class Arrays:
+    """A graph whose edges are given in any order, with weights, some of them 0; its lists as they are stored."""
+
+    def __init__(self, seed: int = 0, n: int = N, mean: int = MEAN) -> None:
+        rng = np.random.default_rng(seed)
+        n_edges = n * mean
+        self.n, self.edges = n, np.stack([rng.integers(0, n, n_edges), (n * rng.random(n_edges) ** 3).astype(np.int64)])
+        self.weights = np.where(rng.random(n_edges) < 0.2, 0, rng.pareto(1.0, n_edges)).astype(np.float32)
+        order = np.lexsort((self.edges[0], self.edges[1]))
+        self.numbers, self.indices = order, self.edges[0][order]
+        self.indptr = np.searchsorted(self.edges[1][order], np.arange(n + 1))
+
+    def create(self, path: Path, **options: Any) -> Path:
+        features = {"w": self.weights, "column": self.weights[:, None], "wide": self.weights.astype(np.float64)}
+        features |= {"half": np.round(self.weights).clip(0, 1000).astype(np.float16), "two": np.stack([self.weights] * 2, 1)}
+        features |= {"count": np.ones(len(self.weights), np.int64)}
+        x = np.random.default_rng(1).standard_normal((self.n, 4)).astype(np.float32)
+        featstore.OutOfCoreGraph.from_edge_index(
+            path, self.edges, self.n, features={"x": x}, edge_features=features, progress=False, **options
+        ).close()
+        return path
+
+    def list_weights(self, node: int) -> list[float]:
+        return self.weights[self.numbers[self.indptr[node] : self.indptr[node + 1]]].astype(np.float64).tolist()
+
+    def expected(
+        self, seeds: list[int], fanouts: list[int], keys: tuple[int, int, int], replace: bool = False, redraw: bool = True
+    ) -> tuple[list[int], Blocks]:
+        def drawn(hop: int, nodes: list[int]) -> Iterator[tuple[int, int]]:
+            key = 0
+            for word in (*keys, hop):
+                key = splitmix(key, word)
+            for place, node in enumerate(nodes):
+                for position in weighted_positions(splitmix(key, node), self.list_weights(node), fanouts[hop], replace):
+                    yield place, int(self.indices[self.indptr[node] + position])
+
+        return grown(seeds, len(fanouts), drawn, redraw)
+
+
+ARRAYS = Arrays()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The graph in both forms; and with its edges in the order of the lists, so that there are no numbers of edges."""
+    folder = tmp_path_factory.mktemp("weights")
+    ordered = Arrays()
+    ordered.edges, ordered.weights = ordered.edges[:, ordered.numbers], ordered.weights[ordered.numbers]
+    return {
+        "csc": ARRAYS.create(folder / "csc"),
+        "chunked": ARRAYS.create(folder / "chunked", topology="chunked", chunk_bytes=4096),
+        "ordered": ordered.create(folder / "ordered"),
+    }
+
+
+def not_in_memory(sampler: NeighborSampler) -> None:
+    """Let the budget take the weights back."""
+    assert sampler._weights is not None
+    sampler._weights._give_back(0)
+    assert not sampler._weights.in_memory
+
+
+def variants(path: Path, fanouts: list[int], **options: Any) -> Iterator[tuple[featstore.OutOfCoreGraph, NeighborSampler]]:
+    """Yield samplers with weights and lists in memory, or some, or none."""
+    for lists in (None, 0.3, 1.0):
+        for edges in (False, True):
+            with featstore.open(path, memory="64MiB", threads=1) as g:
+                if lists:
+                    n_bytes = 8 * g.num_nodes + 4096 + int(lists * 3 * g.topology.nbytes)
+                    g.cache_neighbors(n_bytes, edges=edges)
+                for in_memory in (True, False):
+                    sampler = NeighborSampler(g, fanouts, edges=edges, weight="w", **options)
+                    assert sampler._weights is not None
+                    if not in_memory:
+                        not_in_memory(sampler)
+                    yield g, sampler
+
+
+@pytest.mark.parametrize("form", ["csc", "chunked", "ordered"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_equal_the_oracle_whatever_is_in_memory(stored: dict[str, Path], form: str, replace: bool) -> None:
+    seeds = np.random.default_rng(2).choice(N, 20, replace=False).tolist()
+    fanouts = [5, 12, 70]
+    for redraw in (True, False):
+        expected = ARRAYS.expected(seeds, fanouts, (3, 1, 4), replace, redraw)
+        for _, sampler in variants(stored[form], fanouts, replace=replace, seed=3, redraw=redraw):
+            batch = sampler.sample(torch.tensor(seeds), 1, 4)
+            check_batch(batch, expected, len(seeds), 1, 4)
+            if sampler.edges:
+                weights = ARRAYS.weights if form != "ordered" else ARRAYS.weights[ARRAYS.numbers]
+                ends = ARRAYS.edges if form != "ordered" else ARRAYS.edges[:, ARRAYS.numbers]
+                for block in batch.blocks:
+                    numbers = block.edge_pos.numpy()
+                    assert (weights[numbers] > 0).all()
+                    assert np.array_equal(ends[0][numbers], batch.input_ids[block.src].numpy())
+                    assert np.array_equal(ends[1][numbers], batch.input_ids[block.dst].numpy())
+
+
+@given(
+    seeds=st.lists(st.integers(0, N - 1), unique=True, max_size=6),
+    fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 5, 17, 65]), min_size=1, max_size=2),
+    replace=st.booleans(),
+    keys=st.tuples(*[st.integers(0, 2**64 - 1)] * 3),
+)
+def test_any_options_equal_the_oracle(small_weighted, seeds, fanouts, replace, keys) -> None:
+    sampler = NeighborSampler(small_weighted, fanouts, replace=replace, seed=keys[0], weight="w")
+    batch = sampler.sample(torch.tensor(seeds, dtype=torch.int64), *keys[1:])
+    check_batch(batch, ARRAYS.expected(seeds, fanouts, keys, replace), len(seeds), *keys[1:])
+
+
+@pytest.fixture(scope="module")
+def small_weighted(stored: dict[str, Path]) -> Iterator[featstore.OutOfCoreGraph]:
+    with featstore.open(stored["csc"], memory="64MiB", threads=1) as g:
+        yield g
+
+
+def test_lists_are_taken_whole_but_for_weights_of_zero(small_weighted: featstore.OutOfCoreGraph) -> None:
+    batch = NeighborSampler(small_weighted, [-1], edges=True, weight="w").sample(torch.arange(N))
+    numbers = np.sort(batch.blocks[0].edge_pos.numpy())
+    assert np.array_equal(numbers, np.flatnonzero(ARRAYS.weights > 0))
+    positive = np.bincount(ARRAYS.edges[1], ARRAYS.weights > 0, N)
+    block = NeighborSampler(small_weighted, [20], weight="w").sample(torch.arange(N)).blocks[0]
+    assert np.array_equal(np.bincount(block.dst, minlength=N), np.minimum(positive, 20))
+    assert (positive < 20).any()
+
+
+def test_shapes_and_dtypes_of_a_weight(small_weighted: featstore.OutOfCoreGraph) -> None:
+    g, seeds = small_weighted, torch.arange(0, N, 7)
+    expected = NeighborSampler(g, [5, 5], weight="w").sample(seeds)
+    for name in ("column", "wide"):
+        assert same(NeighborSampler(g, [5, 5], weight=name).sample(seeds), expected)
+    half = NeighborSampler(g, [-1], edges=True, weight="half")
+    for in_memory in (True, False):
+        if not in_memory:
+            not_in_memory(half)
+        numbers = half.sample(torch.arange(N)).blocks[0].edge_pos.numpy()
+        assert np.array_equal(np.sort(numbers), np.flatnonzero(np.round(ARRAYS.weights)))
+
+
+def test_what_is_no_weight_is_refused(small_weighted: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
+    for name, kind, message in (
+        ("v", KeyError, "no edge feature 'v'; there is 'column', 'count'"),
+        ("count", TypeError, "'count' is of torch.int64; weights are float16"),
+        ("two", ValueError, "'two' has the shape \\[12000, 2\\]"),
+        (3, TypeError, "weight is the name of an edge feature, not 3"),
+    ):
+        with pytest.raises(kind, match=message):
+            NeighborSampler(small_weighted, [5], weight=name)  # type: ignore[arg-type]
+    for number, bad in enumerate((-1.0, np.nan, np.inf)):
+        graph = Arrays(1, 50, 4)
+        graph.weights[[77, 99]] = bad
+        with featstore.open(graph.create(tmp_path / str(number)), memory="64MiB") as g:
+            with pytest.raises(ValueError, match=f"edge 77 has {bad} in edge feature 'w'; weights are finite"):
+                NeighborSampler(g, [5], weight="w")
+            assert EDGE_WEIGHTS not in g.memory_report()
+    for sampler in (LaborSampler, EpochSampler):
+        with pytest.raises(TypeError, match="weight"):
+            sampler(small_weighted, [5], weight="w")
+
+
+def test_samplers_of_a_graph_share_weights(stored: dict[str, Path]) -> None:
+    with featstore.open(stored["csc"], memory="64MiB") as g:
+        first, second = (NeighborSampler(g, fanouts, weight="w") for fanouts in ([5], [3, 3]))
+        other = NeighborSampler(g, [5], weight="wide")
+        assert first._weights is second._weights
+        assert first._weights is not other._weights
+        held = 4096 * -(-8 * g.num_edges // 4096)
+        assert g.memory_report()[EDGE_WEIGHTS] == 2 * held
+        again = pickle.loads(pickle.dumps(first))
+        assert repr(again) == repr(first) == "NeighborSampler(fanouts=[5], replace=False, seed=0, weight='w')"
+        assert same(again.sample(torch.arange(9)), first.sample(torch.arange(9)))
+        again.graph.close()
+        del first, second, other, again
+        assert EDGE_WEIGHTS not in g.memory_report()
+
+
+def test_weights_are_given_back_and_not_kept_in_little_memory(stored: dict[str, Path]) -> None:
+    seeds = torch.arange(0, N, 9)
+    with featstore.open(stored["csc"], memory="64MiB", threads=1) as g:
+        sampler = NeighborSampler(g, [5, 5], weight="w")
+        expected = sampler.sample(seeds)
+        assert g.memory_report().holders[EDGE_WEIGHTS].on_loan_bytes == g.memory_report()[EDGE_WEIGHTS]
+        held = g.budget.reserve("another", g.budget.available + g.budget.on_loan)
+        assert EDGE_WEIGHTS not in g.memory_report()
+        held.release()
+        assert same(sampler.sample(seeds), expected)
+        assert ListWeights.of(g, "w", [("_", "_", "_")]) is sampler._weights
+        assert sampler._weights is not None
+        with sampler._weights._using():
+            sampler._weights._keep()
+            with pytest.raises(BudgetError):
+                g.budget.reserve("another", g.budget.available + g.budget.on_loan)
+        least = g.budget.used
+    with featstore.open(stored["csc"], memory=least + (1 << 20), threads=1) as g:
+        with g.budget.reserve("another", g.budget.available - 150_000):
+            sampler = NeighborSampler(g, [5, 5], weight="w")
+            assert sampler._weights is not None
+            assert not sampler._weights.in_memory
+        assert same(sampler.sample(seeds), expected)
+
+
+def test_lists_longer_than_a_turn_and_weights_in_parts(
+    stored: dict[str, Path], monkeypatch: pytest.MonkeyPatch, small_weighted: featstore.OutOfCoreGraph
+) -> None:
+    from featstore.sampling import listweights
+
+    expected = NeighborSampler(small_weighted, [5, 20], weight="w").sample(torch.arange(N))
+    for name, value in (("_LEAST", 50), ("_MOST", 50), ("_PIECE", 61)):
+        monkeypatch.setattr(listweights, name, value)
+    with featstore.open(stored["csc"], memory="64MiB", threads=1) as g:
+        monkeypatch.setattr(listweights, "_SHARE", 1)
+        with g.budget.reserve("another", g.budget.available - 120_000):
+            sampler = NeighborSampler(g, [5, 20], weight="w")
+            assert sampler._weights is not None
+            assert sampler._weights.in_memory
+        assert same(sampler.sample(torch.arange(N)), expected)
+        not_in_memory(sampler)
+        assert same(sampler.sample(torch.arange(N)), expected)
+
+
+def test_several_types(tmp_path: Path) -> None:
+    graph = academic(papers=300)
+    rng = np.random.default_rng(0)
+    for key, pairs in graph.edges.items():
+        weights = np.where(rng.random(pairs.shape[1]) < 0.3, 0, rng.random(pairs.shape[1])).astype(np.float32)
+        graph.edge_features[key] = {"w": weights}
+    batches = []
+    with graph.create(tmp_path / "g") as g:
+        for in_memory in (True, False):
+            for disjoint in (False, True):
+                sampler = NeighborSampler(g, [4, 3], edges=True, weight="w", disjoint=disjoint)
+                if not in_memory:
+                    not_in_memory(sampler)
+                paper = g.types.nodes["paper"]
+                batch = sampler.sample(torch.arange(paper.first, paper.first + 50))
+                batches.append(batch)
+                kinds = list(g.types.edges.values())
+                for number, block in enumerate(batch.blocks):
+                    kind = kinds[number % len(kinds)]
+                    numbers = block.edge_pos.numpy() - kind.first_edge
+                    assert (graph.edge_features[kind.key]["w"][numbers] > 0).all()
+                    sources = batch.nodes[block.src].numpy() - kind.src.first
+                    assert np.array_equal(graph.edges[kind.key][0][numbers], sources)
+                    positive = np.bincount(graph.edges[kind.key][1], graph.edge_features[kind.key]["w"] > 0, kind.dst.n)
+                    drawn, owners = np.bincount(block.dst, minlength=block.n_dst), batch.nodes[: block.n_dst].numpy()
+                    of_type = (owners >= kind.dst.first) & (owners < kind.dst.stop)
+                    fanout = [4, 3][::-1][number // len(kinds)]
+                    assert np.array_equal(drawn[of_type], np.minimum(positive[owners[of_type] - kind.dst.first], fanout))
+        assert same(batches[0], batches[2])
+        assert same(batches[1], batches[3])
+        only = {key: [3, 3] for key in list(graph.edges)[:1]}
+        assert len(NeighborSampler(g, only, weight="w")._weights._of_types) == 1
+        with pytest.raises(KeyError, match="no edge feature 'author,writes,paper/v'"):
+            NeighborSampler(g, [3], weight="v")
+
+
+def test_subgraphs_of_weighted_draws(small_weighted: featstore.OutOfCoreGraph) -> None:
+    g, seeds = small_weighted, torch.arange(0, N, 40)
+    shadow = ShadowSampler(g, [4, 4], weight="w", seed=5)
+    assert shadow.sample(seeds).input_ids.equal(
+        NeighborSampler(g, [4, 4], seed=5, redraw=False, weight="w").sample(seeds).input_ids
+    )
+    assert repr(shadow).endswith("weight='w')")
+    assert same(pickle.loads(pickle.dumps(shadow)).sample(seeds), shadow.sample(seeds))
+    disjoint = NeighborSampler(g, [4, 4], disjoint=True, weight="w").sample(seeds)
+    assert len(disjoint.nodes) > len(disjoint.input_ids)
+
+
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
+def test_loaders_deliver_the_sampled_batches(stored: dict[str, Path], tmp_path: Path, strategy: str) -> None:
+    with featstore.open(stored["chunked"], memory="64MiB", threads=2) as g:
+        sampler = NeighborSampler(g, [5, 5], edges=True, weight="w", seed=2)
+        options: dict[str, Any] = {} if strategy == "ondemand" else {"run_dir": tmp_path}
+        made = getattr(featstore, {"ondemand": "OnDemand", "superbatch": "Superbatch", "streamed": "Streamed"}[strategy])
+        with Loader(
+            g, sampler, torch.arange(N), batch_size=60, features="x", edge_features=("w",), strategy=made(**options), threads=2
+        ) as loader:
+            n = 0
+            for batch in loader:
+                expected = sampler.sample(batch.seeds, 0, batch.index)
+                assert batch.input_ids.equal(expected.input_ids)
+                for rows, block in zip(batch.edge_features["w"], batch.blocks, strict=True):
+                    assert (rows > 0).all()
+                    assert np.array_equal(rows.numpy(), ARRAYS.weights[block.edge_pos.numpy()])
+                n += 1
+            assert n == 7
+
+
+def test_packs_of_weighted_samples(stored: dict[str, Path], tmp_path: Path) -> None:
+    with featstore.open(stored["csc"], memory="64MiB", threads=1) as g:
+        sampler = NeighborSampler(g, [5, 5], weight="w", seed=2)
+        pack = featstore.sample_offline(g, sampler, torch.arange(N), 100, path=tmp_path / "pack")
+        with Loader(g, strategy=featstore.Packed(pack), features="x") as loader:
+            for batch in loader:
+                assert batch.input_ids.equal(sampler.sample(batch.seeds, 0, batch.index).input_ids)
