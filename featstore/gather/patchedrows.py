@@ -25,6 +25,7 @@ Uint8s = npt.NDArray[np.uint8]
 T = TypeVar("T")
 
 _FEW = 8  # segments that are read one by one
+_LONG_PAGES = 128  # of a mean segment: a drive reaches its bandwidth
 
 
 class Segments(NamedTuple):
@@ -280,6 +281,11 @@ class PatchedRows:
         return cost
 
     # -- pages -------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_long_runs(self) -> bool:
+        """Whether a stream of all pages reads in long pieces; else :meth:`read` is faster, which reads over patched blocks."""
+        return len(self._starts) * _LONG_PAGES <= int(self._ends[-1]) * self._unit_pages
 
     def stream(self, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> PageStream:
         """Open runs of pages as one stream, in which each page comes from the file that has it; see :class:`PageStream`."""

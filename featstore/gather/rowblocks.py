@@ -104,7 +104,7 @@ def _reading(source: RowSource, budget: Budget, first: int, n: int, held_bytes: 
     ``held_bytes`` are left free, beside what reading takes.
     """
     file, at = (source.whole, source.first) if isinstance(source, SourceRange) else (source, 0)
-    if not isinstance(file, (RowFile, PatchedRows)):
+    if not isinstance(file, (RowFile, PatchedRows)) or (isinstance(file, PatchedRows) and not file.has_long_runs):
 
         def gather(begin: int, count: int, out: Uint8s) -> None:
             source.gather(range(begin, begin + count), out)
