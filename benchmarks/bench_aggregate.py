@@ -27,7 +27,7 @@ from r22 import Workload, generate
 from scipy.sparse import csr_array
 
 import featstore
-from featstore.graph.aggregate import aggregate
+from featstore.graph.derive.aggregate import aggregate
 from featstore.graph.passes import PassCosts
 from featstore.ranks import Meeting
 

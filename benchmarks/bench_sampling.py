@@ -29,7 +29,7 @@ from r22 import Workload, generate
 import featstore
 from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler

@@ -77,6 +77,7 @@ __all__ = [
     "Strategy",
     "Streamed",
     "Superbatch",
+    "UnknownNameError",
     "VersionError",
     "Workload",
     "available_partitioners",

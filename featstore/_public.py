@@ -31,6 +31,7 @@ from featstore.errors import (
     PerformanceWarning as PerformanceWarning,
     PluginError as PluginError,
     StaleError as StaleError,
+    UnknownNameError as UnknownNameError,
     VersionError as VersionError,
 )
 from featstore.gather.plan import Changeset as Changeset

@@ -25,6 +25,7 @@ __all__ = [
     "PerformanceWarning",
     "PluginError",
     "StaleError",
+    "UnknownNameError",
     "VersionError",
 ]
 
@@ -104,6 +105,13 @@ class VersionError(FormatError):
 
 class StaleError(FormatError):
     """A file was made from other data than the data with which it is used."""
+
+
+class UnknownNameError(FeatstoreError, KeyError):
+    """Names belong to no node; the message lists the first of them and says how many there are."""
+
+    def __str__(self) -> str:  # KeyError's would be that of repr()
+        return str(self.args[0])
 
 
 class ClosedError(FeatstoreError, ValueError):

@@ -167,8 +167,8 @@ PIECES = (
     "featstore.creation.inputedges._CHECK_BYTES",
     "featstore.graph.adjacency.PIECE_NODES",
     "featstore.partitioning.export._PIECE_NODES",
-    "featstore.graph.neighborcache._CHUNK_NODES",
-    "featstore.graph.neighborcache._READ_EDGES",
+    "featstore.graph.neighbors.neighborcache._CHUNK_NODES",
+    "featstore.graph.neighbors.neighborcache._READ_EDGES",
     "featstore.graph.partadjacency.PIECE_NODES",
     "featstore.topology.part._PIECE_NODES",
     "featstore.topology.partarrays._PIECE",
@@ -219,6 +219,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         path, indptr, indices, features={"x": x, "h": h}, node_data={"y": y, "train_idx": train_idx}, progress=False
     ).close()
     return SimpleNamespace(path=path, indptr=indptr, indices=indices, x=x, h=h, y=y, train_idx=train_idx, num_nodes=n)
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """20,000 nodes with 2.4 MB of lists, and rows of a byte: ``path, indptr, indices``."""
+    import featstore
+
+    n = 20_000
+    indptr, indices = make_graph(n, 30.0)
+    path = tmp_path_factory.mktemp("wide") / "graph"
+    x = np.arange(n, dtype=np.uint8).reshape(n, 1)
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
+    return SimpleNamespace(path=path, indptr=indptr, indices=indices)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from featstore.cli.arguments import add_making, edge_type, open_graph, positive
 from featstore.cli.output import print_result
 from featstore.config import format_size
-from featstore.graph.aggregate import edges_to_aggregate
+from featstore.graph.derive.aggregate import edges_to_aggregate
 from featstore.graph.passes import OPS
 from featstore.topology.types import edge_name, qualified
 

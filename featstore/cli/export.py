@@ -1,4 +1,4 @@
-"""``featstore export``: a self-reliant part as a dataset of its own, for another machine."""
+"""``featstore export``: a self-reliant part as a dataset of its own, or all fields and edges as plain files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from featstore.cli.arguments import add_opening, add_path, open_graph, size
 from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
 from featstore.partitioning.export import export
+from featstore.registry import adapter
 from featstore.storage.catalog import TOPOLOGIES, current_catalog
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_path(parser, "output", metavar="PATH", help="directory of the new dataset")
+    add_path(parser, "output", metavar="PATH", help="directory of the new dataset, or of the files")
     add_opening(parser)
-    parser.add_argument("--part", type=int, required=True, metavar="N", help="number of the part, from 0")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--part", type=int, metavar="N", help="number of the part, from 0, that becomes a dataset of its own")
+    what.add_argument("--form", choices=["npy", "parquet"], help="write features, node data and edges as files of this form")
+    parser.add_argument("--no-edges", action="store_true", help="with --form: neither edges nor their features")
     parser.add_argument("--name", help="name of the kept parts (default: the self-reliant ones that were kept last)")
     parser.add_argument("--topology", choices=TOPOLOGIES, help="form of the new adjacency (default: that of the dataset)")
     parser.add_argument("--chunk-bytes", type=size, metavar="SIZE", help="with chunked: size of a chunk, a multiple of 4KiB")
@@ -25,8 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export the part, and print what it has."""
+    """Export the part, or the files, and print what there is."""
     begin = time.perf_counter()
+    if options.form is not None:
+        return _run_files(options, begin)
+    if options.no_edges:
+        raise ValueError("--no-edges is for --form: a part has edges")
     form = {"topology": options.topology, "chunk_bytes": options.chunk_bytes}
     with open_graph(options.path, options) as graph:
         part = export(
@@ -50,4 +58,20 @@ def run(options: argparse.Namespace) -> int:
         f"{form_text(result)}; {part.n_dropped:,} nodes dropped; {result['seconds']:.1f} s"
     )
     print_result(options, result, text)
+    return 0
+
+
+def _run_files(options: argparse.Namespace, begin: float) -> int:
+    """Write the files, and list them."""
+    for name in ("name", "topology", "chunk_bytes", "overwrite"):
+        if getattr(options, name):
+            raise ValueError(f"--{name.replace('_', '-')} is for --part: leave it out")
+    with open_graph(options.path, options) as graph:
+        files = adapter("datasets").export(
+            graph, options.output, options.form, edges=not options.no_edges, progress=not options.json
+        )
+    result = {"path": options.output, "files": files, "seconds": round(time.perf_counter() - begin, 3)}
+    print_result(
+        options, result, "\n".join([f"{options.output}:", *(f"  {each}" for each in files), f"{result['seconds']:.1f} s"])
+    )
     return 0

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from featstore.cli.arguments import add_making, add_path, check_feature, open_graph
-from featstore.cli.heterosage import HeteroSAGE
 from featstore.cli.model import HeteroSizes, ModelSizes, load_model
 from featstore.cli.output import print_result
+from featstore.cli.sage import HeteroSAGE
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.inference.infer import infer

@@ -13,8 +13,11 @@ from featstore.cli.packs import describe_pack, describe_types, fanouts_text, lay
 from featstore.config import format_size
 from featstore.estimate import copies, tablespeed
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.feature import FeatureStore
+from featstore.idmaps.idmap import map_of, maps_of
 from featstore.pack.offline import Pack
 from featstore.storage.drive import kept_speed
+from featstore.topology.types import ONE_NODE
 
 __all__ = ["PATH", "add_arguments", "describe", "description", "run"]
 
@@ -30,7 +33,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
     catalog = graph.snapshot.catalog
     features, edge_features = (
         {
-            name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": store.nbytes}
+            name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": _bytes(graph, store)}
             for name, store in stores.items()
         }
         for stores in (graph.features, graph.edge_features)
@@ -39,6 +42,8 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
         for name, tensor in graph.node_data.items()
     }
+    for name, inputs in graph.stale_features.items():
+        features[name]["stale"] = inputs
     form = describe_form(graph.path, catalog)
     disk = sum(
         entry.stat().st_size
@@ -56,12 +61,29 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "node_data": data,
         "edge_features": edge_features,
         **_own_part(graph),
+        **_id_maps(graph),
         "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
         "disk_bytes": disk,
         "drive": kept_speed(catalog),
         "copies": catalog.extra.get(copies.KEY),
         "tables": catalog.extra.get(tablespeed.KEY),
     }
+
+
+def _bytes(graph: OutOfCoreGraph, store: FeatureStore) -> int:
+    """Count the bytes of the rows that are there: an exported part has those of its nodes alone."""
+    part = graph.own_part
+    return store.nbytes if part is None else store.nbytes // len(store) * part.n_nodes
+
+
+def _id_maps(graph: OutOfCoreGraph) -> dict[str, Any]:
+    """Describe the maps of names to ids, if there are any."""
+    maps = {}
+    for of in maps_of(graph.catalog):
+        found = map_of(graph.catalog, of, graph.types.nodes[of].n, graph.path) if of in graph.types.nodes else None
+        if found is not None:
+            maps[of] = {"kind": found.kind, "names": found.n, "bytes": found.n_bytes}
+    return {"ids": maps} if maps else {}
 
 
 def _own_part(graph: OutOfCoreGraph) -> dict[str, Any]:
@@ -89,9 +111,14 @@ def description(result: dict[str, Any]) -> str:
     for what in ("features", "node_data", "edge_features"):
         for name, field in result[what].items():
             size = f", {format_size(field['bytes'])}" if "bytes" in field else ""
+            if "stale" in field:
+                size += f", stale: made of an earlier {', '.join(map(repr, field['stale']))}"
             lines.append(
                 f"  {what.replace('_features', ' data').replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}"
             )
+    for name, ids in result.get("ids", {}).items():
+        of = "" if name == ONE_NODE else f"{name}: "
+        lines.append(f"  ids        {of}{ids['names']:,} names, {ids['kind']}, {format_size(ids['bytes'])}")
     lines += [f"  parts      {name}: {kept['parts']:,} by {kept['method']}" for name, kept in result["parts"].items()]
     if (drive := result["drive"]) is not None:
         lines.append(

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from featstore.cli.heterosage import HeteroSAGE
-from featstore.cli.sage import GraphSAGE
+from featstore.cli.sage import GraphSAGE, HeteroSAGE
 from featstore.errors import FormatError
 from featstore.storage.sections import SectionFile, replacing
 from featstore.topology.types import EdgeKey

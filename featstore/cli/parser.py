@@ -15,11 +15,12 @@ USER_ERROR = 2
 
 COMMANDS = {
     "create": "make a dataset from .npy files",
+    "import": "make a dataset from the files of a published data set",
     "info": "print what a dataset, or a pack, holds",
     "verify": "check every byte of a dataset, or of a pack, against its checksums, and its structure",
     "convert": "store the adjacency in another form: in chunks, or with its offsets apart (csc)",
     "partition": "divide the nodes into parts with few edges between them, for partition batches",
-    "export": "write a self-reliant part as a dataset of its own, for another machine",
+    "export": "write a self-reliant part as a dataset of its own, for another machine; or all fields and edges as plain files",
     "plan": "find out ahead what training would load, to choose a policy and a budget",
     "pack": "sample epochs ahead, once, and pack the rows that their batches need",
     "train": "train a GraphSAGE on a dataset within a memory budget",

@@ -7,7 +7,22 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from featstore.cli import aggregate, bench, convert, create, doctor, export, infer, info, pack, partition, plan, train, verify
+from featstore.cli import (
+    aggregate,
+    bench,
+    convert,
+    create,
+    doctor,
+    export,
+    importing,
+    infer,
+    info,
+    pack,
+    partition,
+    plan,
+    train,
+    verify,
+)
 from featstore.cli.arguments import add_path
 from featstore.cli.output import advice_on_damage, one_line
 from featstore.cli.parser import COMMANDS, USER_ERROR, Parser, make_parser, with_values
@@ -16,7 +31,7 @@ from featstore.errors import CorruptionError, FeatstoreError
 __all__ = ["command_parser", "run"]
 
 _MODULES: tuple[Any, ...] = (
-    *(create, info, verify, convert, partition, export, plan),
+    *(create, importing, info, verify, convert, partition, export, plan),
     *(pack, train, aggregate, infer, doctor, bench),
 )
 
@@ -54,12 +69,16 @@ def command_parser(arguments: Sequence[str] = ()) -> Parser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for (name, text), module in zip(COMMANDS.items(), _MODULES, strict=True):
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        if module is importing:  # FOLDER comes before DATASET
+            importing.add_source(made)
         default = getattr(module, "DEFAULT_PATH", None)
         optional = {} if default is None else {"nargs": "?", "default": default}
         add_path(made, "path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"), **optional)
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         if module is train:
             train.add_arguments(made, train.named_strategy(arguments))
+        elif module is importing:
+            importing.add_arguments(made, importing.named_source(arguments))
         else:
             module.add_arguments(made)
         made.set_defaults(run=module.run, parser=made)

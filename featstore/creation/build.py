@@ -20,7 +20,7 @@ from featstore.creation.extsort import PairSorter, sort_keys
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import check_edge_rows, open_fields, total_bytes
 from featstore.creation.source import ArrayLike, Source
-from featstore.creation.topologyfiles import Form, WrittenField, open_topology_files
+from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, open_topology_files, stored_ids
 from featstore.errors import BudgetError
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
@@ -31,7 +31,18 @@ from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.topology.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.topology.types import Types
 
-__all__ = ["LEAST_MEMORY", "Builder", "TopologyWriter", "build_memory", "create", "file_stem", "from_edge_index", "write_pairs"]
+__all__ = [
+    "LEAST_MEMORY",
+    "Builder",
+    "TopologyWriter",
+    "build_memory",
+    "count_ids",
+    "create",
+    "field_stem",
+    "file_stem",
+    "from_edge_index",
+    "write_pairs",
+]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -45,6 +56,11 @@ def file_stem(name: str, dot: str = ".") -> str:
     if len(stem) > 100:  # file names have at most 255 bytes, and a letter can take 12
         stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
     return stem
+
+
+def field_stem(prefix: str, name: str) -> str:
+    """Make the beginning of the name of a field's file, given the beginning of its key, such as ``"node/paper"``."""
+    return f"{_prefix(prefix)}.{file_stem(name)}"
 
 
 def _prefix(key: str) -> str:
@@ -61,15 +77,19 @@ class Builder:
         self.memory = memory
         self.progress = progress
         self.block_bytes = max(64 << 10, min(32 << 20, memory // 16))
+        self.buffer_bytes = max(64 << 10, min(4 << 20, memory // 32))  # of a writer
         self.step = max(1024, memory // 128)  # nodes, or edges, processed at a time
         self.files: dict[str, FileRecord] = {}
         self.fields: dict[str, FieldRecord] = {}
 
     def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
         """Open a writer for a field's file."""
-        buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
         file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
-        return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
+        return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=self.buffer_bytes)
+
+    def field_writer(self, key: str, role: str, name: str, row_bytes: int, dtype: str) -> RowFileWriter:
+        """Open a writer for the file of a field of a type of nodes or edges, or of several, as ``node/paper,author``."""
+        return self.writer(_prefix(key), name, choose_layout(row_bytes), role, dtype)
 
     def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
         """Record a committed file as the only file of the field ``key``."""
@@ -78,7 +98,7 @@ class Builder:
 
     def add(self, key: str, role: str, name: str, source: Source) -> None:
         """Stream one field of a type of nodes or edges, whose key is ``key``: ``NODE`` or ``EDGE`` without named types."""
-        with self.writer(_prefix(key), name, choose_layout(source.row_bytes), role, source.dtype) as writer:
+        with self.field_writer(key, role, name, source.row_bytes, source.dtype) as writer:
             self._stream(source, writer)
             self.register(f"{key}/{name}", role, writer.commit(), source.shape)
 
@@ -90,20 +110,21 @@ class Builder:
         So a cache, a plan and a pass serve all of them. ``saying`` names the type in errors.
         """
         first = next(iter(sources.values()))
-        with self.writer(
-            _prefix("node/" + ",".join(sources)), name, choose_layout(first.row_bytes), "feature", first.dtype
-        ) as writer:
+        with self.field_writer("node/" + ",".join(sources), "feature", name, first.row_bytes, first.dtype) as writer:
             for kind, source in sources.items():
                 with saying(kind):
                     self._stream(source, writer)
-            file = writer.commit()
+            self.register_feature(name, writer.commit(), {kind: source.shape for kind, source in sources.items()})
+
+    def register_feature(self, name: str, file: FileRecord, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Record a committed file that holds a feature of some types of nodes, type after type."""
         self.files[file.name] = file
         at = 0
-        for kind, source in sources.items():
-            part = FieldPart(file.name, 0, source.n_rows, None if len(sources) == 1 else at)
+        for kind, shape in shapes.items():
+            part = FieldPart(file.name, 0, shape[0], None if len(shapes) == 1 else at)
             key = f"node/{kind}/{name}"
-            self.fields[key] = FieldRecord(key, "feature", file.dtype, source.shape, file.generation, (part,))
-            at += source.n_rows
+            self.fields[key] = FieldRecord(key, "feature", file.dtype, shape, file.generation, (part,))
+            at += shape[0]
 
     def _stream(self, source: Source, writer: RowFileWriter) -> None:
         for block in source.blocks(self.block_bytes):
@@ -143,7 +164,7 @@ class TopologyWriter:
     def __init__(self, builder: Builder, num_nodes: int, num_edges: int, form: Form, num_lists: int | None = None) -> None:
         self._builder = builder
         self._n = num_nodes
-        self._step = max(1024, builder.memory // 64)
+        self._step, self._chunk_bytes = max(1024, builder.memory // 64), form.chunk_bytes
         # Degrees are counted while ids are written, for as many nodes as a quarter of the memory holds; the rest later.
         self._degrees = np.zeros(min(num_nodes, max(1024, builder.memory // 32)), dtype=np.int64)
 
@@ -167,7 +188,7 @@ class TopologyWriter:
         self._files.write(begins, ids)
         self._edge_ids.write(edges, len(ids))
         if len(ids):
-            _count(ids, 0, self._degrees)
+            count_ids(ids, 0, self._degrees)
         self._builder.progress.add(ids.nbytes)
 
     def add_pairs(self, dst: Int64s, src: Int64s, edges: Int64s | None) -> None:
@@ -196,6 +217,11 @@ class TopologyWriter:
         self._write_degrees(fields)
         return self._files.n_edges
 
+    @staticmethod
+    def _ids_of(fields: list[WrittenField]) -> tuple[FileRecord, ...]:
+        """Select the files with the ids."""
+        return next(each.files for each in fields if each.name in RESUMABLE)
+
     def _write_degrees(self, fields: list[WrittenField]) -> None:
         degrees, low = self._degrees, 0
         with self._builder.writer("edge", "out_degree", choose_layout(8), "out_degree", "int64") as writer:
@@ -206,8 +232,8 @@ class TopologyWriter:
                     break
                 degrees = degrees[: self._n - low]
                 degrees[:] = 0
-                for ids in self._files.stored_ids(fields, self._builder.directory, self._step):
-                    _count(ids, low, degrees)
+                for ids in stored_ids(self._ids_of(fields), self._chunk_bytes, self._builder.directory, self._step):
+                    count_ids(ids, low, degrees)
             self._builder.register(f"{EDGE}/out_degree", "topology", writer.commit(), (self._n,))
 
     def __enter__(self) -> TopologyWriter:
@@ -218,7 +244,7 @@ class TopologyWriter:
         self._edge_ids.close()
 
 
-def _count(ids: Int64s, low: int, counts: Int64s) -> None:
+def count_ids(ids: Int64s, low: int, counts: Int64s) -> None:
     """Add the number of times that ``low + i`` occurs in ``ids`` to ``counts[i]``."""
     if low or len(counts) == 0 or int(ids.max(initial=0)) >= len(counts):
         ids = ids[(ids >= low) & (ids < low + len(counts))] - low
@@ -349,11 +375,13 @@ def write_pairs(
     cleaning: Cleaning,
     check: Callable[[int], None] = lambda n_edges: None,
     num_lists: int | None = None,
+    stored: Callable[[Int64s], None] = lambda dst: None,
 ) -> int:
     """Clean, sort and write edges; return their number.
 
     ``pairs(n)`` yields sources and destinations of at most ``n`` edges at a time; ``check(n_edges)`` is called before anything
     is written. With ``num_lists``, the destinations are numbers of lists; by default there is a list for each node.
+    ``stored(dst)`` is called with the destinations of edges that are stored, which ascend from call to call.
     """
     # If duplicates are removed, edges are numbered as they are stored, and carry no numbers.
     edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)
@@ -367,6 +395,7 @@ def write_pairs(
         check(n_edges)
         with TopologyWriter(builder, num_nodes, n_edges, form, num_lists) as writer:
             for dst, src, edges in cleaning.distinct(sorter.sorted()):
+                stored(dst)
                 writer.add_pairs(dst, src, edges)
             return writer.finish()
 

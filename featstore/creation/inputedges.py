@@ -17,7 +17,7 @@ import torch
 from featstore.creation.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.gather.arrays import as_array
 
-__all__ = ["CscInput", "PairInput"]
+__all__ = ["CscInput", "EdgeBlocks", "PairInput"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -151,11 +151,22 @@ def _integers(name: str, value: ArrayLike) -> Source:
 _FORMS = "an array [2, E], a tensor, lists, the path of a .npy file, or an iterable of blocks [2, k]"
 
 
+class EdgeBlocks:
+    """Blocks ``[2, k]`` of edges, whose number is announced: edges are then numbered, and progress shown, from the start."""
+
+    def __init__(self, num_edges: int, blocks: Iterable[Any]) -> None:
+        self.num_edges = num_edges
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._blocks)
+
+
 class PairInput:
     """Edges as pairs: ``edge_index``, int ``[2, num_edges]``, sources and destinations, or blocks of such shape.
 
-    ``num_edges`` is None for an iterable, whose number of edges is known only at its end. TypeError or ValueError for any other
-    input.
+    ``num_edges`` is None for an iterable, whose number of edges is known only at its end, unless it is an :class:`EdgeBlocks`.
+    TypeError or ValueError for any other input.
     """
 
     def __init__(self, edge_index: Any, num_nodes: int, n_destinations: int | None = None) -> None:
@@ -172,6 +183,8 @@ class PairInput:
         if isinstance(edge_index, (Source, np.ndarray, torch.Tensor)):
             _check_pairs(tuple(edge_index.shape), edge_index.dtype)
             self.num_edges = int(edge_index.shape[1])
+        elif isinstance(edge_index, EdgeBlocks):
+            self.num_edges = edge_index.num_edges
         elif not isinstance(edge_index, Iterable):
             raise TypeError(f"edge_index must be {_FORMS}, not {type(edge_index).__name__}")
         self._given = edge_index
@@ -186,7 +199,11 @@ class PairInput:
                 row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
                 raise _not_a_node(f"edge_index[{row}, {done + column}]", int(block[row, column]), int(self._bounds[row, 0]))
             done += ids.shape[1]
+            if self.num_edges is not None and done > self.num_edges:
+                raise ValueError(f"edge_index: the blocks hold more than the {self.num_edges} edges announced")
             yield ids[0], ids[1]
+        if self.num_edges is not None and done != self.num_edges:
+            raise ValueError(f"edge_index: the blocks hold {done} edges instead of the {self.num_edges} announced")
 
     def _blocks(self, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
         if isinstance(self._given, NpySource):

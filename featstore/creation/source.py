@@ -9,7 +9,8 @@ import mmap
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from numbers import Number
 from typing import Any, TypeAlias, cast
 
@@ -23,12 +24,23 @@ from featstore.gather.arrays import as_array
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
 from featstore.storage.format import DTYPES
 
-__all__ = ["ArrayLike", "NpySource", "Source", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
+__all__ = [
+    "ArrayLike",
+    "NpySource",
+    "Source",
+    "array_bytes",
+    "dtype_name",
+    "npy_header",
+    "numpy_dtype",
+    "open_source",
+    "torch_dtype",
+]
 
 UInt8s = npt.NDArray[np.uint8]
 
-# Inputs of create: an array, memmap, tensor or list; a path to a .npy file; or (shape, dtype, iterable of row blocks).
-ArrayLike: TypeAlias = "npt.ArrayLike | torch.Tensor | str | os.PathLike[str] | tuple[Any, Any, Iterable[Any]]"
+# Inputs of create: an array, memmap, tensor or list; a path to a .npy file; (shape, dtype, iterable of row blocks); or a Source,
+# within the library.
+ArrayLike: TypeAlias = "npt.ArrayLike | torch.Tensor | str | os.PathLike[str] | tuple[Any, Any, Iterable[Any]] | Source"
 
 _MAX_NPY_HEADER = 1 << 16
 # Further integer dtypes of inputs of the topology, which is stored as int32 or int64.
@@ -112,7 +124,7 @@ def _will_need(array: npt.NDArray[Any]) -> None:
             file.madvise(mmap.MADV_WILLNEED, page, start + array.nbytes - page)
 
 
-def _array_bytes(array: npt.NDArray[Any]) -> UInt8s:
+def array_bytes(array: npt.NDArray[Any]) -> UInt8s:
     """View rows as little-endian bytes; copy them only if needed."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     n = len(little)
@@ -136,7 +148,7 @@ class _SlicedSource(Source):
             rows, following = self._rows[first : first + step], self._rows[first + step : first + 2 * step]
             if isinstance(following, np.ndarray):
                 _will_need(following)
-            yield _array_bytes(rows) if isinstance(rows, np.ndarray) else _tensor_bytes(rows)
+            yield array_bytes(rows) if isinstance(rows, np.ndarray) else _tensor_bytes(rows)
 
 
 class _BlocksSource(Source):
@@ -180,7 +192,8 @@ class NpySource(Source):
         self._path = path
         fd, n_bytes = open_regular(path)
         try:
-            dtype, shape, self._fortran, self._start = _npy_header(fd, n_bytes, path)
+            read = partial(_pread, fd, path)
+            dtype, shape, self._fortran, self._start = npy_header(read, n_bytes, path)
         finally:
             close_quietly(fd)
         self._native = dtype
@@ -200,7 +213,7 @@ class NpySource(Source):
                     with contextlib.suppress(OSError):
                         os.posix_fadvise(fd, where, step * self.row_bytes, os.POSIX_FADV_WILLNEED)
                 block = self._fortran_rows(fd, first, k) if self._fortran else self._rows(fd, first, k)
-                yield _array_bytes(block)
+                yield array_bytes(block)
         finally:
             close_quietly(fd)
 
@@ -237,9 +250,16 @@ class NpySource(Source):
         return flat.reshape((k, *self.shape[1:]), order="F")
 
 
-def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """Read dtype, shape, whether Fortran order, and where the data starts; nothing is executed or unpickled."""
-    head = bytes(pread_exactly(fd, min(12, n_bytes), 0, path))
+def _pread(fd: int, path: str, n: int, offset: int) -> bytes:
+    return bytes(pread_exactly(fd, n, offset, path))
+
+
+def npy_header(read: Callable[[int, int], bytes], n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Read dtype, shape, whether Fortran order, and where the data starts; nothing is executed or unpickled.
+
+    ``read(n, offset)`` returns ``n`` of the ``n_bytes`` of the file ``path``.
+    """
+    head = read(min(12, n_bytes), 0)
     if head[:6] != b"\x93NUMPY":
         raise FormatError(f"{path}: not a .npy file", path)
     if len(head) < 12 or head[6] not in (1, 2, 3):
@@ -249,7 +269,7 @@ def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[
         raise FormatError(f"{path}: a .npy header cannot have {length} bytes", path)
     if start + length > n_bytes:
         raise CorruptionError("the .npy file ends within its header", path, n_bytes)
-    text = pread_exactly(fd, length, start, path)
+    text = read(length, start)
     try:
         header = ast.literal_eval(text.decode("utf-8" if head[6] == 3 else "latin1").strip())
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
@@ -273,6 +293,8 @@ def open_source(name: str, value: ArrayLike, *, wider: bool = False) -> Source:
     tensor ``[k, *shape[1:]]`` of that dtype. Raises TypeError for a dtype that the format lacks, ValueError for rows of no bytes,
     and FormatError, CorruptionError or OSError for a file.
     """
+    if isinstance(value, Source):
+        return value
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_quantized:
             raise TypeError(f"{name} must be a dense tensor, not {value.layout}")

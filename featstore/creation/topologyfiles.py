@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,10 +22,21 @@ from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.topology.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
 
-__all__ = ["ChunkedFiles", "CscFiles", "Form", "TopologyFiles", "WrittenField", "lists_in_order", "open_topology_files"]
+__all__ = [
+    "RESUMABLE",
+    "ChunkedFiles",
+    "CscFiles",
+    "Form",
+    "TopologyFiles",
+    "WrittenField",
+    "lists_in_order",
+    "open_topology_files",
+    "stored_ids",
+]
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
+RESUMABLE = ("indices", "chunks")  # the files that a later writer may go on with; all others are made anew
 # name, layout, dtype, stripe or "" -> the writer of the field's file, of that kind
 OpenWriter = Callable[[str, RowLayout, str, str], RowFileWriter]
 
@@ -127,12 +139,16 @@ class TopologyFiles(ABC):
         """
 
     @abstractmethod
-    def finish(self) -> list[WrittenField]:
-        """Complete the files, durably; lists that have not begun are empty."""
+    def go_on(self) -> None:
+        """Go on behind the ids that the writer of :data:`RESUMABLE` has already, as another one left them.
+
+        The next edge to write is ``n_edges``. The next list to begin is ``n_begun``, which may be a list of edges that are
+        written. Call this before anything is written.
+        """
 
     @abstractmethod
-    def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
-        """Yield all ids of finished files that lie in ``directory``, about ``step`` at a time, in order."""
+    def finish(self) -> list[WrittenField]:
+        """Complete the files, durably; lists that have not begun are empty."""
 
     def _rest(self) -> Iterator[Int64s]:
         """Yield the begins, piece by piece, of the lists that have not begun."""
@@ -177,6 +193,9 @@ class CscFiles(TopologyFiles):
             self._indices.write(_rows(ids, self.id_bytes))
             self.n_edges += len(ids)
 
+    def go_on(self) -> None:
+        self.n_edges = self._indices.n_rows
+
     def finish(self) -> list[WrittenField]:
         for begins in self._rest():
             self.write(begins, np.empty(0, np.int64))
@@ -185,11 +204,6 @@ class CscFiles(TopologyFiles):
             WrittenField("indptr", (self._indptr.commit(),), (self.num_lists + 1,)),
             WrittenField("indices", (self._indices.commit(),), (self.n_edges,)),
         ]
-
-    def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
-        with _opened(directory, fields[1].files[0]) as read:
-            for first in range(0, self.n_edges, step):
-                yield read(first, min(step, self.n_edges - first))
 
 
 class ChunkedFiles(TopologyFiles):
@@ -287,6 +301,19 @@ class ChunkedFiles(TopologyFiles):
         self._first_list, self._first_edge = self.n_begun, self.n_edges
         self._n_lists = self._n_ids = 0
 
+    def go_on(self) -> None:
+        header_words = HEADER_BYTES // self.id_bytes
+        with _opened(self._chunks.path, self.id_bytes) as read:
+            for chunk in range(0, self._chunks.n_rows, self.chunk_bytes // self.id_bytes):
+                words = read(chunk, header_words + 1)
+                header = words[:-1].astype(f"<i{self.id_bytes}").view("<i8")
+                self._waiting.append((int(header[2]), int(header[4])))
+                if header[3]:
+                    self._begin(int(header[4]) + int(words[-1]))
+                self.n_begun, self.n_edges = int(header[2] + header[3]), int(header[4] + header[5])
+                self._n_chunks += 1
+        self._first_list, self._first_edge = self.n_begun, self.n_edges
+
     def _next_file(self) -> None:
         """Complete the file of chunks, and begin the file of the next stripe."""
         self._full.append(self._chunks.commit())
@@ -302,30 +329,43 @@ class ChunkedFiles(TopologyFiles):
             self._next_file()
         self._waiting.append((self.num_lists, self.n_edges))
         self._begin(self.n_edges)
-        chunks, directory = (*self._full, self._chunks.commit()), self._directory.commit()
+        directory = self._directory.commit()
+        chunks = (*self._full, self._chunks.commit())
         return [
             WrittenField("chunks", chunks, (sum(file.n_rows for file in chunks),)),
             WrittenField("chunk_directory", (directory,), (directory.n_rows, 3)),
         ]
 
-    def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
-        header_words, chunk_words = HEADER_BYTES // self.id_bytes, self.chunk_bytes // self.id_bytes
-        for file in fields[0].files:
-            with _opened(directory, file) as read:
-                for chunk in range(0, file.n_rows, chunk_words):
-                    header = read(chunk, header_words).astype(f"<i{self.id_bytes}").view("<i8")
-                    at, n_ids = chunk + header_words + int(header[3]), int(header[5])
-                    for first in range(0, n_ids, step):
-                        yield read(at + first, min(step, n_ids - first))
+
+def stored_ids(files: Sequence[FileRecord], chunk_bytes: int, directory: str, step: int) -> Iterator[Int64s]:
+    """Yield all ids of the finished files ``indices`` or ``chunks`` in ``directory``, about ``step`` at a time, in order."""
+    for file in files:
+        id_bytes = file.layout.row_bytes
+        with _opened(f"{directory}/{file.name}", id_bytes) as read:
+            for at, n_ids in _runs_of_chunks(read, file.n_rows, chunk_bytes, id_bytes) if chunk_bytes else [(0, file.n_rows)]:
+                for first in range(0, n_ids, step):
+                    yield read(at + first, min(step, n_ids - first))
 
 
-def lists_in_order(begins: Iterator[Int64s], blocks: Iterable[npt.NDArray[Any]]) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
+def _runs_of_chunks(
+    read: Callable[[int, int], Int64s], n_words: int, chunk_bytes: int, id_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Yield where the ids of each chunk begin, and how many there are."""
+    header_words = HEADER_BYTES // id_bytes
+    for chunk in range(0, n_words, chunk_bytes // id_bytes):
+        header = read(chunk, header_words).astype(f"<i{id_bytes}").view("<i8")
+        yield chunk + header_words + int(header[3]), int(header[5])
+
+
+def lists_in_order(
+    begins: Iterator[Int64s], blocks: Iterable[npt.NDArray[Any]], n_edges: int = 0
+) -> Iterator[tuple[Int64s, npt.NDArray[Any]]]:
     """Pair begins of lists with ids, as :meth:`TopologyFiles.write` takes them: both come in pieces of any lengths, in order.
 
-    ``begins`` has the first edge of each list, ``blocks`` all ids. Begins of the last lists, if they are empty, may be left out.
+    ``begins`` has the first edge of each list, ``blocks`` all ids from the edge ``n_edges`` on. Begins of the last lists, if they
+    are empty, may be left out.
     """
     known: Int64s | None = np.empty(0, np.int64)
-    n_edges = 0
     for block in blocks:
         rest = block
         while len(rest):
@@ -335,19 +375,19 @@ def lists_in_order(begins: Iterator[Int64s], blocks: Iterable[npt.NDArray[Any]])
             now = np.empty(0, np.int64) if known is None else known
             n_lists = int(np.searchsorted(now, n_edges + len(rest)))
             # If more begins may follow, ids come only up to the last known begin.
-            n_ids = len(rest) if known is None or n_lists < len(now) else int(now[-1]) - n_edges
+            n_ids = len(rest) if known is None or n_lists < len(now) else max(0, int(now[-1]) - n_edges)
             yield now[:n_lists], rest[:n_ids]
             n_edges += n_ids
             rest = rest[n_ids:]
             known = None if known is None else now[n_lists:]
-    for _ in begins:  # of the last lists, which are empty; reading checks them
-        pass
+    for now in itertools.chain(() if known is None else (known,), begins):  # those of empty last lists are left out
+        if n_lists := int(np.searchsorted(now, n_edges)):
+            yield now[:n_lists], np.empty(0, np.int64)
 
 
 @contextlib.contextmanager
-def _opened(directory: str, file: FileRecord) -> Iterator[Callable[[int, int], Int64s]]:
-    """Read runs of a finished file of integers, as int64."""
-    path, width = f"{directory}/{file.name}", file.layout.row_bytes
+def _opened(path: str, width: int) -> Iterator[Callable[[int, int], Int64s]]:
+    """Read runs of a file of integers of ``width`` bytes, as int64."""
     fd, _ = open_regular(path)
 
     def read(first: int, n: int) -> Int64s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, EdgeType, Types, edge_name
 
-__all__ = ["Edges", "Nodes", "create_typed", "refuse_one_type"]
+__all__ = ["Edges", "Nodes", "check_types", "create_typed", "refuse_one_type"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -111,6 +111,11 @@ def _check_edges(edges: Any, nodes: Mapping[str, Nodes]) -> dict[EdgeKey, Edges]
             'edges must be a mapping of (source, relation, destination) to edges, such as {("author", "writes", "paper"): '
             f"edge_index}}, not {type(edges).__name__}"
         )
+    _check_edge_keys(edges, nodes)
+    return {key: given if isinstance(given, Edges) else Edges(given) for key, given in edges.items()}
+
+
+def _check_edge_keys(edges: Iterable[Any], nodes: Collection[Any]) -> None:
     for key in edges:
         with _of_edges(key):
             if not isinstance(key, tuple) or len(key) != 3:
@@ -122,7 +127,14 @@ def _check_edges(edges: Any, nodes: Mapping[str, Nodes]) -> dict[EdgeKey, Edges]
                     raise ValueError(f"there is no node type {end!r}; there is {', '.join(map(repr, nodes))}")
             if len(edge_name(key).encode()) > _MOST_NAME_BYTES:
                 raise ValueError(f"the name of an edge type has at most {_MOST_NAME_BYTES} bytes")
-    return {key: given if isinstance(given, Edges) else Edges(given) for key, given in edges.items()}
+
+
+def check_types(nodes: Collection[Any], edges: Iterable[Any]) -> None:
+    """Check names of types of nodes, and of edges between them; TypeError or ValueError names a wrong one."""
+    for name in nodes:
+        with _of_nodes(name):
+            _check_type_name(name)
+    _check_edge_keys(edges, nodes)
 
 
 def _check_type_name(name: object) -> None:

@@ -15,6 +15,7 @@ import torch
 from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, size_class
+from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.sources import RowSource, SourceRange
 from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -103,7 +104,7 @@ def _reading(source: RowSource, budget: Budget, first: int, n: int, held_bytes: 
     ``held_bytes`` are left free, beside what reading takes.
     """
     file, at = (source.whole, source.first) if isinstance(source, SourceRange) else (source, 0)
-    if not isinstance(file, RowFile):
+    if not isinstance(file, (RowFile, PatchedRows)):
 
         def gather(begin: int, count: int, out: Uint8s) -> None:
             source.gather(range(begin, begin + count), out)
@@ -140,7 +141,7 @@ def _pages(layout: RowLayout, begins: npt.NDArray[np.int64], ends: npt.NDArray[n
 class _StreamedRows:
     """Rows that come out of a stream of a file's pages, run after run. ``at`` is added to their numbers."""
 
-    def __init__(self, file: RowFile, at: int, stream: PageStream, scratch: Uint8s) -> None:
+    def __init__(self, file: RowFile | PatchedRows, at: int, stream: PageStream, scratch: Uint8s) -> None:
         self._file, self._at, self._stream, self._scratch = file, at, stream, scratch
         self._n_pages = 0  # taken out of the stream
 

@@ -87,7 +87,7 @@ def _as_numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def select(index: Any, shape: Sequence[int]) -> Selection | None:
-    """Take an index of rows of ``shape`` apart; None if it takes whole rows, which ``resolve_rows`` understands.
+    """Take an index of rows of ``shape``, no list, apart; None if it takes whole rows, which ``resolve_rows`` understands.
 
     Raises
     ------
@@ -97,9 +97,6 @@ def select(index: Any, shape: Sequence[int]) -> Selection | None:
         A part of the index is no index.
     """
     if not isinstance(index, tuple):
-        if isinstance(index, list):
-            array = as_index_array(index)
-            index = array if array.dtype.kind == "b" else index
         if index is not None and not (_is_mask(index) and index.ndim > 1):
             return None
         index = (index,)

@@ -14,7 +14,7 @@ from featstore.cache.base import StaticPolicy
 from featstore.config import check_flag
 from featstore.errors import FormatError
 from featstore.graph.base import StoredGraph
-from featstore.graph.listscores import WriteScores, scores_by_degrees
+from featstore.graph.neighbors.listscores import WriteScores, scores_by_degrees
 from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
@@ -23,7 +23,7 @@ from featstore.topology.base import Topology
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.listblocks import ListBlock
 
-__all__ = ["PIECE_NODES", "SHOWN_AFTER_S", "Adjacency"]
+__all__ = ["PIECE_NODES", "SHOWN_AFTER_S", "Adjacency", "write_edges"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -51,10 +51,11 @@ class Adjacency:
                     self._topology = load_topology(self._snapshot, graph.budget, bar.add)
             return self._topology
 
-    def bytes_to_come(self) -> int:
-        """Bound the bytes that the adjacency will hold after its first use; 0 if it is open already."""
+    def bytes_to_come(self, total: int | None = None) -> int:
+        """Bound the bytes that the adjacency will hold after its first use, in a budget of ``total`` bytes; 0 if it is open."""
         with self._graph.locked():
-            return 0 if self._topology is not None else held_bytes(self._snapshot, self._graph.budget.total)
+            total = self._graph.budget.total if total is None else total
+            return 0 if self._topology is not None else held_bytes(self._snapshot, total)
 
     def close(self) -> None:
         if self._topology is not None:
@@ -198,11 +199,11 @@ class Adjacency:
         with self._graph.or_closed():
             for block in blocks_in(topology, self._graph.budget, "edges", _MOST_BLOCK_BYTES):
                 edges = self._graph.pool.tensor((2, len(block.ids)), torch.int64)
-                _write_edges(block, edges.numpy())
+                write_edges(block, edges.numpy())
                 yield block.first_edge, edges
 
 
-def _write_edges(block: ListBlock, out: npt.NDArray[np.int64]) -> None:
+def write_edges(block: ListBlock, out: npt.NDArray[np.int64]) -> None:
     """Write the sources and destinations of a block's edges."""
     out[0] = block.ids
     for begin in range(0, len(block.offsets) - 1, _PIECE):

@@ -7,6 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -79,7 +80,19 @@ class StoredGraph(ShownAsTables, ABC):
         reopen: Callable[[], Any] | None = None,
     ) -> None:
         of = self.own_part if stores is self._stores else None
-        stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, self.options.threads, reopen, of)
+        change = None if reopen is None or self.own_part is not None else partial(self._change_rows, name)
+        if change is not None and stores is self._edge_stores:
+            change = partial(self._change_edge_rows, name)
+        threads = self.options.threads
+        stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen, of, change)
+
+    def _change_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
+        """Change rows of a feature of nodes, given by its full name; a dataset that can be changed does it."""
+        raise NotImplementedError(f"the rows of {name!r} cannot be changed in {self.path}")
+
+    def _change_edge_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
+        """Change rows of a feature of edges, given by its full name."""
+        raise NotImplementedError(f"the rows of {name!r} cannot be changed in {self.path}")
 
     def _list_features(self) -> None:
         self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)

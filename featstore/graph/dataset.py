@@ -14,15 +14,17 @@ from featstore.creation import build
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import StaleError
-from featstore.graph.aggregate import aggregate, default_name
+from featstore.graph.changing import ChangingDataset
+from featstore.graph.derive.aggregate import aggregate, default_name
 from featstore.graph.feature import FeatureStore
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.graph.opendataset import OpenDataset
 from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts
 from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
-from featstore.graph.verify import verify_files, verify_topology
+from featstore.graph.verify import verify_files, verify_patches, verify_topology
+from featstore.idmaps.idmap import IdMap, map_of, maps_of
+from featstore.idmaps.verify import map_bytes, verify_map
 from featstore.progress import Progress
 from featstore.ranks import Meeting
 from featstore.registry import adapter
@@ -32,14 +34,15 @@ __all__ = ["OutOfCoreGraph"]
 
 # Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
-    *("aggregate", "budget", "cache", "cache_neighbors", "close", "closed", "create", "edge_features", "edge_types", "edges"),
-    *("features", "from_edge_index", "from_pyg", "in_degree", "indptr", "memory_report", "neighbor_cache", "neighbors"),
-    *("node_data", "node_types", "num_edges", "num_nodes", "open", "options", "out_degree", "own_part", "part", "parts", "path"),
-    *("pool", "reader", "topology", "verify"),
+    *("add_data", "add_feature", "aggregate", "append_nodes", "budget", "cache", "cache_neighbors", "close", "closed", "create"),
+    *("edge_features", "edge_types", "edges", "features", "from_edge_index", "from_pyg", "ids", "in_degree", "indptr"),
+    *("memory_report", "neighbor_cache", "neighbors", "node_data", "node_types", "num_edges", "num_nodes", "open", "options"),
+    *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "stale_features"),
+    *("topology", "update_data", "verify"),
 )
 
 
-class OutOfCoreGraph(OpenDataset):
+class OutOfCoreGraph(ChangingDataset):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Graphs are made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`. A
@@ -836,7 +839,9 @@ class OutOfCoreGraph(OpenDataset):
     # -- checking ----------------------------------------------------------------------------------------------------------------
 
     def verify(self, progress: bool = True) -> dict[str, int]:
-        """Check the whole dataset as it is on disk now: catalog, every page of every file, and the adjacency's structure.
+        """Check the whole dataset as it is on disk now: catalog, every page of every file, and the structure of the adjacency.
+
+        Maps of names to ids are checked, too: that each name leads to its id.
 
         Parameters
         ----------
@@ -865,10 +870,56 @@ class OutOfCoreGraph(OpenDataset):
         with opened:
             catalog = opened.catalog
             total = sum(record.n_bytes for record in catalog.files.values())
-            with Progress("verify", total + topology_bytes(catalog), progress) as bar:
+            counts = {of: opened.types.nodes[of].n if of in opened.types.nodes else -1 for of in maps_of(catalog)}
+            maps = [each for of, n in counts.items() if (each := map_of(catalog, of, n, self.path)) is not None]
+            with Progress("verify", total + topology_bytes(catalog) + sum(map(map_bytes, maps)), progress) as bar:
                 n_pages = verify_files(opened, bar.add)
+                verify_patches(opened)
                 verify_topology(opened, bar.add)
+                for each in maps:
+                    verify_map(each, opened.files, bar.add)
         return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
+
+    def ids(self, node_type: str | None = None) -> IdMap:
+        """Get the map of the names that nodes had where they came from, text or integers, to their ids.
+
+        Parameters
+        ----------
+        node_type : str, optional
+            A type of nodes; not given for a graph of one type.
+
+        Returns
+        -------
+        IdMap
+            ``g.ids("paper").encode(names)`` is an int64 tensor of ids, ``g.ids("paper").decode(ids)`` gives the names.
+
+        Raises
+        ------
+        KeyError
+            There is no such type.
+        ValueError
+            The nodes have no names, or there are several types and none is given.
+        FormatError, ClosedError
+            The catalog's entry cannot be used; the graph is closed.
+
+        Notes
+        -----
+        Imports of tables keep such maps (:func:`featstore.adapters.datasets.tables.import_tables`). They stay on disk.
+        """
+        self.check_open()
+        snapshot, types = self.snapshot, self.types.nodes
+        if node_type is None and len(types) > 1:
+            raise ValueError(f"name a type of nodes: {', '.join(map(repr, types))}")
+        of = next(iter(types)) if node_type is None else node_type
+        if of not in types:
+            raise KeyError(f"no node type {of!r}; there is {', '.join(map(repr, types))}")
+        found = map_of(self.catalog, of, types[of].n, self.path)
+        if found is None:
+            raise ValueError(
+                f"{self.path} keeps no names of nodes{'' if self.types.is_one else f' of type {of!r}'}: it was made of ids; "
+                "featstore import table keeps the names"
+            )
+        return IdMap(of, found, snapshot.files, self.budget)
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.rowblocks import row_blocks
-from featstore.gather.rowindex import resolve_rows
+from featstore.gather.rowindex import as_index_array, resolve_rows
 from featstore.gather.sources import RowSource
 from featstore.gather.tupleindex import select
 from featstore.graph.showing import show_store
@@ -64,10 +64,11 @@ def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
 
 
 class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
-    """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
+    """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Thread-safe.
 
-    A dataset makes its stores: ``g.features["x"]``. A store is a map-style dataset of its rows. It pickles as path and options,
-    so that DataLoader workers can receive it.
+    A dataset makes its stores: ``g.features["x"]``. A store does not change: :meth:`update` changes rows in the dataset, and
+    returns a store of the new ones. A store is a map-style dataset of its rows. It pickles as path and options, so that
+    DataLoader workers can receive it.
 
     Attributes
     ----------
@@ -90,8 +91,10 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         n_threads: int,
         reopen: Callable[[], tuple[Callable[..., FeatureStore], tuple[Any, ...]]] | None = None,
         part: Part | None = None,
+        change: Callable[[Any, Any, bool], FeatureStore] | None = None,
     ) -> None:
         self.name = name
+        self._change = change
         self._part = part  # which has the only nodes whose rows may be read; loaders check their batches themselves
         self.shape = torch.Size(shape)
         self._row_shape = tuple(self.shape[1:])
@@ -195,6 +198,8 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         -----
         Rows are read whole, where parts of them are taken, 8 MiB at a time beside the result.
         """
+        if isinstance(index, list):
+            index = as_index_array(index)
         selection = select(index, self.shape)
         if selection is not None:
             with self._naming_enough():
@@ -439,6 +444,57 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
     def __call__(self, indices: Any) -> torch.Tensor:
         """Read ``self[indices]``, so that a store can be the ``collate_fn`` of a DataLoader over ids."""
         return self[indices]
+
+    def update(self, ids: Any, rows: Any, *, progress: bool = True) -> FeatureStore:
+        """Change rows of the feature in the dataset, in one commit.
+
+        Parameters
+        ----------
+        ids : int, slice, list, integer array of any width, or boolean mask
+            The rows to change, as for indexing. Of an id that occurs twice the last row counts, as in NumPy.
+        rows : array or Tensor of self.dtype, shape (len(ids), *self.shape[1:])
+            In memory or memory-mapped; numbers and lists are cast.
+        progress : bool
+            Show a progress bar, on a terminal and in a notebook.
+
+        Returns
+        -------
+        FeatureStore
+            The changed feature, which ``g.features`` has from now on. This store goes on showing the old rows, as loaders use
+            it; other handles show the new ones when they are opened again.
+
+        Raises
+        ------
+        IndexError, TypeError, ValueError
+            An id is out of range; rows have a wrong dtype or shape. Nothing is written then.
+        NotImplementedError
+            The store is of a part, or of rows that no file of the dataset has.
+        BudgetError
+            The budget has no room for the blocks.
+        BusyError
+            Another process is writing the dataset, or has changed the feature; or a loader uses the feature's cache.
+        CommittedError
+            The rows are changed, but making that durable, or opening them, failed.
+        CorruptionError, OSError
+            Reading old rows failed; the disk is full or failed. The dataset is as it was, and no files are left.
+
+        Notes
+        -----
+        Rows are not written in place. An update writes the *blocks* that it changes to a new file, a patch: a block is a page
+        of 4 KiB, or the few pages that hold a whole number of rows. Patches are merged as they grow, so that there are at most
+        eight, and a block is copied a logarithmic number of times. If more than a quarter of the blocks would lie in patches,
+        the feature is written anew, so the file at most doubles for a moment. Memory: 40 bytes an id, and a few blocks.
+
+        Whatever was made of the old rows is stale: packs, saved layouts, and features that are being made of it. Features that
+        were made of it before keep their rows.
+
+        Examples
+        --------
+        >>> x = x.update([3, 5], torch.zeros(2, x.shape[1]))                      # doctest: +SKIP
+        """
+        if self._change is None:
+            raise NotImplementedError(f"the rows of {self.name!r} are in no file that can be changed: change the whole dataset")
+        return self._change(ids, rows, progress)
 
     # -- life -------------------------------------------------------------------------------------------------------------------
 

@@ -17,15 +17,15 @@ from featstore.config import check_at_least, check_flag, parse_cache_size
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
-from featstore.graph.listscores import WriteScores
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.listscores import WriteScores
+from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.graph.neighbors.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
+from featstore.graph.neighbors.sharedlists import share_lists
 from featstore.graph.opentopology import stored_size
 from featstore.graph.partitions import Partitions
 from featstore.graph.policyinputs import Given
 from featstore.graph.rowcaches import GivenParts, RowCaches
-from featstore.graph.savedcache import is_still_saved, load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import KeptParts
-from featstore.graph.sharedlists import share_lists
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
 from featstore.ranks import sharing_ranks
@@ -59,6 +59,7 @@ class NeighborLists:
         self._graph, self._snapshot, self._adjacency, self._partitions, self._rows = graph, snapshot, adjacency, partitions, rows
         self.cache: NeighborCache | None = None
         self._loan: Loan | None = None
+        self._passing: NeighborCache | None = None
         self._users: deque[None] = deque()  # one entry for each user: counted without a lock, which a fork could leave locked
 
     @contextmanager
@@ -179,11 +180,28 @@ class NeighborLists:
         if old is not None:
             old.close()
 
-    def lend(self) -> None:
-        """Lend the cache to the budget, which may take the whole cache back while no batch is being sampled with it."""
+    def lend(self, *, passing: bool = False) -> None:
+        """Lend the cache to the budget, which may take the whole cache back while no batch is being sampled with it.
+
+        ``passing``: the cache is a call's, for its own time, unless :meth:`adopt` keeps it.
+        """
+        self._passing = self.cache if passing else None
         self._end_loan()  # an earlier loan may be of a cache that was given back
         if self.cache is not None and self.cache.reservation is not None:
             self._loan = self._graph.budget.lend(self._lent_bytes, self._give_back, cost=DEAR_COST, of=self.cache.reservation)
+
+    def adopt(self) -> bool:
+        """Keep a cache that a call has for its own time alone, on loan; return whether there is a cache."""
+        with self._graph.locked():
+            self._passing = None
+            return self.cache is not None
+
+    def drop_passing(self) -> None:
+        """Drop the cache of a call that is over, unless it is no longer there, or others use it."""
+        with self._graph.locked():
+            passing, self._passing = self._passing, None
+            if passing is not None and self.cache is passing:
+                self.drop()
 
     def _lent_bytes(self) -> int:
         cache = self.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, overload
@@ -16,15 +17,15 @@ import torch
 from featstore.budget import Budget
 from featstore.config import Options, check_integer, user_path
 from featstore.creation.source import torch_dtype
-from featstore.errors import BusyError, CorruptionError, FormatError
+from featstore.errors import BudgetError, BusyError, CorruptionError, FormatError
 from featstore.gather.buffers import empty_tensor
 from featstore.gather.partrows import PartRows
 from featstore.gather.sources import RowSource, SourceRange
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.fields import Fields
-from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NeighborLists
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.graph.partadjacency import PartAdjacency, load_part
 from featstore.graph.partitions import Partitions
 from featstore.graph.passes import StoredRows
@@ -40,7 +41,7 @@ from featstore.storage.catalog import Catalog, FieldRecord
 from featstore.topology.base import Topology
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.noderows import NodeRows, RowsOfTypes
-from featstore.topology.part import MOST_HOPS, Part, reach
+from featstore.topology.part import HOLDER, MOST_HOPS, Part, reach, reach_bytes
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, NodeType, Types, edge_name, qualified
 
 __all__ = ["OpenDataset", "View"]
@@ -112,7 +113,6 @@ class OpenDataset(StoredGraph):
         catalog, types = self.catalog, self.snapshot.types
         self.num_nodes = catalog.num_nodes
         self.num_edges = catalog.num_edges
-        data: dict[str, FieldRecord] = {}
         of_files: dict[str, list[tuple[NodeType, FieldRecord]]] = {}
         for kind in types.nodes.values():
             n = kind.n if self.own_part is None or self.own_part.row_of is None else self.own_part.n_nodes
@@ -123,7 +123,6 @@ class OpenDataset(StoredGraph):
                     self._open_feature_file(name, record)
                 else:
                     of_files.setdefault(" ".join(part.file for part in record.parts), []).append((kind, record))
-            data |= {qualified(kind.name, name): each for name, each in catalog.by_role("data", f"node/{kind.name}").items()}
         for fields in of_files.values():
             self._open_column(fields)
         self._list_features()
@@ -131,17 +130,29 @@ class OpenDataset(StoredGraph):
             for name, record in catalog.by_role("feature", f"edge/{edge_name(of.key)}").items():
                 if record.n_rows != of.n_edges:
                     raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {of.n_edges} edges", self.path)
-                full = qualified(edge_name(of.key), name)
-                file, reopen = self.snapshot.file_of(record), partial(reduced, self, full, "edge_features")
-                self._open_store(self._edge_stores, full, file, record.shape, torch_dtype(record.dtype), reopen)
+                self._open_edge_feature(of.key, record)
+        self._list_edge_features()
+        self._list_data()
+
+    def _open_edge_feature(self, of: EdgeKey, record: FieldRecord) -> None:
+        full = qualified(edge_name(of), record.name)
+        file, reopen = self.snapshot.rows_of(record), partial(reduced, self, full, "edge_features")
+        self._open_store(self._edge_stores, full, file, record.shape, torch_dtype(record.dtype), reopen)
+
+    def _list_edge_features(self) -> None:
         self.edge_features = Fields.of("edge feature", self._edge_stores)
+
+    def _list_data(self) -> None:
+        data: dict[str, FieldRecord] = {}
+        for kind in self.types.nodes:
+            data |= {qualified(kind, name): each for name, each in self.catalog.by_role("data", f"node/{kind}").items()}
         self._data_records = data
         self.node_data = Fields("node data", list(data), self._load_data, lambda name: (data[name].dtype, data[name].shape))
 
     def _open_column(self, fields: list[tuple[NodeType, FieldRecord]]) -> None:
         """Open a file of features that some types of nodes share, and a store of the rows of each."""
         record = fields[0][1]
-        file = self.snapshot.file_of(record)
+        file = self.snapshot.rows_of(record)
         name = qualified(",".join(kind.name for kind, _ in fields), record.name)
         parts = tuple((kind, each.parts[0].at or 0) for kind, each in fields)
         self._column_rows[name] = RowsOfTypes(file.n_rows, parts)
@@ -156,10 +167,9 @@ class OpenDataset(StoredGraph):
             self._open_store(self._type_stores, own, rows, (kind.n, *width), dtype, partial(reduced, self, own))
 
     def _open_feature_file(self, name: str, record: FieldRecord) -> None:
-        file, reopen = self.snapshot.file_of(record), partial(reduced, self, name)
-        source: RowSource = file
+        reopen, source = partial(reduced, self, name), cast(RowSource, self.snapshot.rows_of(record))
         if self.own_part is not None and self.own_part.row_of is not None:
-            source = PartRows(file, self.own_part.row_of)
+            source = PartRows(self.snapshot.file_of(record), self.own_part.row_of)  # rows of a part are never changed
         shape = (self.num_nodes, *record.shape[1:])
         self._open_store(self._stores, name, source, shape, torch_dtype(record.dtype), reopen)
 
@@ -187,7 +197,7 @@ class OpenDataset(StoredGraph):
         tensor = empty_tensor(record.shape, torch_dtype(record.dtype))
         if len(tensor):
             rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
-            self.snapshot.file_of(record).read(0, len(rows), rows)
+            self.snapshot.rows_of(record).read(0, len(rows), rows)
         return tensor
 
     @property
@@ -243,8 +253,21 @@ class OpenDataset(StoredGraph):
             raise ValueError(f"parts {kept.name!r} have hops={parts.hops}; those of at most {MOST_HOPS} hops can be taken alone")
         return train
 
+    def check_room_for_part(self, holder: str, kept: KeptParts, n_bytes: int) -> None:
+        """Raise BudgetError unless ``n_bytes`` fit beside the adjacency and the training nodes; ``needed`` is enough for all."""
+        n_bytes += 8 * (kept.n_train + 2 * kept.n_parts + 1)
+        try:
+            self.budget.reserve(holder, self.adjacency.bytes_to_come() + n_bytes).release()
+        except BudgetError as error:
+            others, needed = self.budget.used - self.reader.held_bytes + n_bytes, error.needed or 0
+            # What the reader and the adjacency hold grows with the budget.
+            while (more := others + self.reader.least_bytes(needed) + self.adjacency.bytes_to_come(needed)) > needed:
+                needed = more
+            raise BudgetError(error.reason, needed) from None
+
     def reach_part(self, number: int, kept: KeptParts, progress: bool) -> View:
         """Find the nodes of a part, and their degrees in it."""
+        self.check_room_for_part(HOLDER, kept, reach_bytes(self.num_nodes, self.num_edges, counts=True))
         parts = kept.self_reliant()
         train = self.train_nodes_of(number, kept, parts)
         n_nodes = int(parts.n_nodes[number])
@@ -334,7 +357,7 @@ class OpenDataset(StoredGraph):
     def rows_of(self, name: str, of: str = ONE_NODE) -> StoredRows:
         """Get the stored rows of a feature of a type of nodes, by its name there, in the form that passes over them need."""
         record = self.catalog.fields[f"node/{of}/{name}"]
-        file, width = self.snapshot.file_of(record), math.prod(record.shape[1:])
+        file, width = self.snapshot.rows_of(record), math.prod(record.shape[1:])
         return StoredRows(file, torch_dtype(record.dtype), width, record.parts[0].at or 0)
 
     def check_in_file(self, name: str) -> None:
@@ -353,15 +376,19 @@ class OpenDataset(StoredGraph):
             if any(store.cache is not None and store.cache.in_use for store in stores):
                 raise BusyError(f"the cache of {full!r} follows the plans of a loader that is in the middle of an epoch")
 
+    def _with_views(self) -> list[OpenDataset]:
+        """List this graph and its open views, which share its files."""
+        return [self, *(view for view in self._views.values() if isinstance(view, OpenDataset))]
+
     def adopt_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
         """Open a feature that was just committed; BusyError if a loader has begun to use the replaced feature."""
         key, full = f"node/{of}/{name}", qualified(of, name)
         with self.locked():
             with opening_committed(f"the feature {full!r} is in {self.path}, but opening it failed", self.path):
-                self.snapshot.adopt(catalog, key, [part.file for part in catalog.fields[key].parts])
+                self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
             record = self.catalog.fields[key]
             if self.types.is_one:
-                graphs = [self, *(view for view in self._views.values() if isinstance(view, OpenDataset))]
+                graphs = self._with_views()
                 for store in [each._stores[name] for each in graphs if name in each._stores]:
                     self.drop_cache(store)
                 for each in graphs:
@@ -371,15 +398,98 @@ class OpenDataset(StoredGraph):
                 self._open_feature_of_type(self.types.nodes[of], record)
                 self._list_features()
 
+    def adopt_rows(self, catalog: Catalog, keys: Sequence[str], name: str, of: str) -> None:
+        """Open a feature whose rows were just changed; ``keys`` are those of all fields in its file."""
+        if self.types.is_one:
+            self.adopt_feature(catalog, name, of)
+            return
+        with self.locked():
+            full = qualified(of, name)
+            with opening_committed(f"the new rows of {full!r} are in {self.path}, but opening them failed", self.path):
+                for key in keys:
+                    self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
+            column = self.column_of(full)
+            self.drop_cache(self._stores[column])
+            kinds = self._column_rows[column].kinds
+            self._open_column([(kind, self.catalog.fields[f"node/{kind.name}/{name}"]) for kind in kinds])
+            self._list_features()
+
+    def forget_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
+        """Close a feature that a commit has just removed; stores of it that were handed out go on reading."""
+        with self.locked():
+            self.snapshot.forget(catalog, f"node/{of}/{name}")
+            if self.types.is_one:
+                for each in self._with_views():
+                    self.drop_cache(each._stores[name])
+                    del each._stores[name]
+                    each._list_features()
+            else:
+                self._leave_column(self.types.nodes[of], name)
+                self._list_features()
+
+    def adopt_data(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
+        """Open node data that was just committed."""
+        key, full = f"node/{of}/{name}", qualified(of, name)
+        with self.locked():
+            with opening_committed(f"the node data {full!r} is in {self.path}, but opening it failed", self.path):
+                self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
+            self._list_data_anew(full)
+
+    def forget_data(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
+        """Forget node data that a commit has just removed; tensors that were handed out stay valid."""
+        with self.locked():
+            self.snapshot.forget(catalog, f"node/{of}/{name}")
+            self._list_data_anew(qualified(of, name))
+
+    def _list_data_anew(self, changed: str) -> None:
+        held = self._data.pop(changed, None)
+        if held is not None:
+            held[1].release()
+        for each in self._with_views():
+            each._list_data()
+
+    def check_edge_feature_unused(self, name: str) -> None:
+        """Raise BusyError while a loader uses the cache of an edge feature, if there is one of this name."""
+        for each in self._with_views():
+            store = each._edge_stores.get(name)
+            if store is not None and store.cache is not None and store.cache.in_use:
+                raise BusyError(f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch")
+
+    def adopt_edge_feature(self, catalog: Catalog, name: str, of: EdgeKey) -> None:
+        """Open a feature of edges that was just committed; BusyError if a loader has begun to use the one that it replaces."""
+        key, full = f"edge/{edge_name(of)}/{name}", qualified(edge_name(of), name)
+        with self.locked():
+            with opening_committed(f"the edge feature {full!r} is in {self.path}, but opening it failed", self.path):
+                self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
+            for each in self._with_views():
+                if full in each._edge_stores:
+                    self.drop_cache(each._edge_stores[full])
+                each._open_edge_feature(of, self.catalog.fields[key])
+                each._list_edge_features()
+
+    def forget_edge_feature(self, catalog: Catalog, name: str, of: EdgeKey) -> None:
+        """Close a feature of edges that a commit has just removed; stores of it that were handed out go on reading."""
+        full = qualified(edge_name(of), name)
+        with self.locked():
+            self.snapshot.forget(catalog, f"edge/{edge_name(of)}/{name}")
+            for each in self._with_views():
+                self.drop_cache(each._edge_stores[full])
+                del each._edge_stores[full]
+                each._list_edge_features()
+
     def _open_feature_of_type(self, kind: NodeType, record: FieldRecord) -> None:
         """Open a new file of a type's feature; if it replaces one, the other types of that one's column keep theirs."""
-        own, left = qualified(kind.name, record.name), []
-        if own in self._type_stores:
-            column = self.column_of(own)
-            self.drop_cache(self._stores[column])
-            del self._stores[column], self._type_stores[own]
-            others = (each for each in self._column_rows.pop(column).kinds if each != kind)
-            left = [(each, self.catalog.fields[f"node/{each.name}/{record.name}"]) for each in others]
-        for fields in (left, [(kind, record)]):
-            if fields:
-                self._open_column(fields)
+        if qualified(kind.name, record.name) in self._type_stores:
+            self._leave_column(kind, record.name)
+        self._open_column([(kind, record)])
+
+    def _leave_column(self, kind: NodeType, name: str) -> None:
+        """Close a type's feature; the other types of its column keep theirs."""
+        own = qualified(kind.name, name)
+        column = self.column_of(own)
+        self.drop_cache(self._stores[column])
+        del self._stores[column], self._type_stores[own]
+        others = (each for each in self._column_rows.pop(column).kinds if each != kind)
+        left = [(each, self.catalog.fields[f"node/{each.name}/{name}"]) for each in others]
+        if left:
+            self._open_column(left)

@@ -16,7 +16,7 @@ from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.errors import ClosedError, CorruptionError, FormatError
 from featstore.graph.adjacency import PIECE_NODES, Adjacency, Int64s
 from featstore.graph.base import StoredGraph
-from featstore.graph.listscores import WriteScores
+from featstore.graph.neighbors.listscores import WriteScores
 from featstore.graph.policyinputs import policy_scores
 from featstore.graph.snapshot import Snapshot
 from featstore.storage.catalog import PART, Catalog
@@ -61,8 +61,8 @@ class PartAdjacency(Adjacency):
         self._held()
         return self._whole.topology
 
-    def bytes_to_come(self) -> int:
-        return self._whole.bytes_to_come()
+    def bytes_to_come(self, total: int | None = None) -> int:
+        return self._whole.bytes_to_come(total)
 
     def close(self) -> None:
         """Forget the part; the topology is the whole graph's, and stays open."""
@@ -123,7 +123,7 @@ class PartAdjacency(Adjacency):
     def _blocks(self, topology: Topology) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield blocks of the part's edges, and their numbers in the whole graph's file, both int64."""
         graph, part = self._graph, self._part
-        with graph.or_closed(), graph.budget.reserve("edges", lists_bytes(topology)):
+        with graph.or_closed(), graph.budget.reserve("edges", lists_bytes(topology.num_nodes)):
             for nodes, begins, counts, ids in lists_between(topology, part.hop_of, 0, part.hops):
                 edges = graph.pool.tensor((2, len(ids)), torch.int64)
                 positions = graph.pool.tensor(len(ids), torch.int64)

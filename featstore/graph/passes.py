@@ -23,6 +23,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.buffers import empty_tensor
+from featstore.gather.patchedrows import PatchedRows
 from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.rowfile import RowFile
 from featstore.topology.edgelists import EdgeLists
@@ -61,7 +62,7 @@ def summed_dtype(dtype: torch.dtype) -> torch.dtype:
 class StoredRows:
     """A field whose rows are summed: each row has ``width`` numbers of ``dtype``; row 0 is row ``first`` of the file."""
 
-    file: RowFile
+    file: RowFile | PatchedRows
     dtype: torch.dtype
     width: int
     first: int = 0

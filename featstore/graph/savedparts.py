@@ -13,7 +13,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.errors import BusyError, FormatError, StaleError
-from featstore.graph.savedcache import made_of
+from featstore.graph.neighbors.savedcache import made_of
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.graph.snapshot import Snapshot, opening_committed
 from featstore.storage.catalog import Catalog

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Living
 from featstore.config import Options, format_size
 from featstore.errors import BudgetError, CommittedError, FormatError, VersionError
+from featstore.gather.patchedrows import PatchedRows, patch_table_bytes
 from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
+from featstore.storage.catalog import BLOCKS, EDGE, Catalog, FieldRecord, read_catalog
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
@@ -95,6 +100,9 @@ def opening_committed(what: str, path: str) -> Iterator[None]:
 
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:
     """Check that a dataset can be opened within ``options.memory``; BudgetError, with a sufficient memory, otherwise."""
+    n_blocks = {file.name: file.n_rows for file in files if file.kind == BLOCKS}
+    lengths = {file: [n_blocks[each.blocks] for each in file.patches] for file in files if file.patches}
+    patched = sum(patch_table_bytes(file.layout, file.total_rows, each) for file, each in lengths.items())
     share = share_of(file.n_sums_bytes for file in files)
 
     def needed(total: int) -> int:
@@ -102,7 +110,7 @@ def check_memory(path: str, files: Collection[FileRecord], options: Options) -> 
         if options.verify == "open":  # one table at a time, beside a buffer of one row or scratch for sorting
             rows = [max(file.layout.row_bytes, 16 * SCRATCH_STEP) for file in files]
             tables = [max(map(sum, zip(tables, rows, strict=True)), default=0)]
-        return least_queue_bytes(total) + (0 if options.verify == "off" else sum(tables))
+        return least_queue_bytes(total) + patched + (0 if options.verify == "off" else sum(tables))
 
     total = options.memory
     if needed(total) > total:
@@ -125,6 +133,9 @@ class Snapshot:
         self.root = root
         self.catalog, self.types = opened.catalog, opened.types
         self.files: dict[str, RowFile] = {}
+        self._patched: dict[str, tuple[FileRecord, PatchedRows]] = {}  # by the name of the base
+        self._replaced: Living[RowFile] = Living()  # stores that were handed out have them
+        self._old_patched: Living[PatchedRows] = Living()
         self._reader = reader
         self._is_superseded = False
         self._lock, opened.lock = opened.lock, None
@@ -152,30 +163,74 @@ class Snapshot:
     def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
         """Add an entry or a field that this process has just committed, and its files, to the opened commit.
 
-        OSError if a file cannot be opened; the snapshot is unchanged then.
+        Files that are open already stay so; patches over them may be new. OSError if a file cannot be opened; the snapshot is
+        unchanged then.
         """
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
             for name in names:
+                if name in self.files and self.catalog.files[name].file_id == catalog.files[name].file_id:
+                    continue
                 file = undo.enter_context(contextlib.closing(open_file(self.root, catalog.files[name])))
                 added[name] = self._open(file)
                 undo.callback(added[name].close)
             undo.pop_all()
         self.committed(catalog)
         self.files |= added
+        old, before = self.catalog, self.catalog.fields.get(key)
         self.catalog = replace(
             self.catalog,
             files={**self.catalog.files, **{name: catalog.files[name] for name in names}},
             fields={**self.catalog.fields, **{each: catalog.fields[each] for each in (key,) if each in catalog.fields}},
-            extra={**self.catalog.extra, **{each: catalog.extra[each] for each in (key,) if each in catalog.extra}},
+            extra={
+                **self.catalog.extra,
+                **{each: catalog.extra[each] for each in (key, f"derived/{key}") if each in catalog.extra},
+            },
         )
+        if before is not None:
+            self._let_go(old.names_of(before))
+
+    def forget(self, catalog: Catalog, key: str) -> None:
+        """Note a commit of this process that has removed a field; its file is open while stores that were handed out have it."""
+        self.committed(catalog)
+        old, fields = self.catalog, {each: record for each, record in self.catalog.fields.items() if each != key}
+        self.catalog = replace(old, fields=fields)
+        self._let_go(old.names_of(old.fields[key]))
 
     def committed(self, catalog: Catalog) -> None:
         """Note a commit of this process: files of the snapshot that it no longer names are removed at closing."""
         self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
+    def _let_go(self, names: Iterable[str]) -> None:
+        """Leave files that no field has any more to the stores that were handed out; a file dies with the last of these."""
+        named = {name for record in self.catalog.fields.values() for name in self.catalog.names_of(record)}
+        for name in (set(names) - named) & set(self.files):
+            self._replaced.add(self.files.pop(name))
+            if name in self._patched:
+                self._old_patched.add(self._patched.pop(name)[1])
+
+    def rows_of(self, record: FieldRecord) -> RowFile | PatchedRows:
+        """Get the rows of a field that lies in one file and patches over it."""
+        base, name = self.file_of(record), record.parts[0].file
+        of = self.catalog.files[name]
+        if not of.patches:
+            return base
+        found = self._patched.get(name)
+        if found is None or found[0] != of:
+            if found is not None:
+                self._old_patched.add(found[1])
+            patches = [(self.files[each.file], self.blocks_of_patch(each.blocks)) for each in of.patches]
+            rows = PatchedRows(base, patches, of.total_rows, of.rows_id, self._reader.budget)
+            found = self._patched[name] = of, rows
+        return found[1]
+
+    def blocks_of_patch(self, name: str) -> npt.NDArray[np.int64]:
+        """Read the numbers of the blocks of a patch, given the name of their file."""
+        file = self.files[name]
+        return file.read(0, file.n_rows).view("<i8").reshape(-1).astype(np.int64, copy=False)
+
     def file_of(self, record: FieldRecord) -> RowFile:
-        """Get the file of a field that lies in one file; VersionError for a field in several."""
+        """Get the file of a field that lies in one file, without patches over it; VersionError for a field in several."""
         if len(record.parts) != 1:
             raise VersionError(
                 f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one", self.root
@@ -209,14 +264,16 @@ class Snapshot:
                 stack.callback(sweep_unused, self.root)
             if self._lock is not None:
                 stack.callback(self._lock.release)
-            for file in self.files.values():
+            for file in (*self.files.values(), *self._replaced):
                 stack.callback(file.close)
+            for rows in (*self._old_patched, *(found[1] for found in self._patched.values())):
+                stack.callback(rows.close)
 
 
 def fingerprint_of(catalog: Catalog) -> dict[str, str]:
     """Identify the file of each field by its id, by key; ids of the adjacency are those of :meth:`Catalog.adjacency`."""
     held = {
-        key: " ".join(catalog.files[part.file].file_id for part in record.parts)
+        key: " ".join(catalog.files[part.file].rows_id for part in record.parts)
         for key, record in catalog.fields.items()
         if record.role != "topology"
     }

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
+from featstore.gather.patchedrows import segments
 from featstore.graph.partadjacency import check_part, part_of_catalog
 from featstore.graph.snapshot import DatasetFiles
 from featstore.storage.calls import pread_exactly
@@ -26,7 +27,7 @@ from featstore.topology.edgeids import EDGE_IDS
 from featstore.topology.part import OUTSIDE
 from featstore.topology.types import EdgeType, Types
 
-__all__ = ["verify_file", "verify_files", "verify_topology"]
+__all__ = ["verify_file", "verify_files", "verify_patches", "verify_topology"]
 
 Int64s = npt.NDArray[np.int64]
 Progress = Callable[[int], None]
@@ -70,6 +71,20 @@ def _verify_open(file: OpenFile, progress: Progress) -> int:
             raise CorruptionError("a page is damaged: its checksum differs", path, (first + int(bad[0])) * PAGE_BYTES)
         progress(k * PAGE_BYTES)
     return n_pages
+
+
+def verify_patches(opened: DatasetFiles) -> None:
+    """Check that patches hold the blocks that their tables say, and that every row lies in a file; CorruptionError otherwise."""
+    for record in opened.catalog.files.values():
+        if record.patches:
+            files = [opened.files[name] for name in (record.name, *(each.file for each in record.patches))]
+            tables = []
+            for patch in record.patches:
+                table = opened.files[patch.blocks]
+                data = pread_exactly(table.fd, 8 * table.record.n_rows, HEADER_BYTES, table.path)
+                tables.append(np.frombuffer(data, "<i8").astype(np.int64))
+            lengths = [each.record.n_rows for each in files]
+            segments(record.layout, record.total_rows, lengths, tables, [each.path for each in files])
 
 
 class _Column:

@@ -14,12 +14,12 @@ import torch
 from featstore.config import check_flag
 from featstore.creation.source import dtype_name, torch_dtype
 from featstore.gather.device import check_device
-from featstore.graph.aggregate import files_of, generous, room_in
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.derive.aggregate import files_of, generous, room_in
+from featstore.graph.derive.making import FILES, check_new_feature
+from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import FILES, check_new_feature
 from featstore.graph.passes import Passes, StoredRows, summed_dtype
-from featstore.graph.sharedmaking import SharedMaking
 from featstore.inference.gathered import WholeBlock, whole_block, whole_blocks
 from featstore.inference.layers import Aggregate, Layer, TypedLayer, checked, digest_of_weights, forms_of
 from featstore.inference.output import LayerCosts, Output

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from featstore.creation.source import dtype_name, torch_dtype
-from featstore.graph.aggregate import Room, write_rows
-from featstore.graph.making import Field
+from featstore.graph.derive.aggregate import Room, write_rows
+from featstore.graph.derive.making import Field
+from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.passes import PassCosts
-from featstore.graph.sharedmaking import SharedMaking
 from featstore.progress import Progress
 from featstore.storage.writer import RowFileWriter
 from featstore.topology.types import ONE_NODE, NodeType

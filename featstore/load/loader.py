@@ -110,7 +110,8 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or a
         registered one. A name, such as ``"superbatch"``, is that strategy with its default options. ``"auto"``, the default,
         takes the strategy that is estimated to need least time for ten epochs; it may write run files. A strategy that runs a
-        pack has a sampler and seeds of its own.
+        pack has a sampler and seeds of its own. All others but Ginex keep neighbour lists in memory, on loan, where the graph
+        keeps none and sampling would read more than the bytes they take.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; fewer if memory is short. 0: everything runs in the caller's thread.
         ``"auto"``: one more each time the loop waits while memory is free, 16 at most; one fewer when all were ready for long.
@@ -298,7 +299,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         batches.check(g.num_nodes)
         checked = checked_sampler(sampler, g.num_nodes, g)
         check_parts_of_ranks(batches, self._world_size, checked.fanouts)
-        check_part(g, batches, checked, self._rank)
+        check_part(g, batches, checked, self._rank, self._world_size)
         share = batches if self._world_size == 1 else ShareOfBatches(batches, self._rank, self._world_size)
         if history is None:
             return Drawn(checked, share, macro_lists(g, checked, batches))
@@ -464,7 +465,8 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             It prints as tables, with advice on what to change first. ``batches``; ``rows`` asked for, ``rows_loaded`` from
             storage, ``hits`` (rows by tier; ``base`` are the loaded ones), ``hits_lost`` (rows planned as hits of the host cache,
             but loaded, because the budget had taken their memory back), ``epochs_beside`` (epochs read on demand, because the
-            caches followed another epoch's plans), ``bytes_requested``, ``bytes_read`` and ``reads`` of the features, by this
+            caches followed another epoch's plans), ``lists`` (how many neighbour lists are in memory, or why none),
+            ``bytes_requested``, ``bytes_read`` and ``reads`` of the features, by this
             loader alone; ``prefetch``, the batches now made ahead (fewer than asked for, once memory was short); ``seconds`` by
             stage; ``hidden``, the share of the seconds of loading that the loop did not wait for.
 
@@ -497,6 +499,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             {
                 **of_edges,
                 **({} if self._history is None else {"history": self._history.stats()}),
+                **({} if context.lists is None else {"lists": context.lists}),
                 **context.counts.total(),
                 **context.nodes.reads.total(),
                 "prefetch": min(depths, default=self._runner.prefetch),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from featstore.config import format_size
 from featstore.errors import BudgetError
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.plan.samples import sample_bytes
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.sampledbatches import Drawn
@@ -22,6 +22,7 @@ __all__ = ["lists_kept", "table_bytes", "worth_keeping"]
 
 _MOST: Final = 7 / 8  # most of the memory left that lists get
 _LEAST: Final = 1 / 8  # fewer than this part of all lists are not worth keeping
+_FEWEST: Final = 4  # batches, of which one is drawn twice
 _SAMPLING: Final = 4  # bytes of sampling a batch, over those of the batch
 
 
@@ -56,11 +57,12 @@ def worth_keeping(topology: Topology, room: int, n_lists: int, *, numbered: bool
 def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> Iterator[None]:
     """Keep neighbour lists in memory, on loan, while the batches of all epochs are drawn, ``at_once`` at a time.
 
-    None are kept if the graph has a cache of lists, if these are read in sequence, or if they are not worth it: one batch is
-    drawn to see.
+    None are kept if the graph has a cache of lists, if these are read in sequence, for few batches, or if they are not worth it:
+    one batch is drawn to see.
     """
     sampler = drawn.sampler
-    if g.neighbor_cache is not None or drawn.lists is not None or not isinstance(sampler, HopSampler) or not len(drawn):
+    needless = g.neighbor_cache is not None or epochs * len(drawn) < _FEWEST
+    if needless or drawn.lists is not None or not isinstance(sampler, HopSampler):
         yield
         return
     with closing(drawn.epoch(0).in_turn(0)) as order:
@@ -70,16 +72,16 @@ def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> It
     del sampled
     n_bytes, _ = worth_keeping(g.topology, g.budget.available - beside, n_lists, numbered=sampler.edges)
     lists = g.neighbor_lists
-    kept: NeighborCache | None = None
+    is_ours = False
     try:
         with g.locked():
             is_free = lists.cache is None  # another thread may sample a pack, too
             if n_bytes and is_free:
                 with suppress(BudgetError):  # another holder took the memory: the lists stay on the drive
                     g.cache_neighbors(n_bytes, edges=sampler.edges)
-                    kept = lists.cache
-                    lists.lend()
+                    is_ours = True
+                    lists.lend(passing=True)
         yield
     finally:
-        if kept is not None and lists.cache is kept:
-            lists.drop()
+        if is_ours:
+            lists.drop_passing()

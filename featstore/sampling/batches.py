@@ -15,6 +15,7 @@ from featstore.config import check_at_least, check_flag
 from featstore.display import Display, Shown, Table
 from featstore.errors import FeatstoreWarning
 from featstore.gather.arrays import first_seen, id_array
+from featstore.topology.part import Part
 
 __all__ = [
     "UNKNOWN_RUN",
@@ -227,6 +228,7 @@ class CutBatches(Shown):
 
     seeds: torch.Tensor
     repeats: bool
+    _numbers: npt.NDArray[np.int64] | None = None  # the position of each of the seeds where they were given in another order
 
     def __init__(self, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> None:
         self.batch_size, self.seed = check_at_least("batch_size", batch_size, 1), check_at_least("seed", seed, 0)
@@ -244,6 +246,10 @@ class CutBatches(Shown):
     def __len__(self) -> int:
         n = len(self.seeds)
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def check_in(self, part: Part, n_hops: int, some: slice = slice(None)) -> None:
+        """Raise IndexError, which names a seed, unless a part has all lists of ``n_hops`` hops from ``some`` of the seeds."""
+        part.check_seeds(self.seeds.numpy()[some], n_hops, None if self._numbers is None else self._numbers[some])
 
     def _generator(self, epoch: int) -> np.random.Generator:
         """Make the generator that is keyed with the seed and an epoch."""

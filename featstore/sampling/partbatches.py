@@ -65,6 +65,7 @@ class PartBatches(CutBatches):
 
     run_length = 1
     repeats = False
+    _numbers: Int64s
 
     def __init__(
         self,
@@ -173,15 +174,24 @@ class PartEpoch(CutSeeds):
         return np.arange(first, last) if self._order is None else self._order.numpy()[first:last]
 
 
-def check_part(graph: Any, batches: Any, sampler: Any, rank: int) -> None:
-    """Raise ValueError if a loader's graph is another part than the rank's, or has fewer hops than are sampled."""
+def check_part(graph: Any, batches: Any, sampler: Any, rank: int, world_size: int) -> None:
+    """Raise ValueError if a loader's graph is another part than the rank's, or has fewer hops than are sampled.
+
+    IndexError if a seed is not in the part, or so far that the sampler would leave it. Batches that do not say which seeds they
+    have, and shares of a fixed order, are checked batch by batch, by samplers.
+    """
     part: Part | None = graph.own_part
     if part is None:
         return
     if hasattr(sampler, "reach"):
         part.check_hops(sampler.reach, type(sampler).__name__)
-    if isinstance(underlying(batches), PartBatches) and part.number != rank:
-        raise ValueError(f"PartBatches: rank {rank} trains on the seeds of part {rank}, and the graph is {part}")
+    cut, n_hops = underlying(batches), int(getattr(sampler, "reach", 0))
+    if isinstance(cut, PartBatches):
+        if part.number != rank:
+            raise ValueError(f"PartBatches: rank {rank} trains on the seeds of part {rank}, and the graph is {part}")
+        cut.check_in(part, n_hops, slice(int(cut._offsets[rank]), int(cut._offsets[rank + 1])))
+    elif isinstance(cut, CutBatches) and (cut.shuffle or world_size == 1):
+        cut.check_in(part, n_hops)
 
 
 def check_parts_of_ranks(batches: Any, world_size: int, fanouts: Sequence[int] | None) -> None:

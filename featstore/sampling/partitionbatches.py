@@ -92,6 +92,8 @@ class PartitionBatches(CutBatches):
     >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000))
     """
 
+    _numbers: Int64s
+
     def __init__(
         self,
         g: OutOfCoreGraph,

@@ -24,7 +24,7 @@ import torch
 from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, sort_targets
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.hops import FanoutSampler

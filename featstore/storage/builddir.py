@@ -4,6 +4,9 @@ The builder holds a flock on the build directory itself. A build directory whose
 is removed. Replacing a dataset exchanges the two directories in one step where the kernel can (``renameat2``), so that ``X`` is
 never absent. Elsewhere the old dataset is ``X.old-<uuid>`` between two renames; readers find it there. The old directory is
 locked from before the exchange, so that no sweeper removes it as garbage before the exchange is durable.
+
+A build that can be resumed has the digest of its inputs in place of the uuid, and a state in the file ``state.tmp``. A builder
+of the same inputs goes on with it. Without a state, a directory of this name is garbage: it may be the dataset that was replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK, File
 from featstore.storage.update import writer_lock
 from featstore.storage.writer import fsync_directory
 
-__all__ = ["BuildDirectory", "restore_moved", "sweep_builds"]
+__all__ = ["BUILD_STATE", "BuildDirectory", "restore_moved", "sweep_builds"]
+
+BUILD_STATE = (
+    "state.tmp"  # in a build directory: the record from which a later builder resumes; see Update for what is left of it
+)
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -49,10 +56,10 @@ def _renameat2(source: str, target: str, flags: int) -> bool:
     raise OSError(code, os.strerror(code), source, None, target)
 
 
-def sweep_builds(target: str) -> None:
+def sweep_builds(target: str, spared: str = "") -> None:
     """Remove build directories that dead builders of ``target`` left, and put back a dataset that a dead builder had moved aside.
 
-    BusyError if a living builder is at work on ``target``.
+    BusyError if a living builder is at work on ``target``. The build at ``spared`` stays if it has a state to resume from.
     """
     parent, name = os.path.split(target)
     pattern = re.compile(re.escape(name) + r"\.(tmp|old)-[0-9a-f]{32}")
@@ -61,6 +68,8 @@ def sweep_builds(target: str) -> None:
         if match is None:
             continue
         path = os.path.join(parent, entry)
+        if path == spared and os.path.lexists(os.path.join(path, BUILD_STATE)):
+            continue
         fd = lock_directory(path)
         if fd is None:
             if os.path.isdir(path):
@@ -103,10 +112,19 @@ class BuildDirectory:
         Name of an entry that every directory of this kind has: a ``target`` without it is not replaced.
     what : str
         The kind of directory in messages: a dataset, or a pack.
+    resume : str
+        Digest of the inputs, 32 hexadecimal digits, of a build that can be resumed. The directory then has the files of a killed
+        builder of the same inputs, if that has recorded a state there. Ctrl-C and a lack of memory leave them, too.
     """
 
     def __init__(
-        self, target: str | os.PathLike[str], *, overwrite: bool = False, marker: str = CATALOG_DIRECTORY, what: str = "dataset"
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        marker: str = CATALOG_DIRECTORY,
+        what: str = "dataset",
+        resume: str = "",
     ) -> None:
         self.target = os.path.abspath(user_path(target))
         self.path = ""
@@ -116,14 +134,16 @@ class BuildDirectory:
         self._spares: list[int] = []  # closed before the directory is removed, which too many open files would prevent
         self._writer: FileLock | None = None
         self._is_committed = False
-        sweep_builds(self.target)
+        kept = f"{self.target}.tmp-{resume}" if resume else ""
+        sweep_builds(self.target, kept)
         self._replaces = self._check_target(check_flag("overwrite", overwrite))
         try:
             if self._replaces:
                 self._writer = writer_lock(self.target)
+                self._forget_state()
             for _ in range(_SPARES):
                 self._spares.append(os.open(self._parent, os.O_PATH | os.O_CLOEXEC))
-            self._make()
+            self._make(kept)
             for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK):
                 path = os.path.join(self.path, name)
                 close_quietly(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
@@ -147,16 +167,24 @@ class BuildDirectory:
                 )
         raise FileExistsError(errno.EEXIST, f"exists and is not a {self._what}, so it is not replaced", self.target)
 
-    def _make(self) -> None:
+    def _make(self, kept: str) -> None:
         while True:
-            path = f"{self.target}.tmp-{uuid.uuid4().hex}"
-            os.mkdir(path)
+            path, is_left = kept, False
+            if not kept or (os.path.lexists(kept) and not os.path.lexists(os.path.join(kept, BUILD_STATE))):
+                path = f"{self.target}.tmp-{uuid.uuid4().hex}"  # what is in its place could not be removed
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                is_left = True
             try:
                 fd = lock_directory(path)
             except BaseException:
-                with contextlib.suppress(OSError):
-                    os.rmdir(path)
+                if not is_left:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(path)
                 raise
+            if fd is None and is_left:
+                raise BusyError("another process or thread is building it", self.target)
             if fd is not None:
                 self.path = path
                 self._fds.append((fd, path))
@@ -183,6 +211,13 @@ class BuildDirectory:
                 self._confirm(lambda: _renameat2(self.path, self.target, _RENAME_EXCHANGE))
                 # self.path is now the old dataset, which leaving removes.
         self._is_committed = True
+        with contextlib.suppress(OSError):  # the next builder or writer removes it
+            self._forget_state()
+
+    def _forget_state(self) -> None:
+        """Remove the state of a build that is complete: with it, the dataset would be resumed as a build once it is replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.target, BUILD_STATE))
 
     def _confirm(self, undo: Callable[[], object]) -> None:
         """Make the names beside the target durable; if that fails, ``undo`` reverts the rename."""
@@ -232,9 +267,14 @@ class BuildDirectory:
             raise
         self.path = aside
 
-    def _leave(self) -> None:
-        """Remove the build directory or the replaced dataset, and release every lock, even if one release fails."""
+    def _leave(self, *, keeps: bool = False) -> None:
+        """Remove the build directory or the replaced dataset, and release every lock, even if one release fails.
+
+        ``keeps``: a build with a state stays.
+        """
         path, self.path = self.path, ""
+        if keeps and path and os.path.lexists(os.path.join(path, BUILD_STATE)):
+            path = ""
         fds, self._fds = self._fds, []
         while self._spares:
             close_quietly(self._spares.pop())
@@ -252,8 +292,9 @@ class BuildDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        is_ended = isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError))  # from outside, as by a kill
         try:
-            self._leave()
+            self._leave(keeps=is_ended and not self._is_committed)
         except OSError as failure:
             if kind is None and self._is_committed:
                 what = f"the {self._what} is complete and in place at {self.target}, but its builder's locks were not released"
@@ -261,4 +302,7 @@ class BuildDirectory:
             if kind is None:
                 raise
         if isinstance(error, CommittedError) and error.path != self.target:
-            raise error.error from None  # a file was in its place in the build directory, which is gone
+            # A file was in its place in the build directory, which is gone. The original error, raised again, would be in a cycle
+            # of references with this one, which keeps all that the frames of both hold.
+            found = error.error
+            raise OSError(found.errno, found.strerror, found.filename) from None

@@ -32,14 +32,16 @@ from featstore.storage.directory import OpenDirectory, Root, open_inside, with_d
 from featstore.storage.format import DTYPES, FORMAT_VERSION, STRIPE, check_layout, resolve_inside
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.lmdbcheck import check_environment
-from featstore.storage.writer import FileRecord, write_file
+from featstore.storage.writer import FileRecord, Patch, write_file
 
 __all__ = [
+    "BLOCKS",
     "CATALOG_DIRECTORY",
     "CATALOG_FILE",
     "EDGE",
     "NODE",
     "PART",
+    "PATCHES",
     "TOPOLOGIES",
     "Catalog",
     "FieldPart",
@@ -53,6 +55,8 @@ CATALOG_DIRECTORY: Final = "catalog.lmdb"
 CATALOG_FILE: Final = "catalog.lmdb/data.mdb"
 NODE: Final = "node/_"
 EDGE: Final = "edge/_,_,_"
+BLOCKS: Final = "blocks"  # kind of the files of the numbers of a patch's blocks
+PATCHES: Final = ("patch-", "blocks-")  # prefixes of the names of a patch's two files
 TOPOLOGIES: Final = ("csc", "chunked")
 
 _TRAILER_MAGIC: Final = b"FEATCTLG"
@@ -60,6 +64,7 @@ _TRAILER: Final = struct.Struct("<8sIIQ16s")
 _BYTE_ORDER_MARK: Final = 0x01020304
 _MAX_BYTES: Final = 1 << 28
 _STRIPES: Final = "stripes"  # the reader feature that a catalog requires if files lie in stripes
+_PATCHES: Final = "patches"  # and if patches lie over files
 _TYPES: Final = "types"  # and if there are several types of nodes or edges
 PART: Final = "part"  # and if it is a part of a larger graph; the key of the entry that says which
 _U64: Final = struct.Struct("<Q")
@@ -167,7 +172,11 @@ class Catalog:
         if kept is not None:
             return dict(kept)
         records = (record for record in self.fields.values() if record.role == "topology")
-        return {record.key: " ".join(self.files[part.file].file_id for part in record.parts) for record in records}
+        return {record.key: " ".join(self.files[part.file].rows_id for part in record.parts) for record in records}
+
+    def names_of(self, record: FieldRecord) -> list[str]:
+        """List the names of the files that hold a field's rows, those of patches included."""
+        return [name for part in record.parts for name in (part.file, *self.files[part.file].patch_names)]
 
     def by_role(self, role: str, prefix: str = NODE) -> dict[str, FieldRecord]:
         """List the fields of one role under a key prefix, by name."""
@@ -179,6 +188,7 @@ class Catalog:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         requires = [_STRIPES] if any(STRIPE.match(name) for name in self.files) else []
+        requires += [_PATCHES] if any(item.patches for item in self.files.values()) else []
         requires += [_TYPES] if "node_types" in self.dataset else []
         requires += [PART] if PART in self.extra else []
         entries: dict[str, dict[str, Any]] = {"dataset": {"format": FORMAT_VERSION, "requires": requires, **self.dataset}}
@@ -196,6 +206,11 @@ class Catalog:
                 "sums": item.sums_name,
                 "sums_bytes": item.n_sums_bytes,
             }
+            if item.patches:
+                entries[f"file/{name}"]["patches"] = [
+                    {"file": each.file, "blocks": each.blocks, "id": each.file_id} for each in item.patches
+                ]
+                entries[f"file/{name}"]["appended"] = item.n_appended
         for key, record in self.fields.items():
             entries[key] = {
                 "role": record.role,
@@ -231,9 +246,34 @@ def _file_record(name: str, value: dict[str, Any], path: str) -> FileRecord:
         layout,
         entry.number("bytes"),
         entry.number("sums_bytes"),
+        *_patches(entry),
     )
     record.check(entry.where)
     return record
+
+
+def _patches(entry: Entry) -> tuple[tuple[Patch, ...], int]:
+    """Read the patches over a file, and how many rows they append."""
+    if "patches" not in entry.value:
+        return (), 0
+    found = []
+    for item in entry.list("patches"):
+        if not isinstance(item, dict):
+            raise FormatError(f"{entry.where}: a patch is not an object: {item!r}")
+        of = Entry(item, entry.where)
+        found.append(Patch(of.text("file"), of.text("blocks"), of.text("id")))
+    return tuple(found), entry.number("appended")
+
+
+def _check_patches(files: Mapping[str, FileRecord], path: str) -> None:
+    """Check that the files of patches are there, and are such files; FormatError otherwise."""
+    for record in files.values():
+        for patch in record.patches:
+            rows, blocks = files.get(patch.file), files.get(patch.blocks)
+            like = rows is not None and (rows.file_id, rows.dtype, rows.layout) == (patch.file_id, record.dtype, record.layout)
+            is_table = blocks is not None and (blocks.kind, blocks.dtype, blocks.layout.row_bytes) == (BLOCKS, "int64", 8)
+            if not like or not is_table or blocks is None or blocks.patches or rows is None or rows.patches:
+                raise FormatError(f"{path}: the patch {patch.file!r} over {record.name!r} is not in the catalog as one", path)
 
 
 def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecord], path: str) -> FieldRecord:
@@ -254,7 +294,8 @@ def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecor
         file = files.get(part_of.file)
         if file is None:
             raise FormatError(f"{entry.where}: file {part_of.file!r} is not in the catalog")
-        fits = file.n_rows == part_of.rows if part_of.at is None else file.n_rows >= part_of.at + part_of.rows
+        n_rows = file.total_rows
+        fits = n_rows == part_of.rows if part_of.at is None else n_rows >= part_of.at + part_of.rows
         same = file.dtype == record.dtype and file.layout.row_bytes == record.row_bytes
         if not same or not fits or part_of.first != row:
             raise FormatError(f"{entry.where}: file {part_of.file!r} does not hold rows {part_of.first} … of this field")
@@ -404,7 +445,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     # Checked before anything else is interpreted, because a newer release may have changed the meaning of the rest.
     if dataset.number("format", 1) > FORMAT_VERSION:
         raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
-    if missing := [each for each in dataset.list("requires") if each not in (_STRIPES, _TYPES, PART)]:
+    if missing := [each for each in dataset.list("requires") if each not in (_STRIPES, _PATCHES, _TYPES, PART)]:
         raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}", path)
     for name in ("num_nodes", "num_edges"):
         dataset.number(name)
@@ -418,6 +459,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
         raise FormatError(f"{dataset.where}: 'adjacency' must name files, not {adjacency!r}", path)
     dataset.text("id")
     files = {key[5:]: _file_record(key[5:], value, path) for key, value in entries.items() if key.startswith("file/")}
+    _check_patches(files, path)
     fields = {key: _field_record(key, value, files, path) for key, value in entries.items() if key.startswith(("node/", "edge/"))}
     extra = {key: value for key, value in entries.items() if not key.startswith(("file/", "node/", "edge/"))}
     return Catalog({name: value for name, value in values.items() if name not in ("format", "requires")}, files, fields, extra)

@@ -97,7 +97,10 @@ class DirectWriter:
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.result()
+            try:
+                pending.result()
+            finally:
+                del pending  # it has the error, whose traceback has this frame: a cycle, which would keep all that frames hold
 
     def _write(self, data: Uint8s, offset: int) -> None:
         try:

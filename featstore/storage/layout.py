@@ -27,6 +27,12 @@ class RowLayout:
         """Whether no padding lies between rows."""
         return self.group_rows * self.row_bytes == self.group_bytes
 
+    @property
+    def block(self) -> tuple[int, int]:
+        """The fewest rows that fill whole pages without cutting a row or a group, and the number of these pages."""
+        step = gcd(self.group_bytes, PAGE_BYTES)
+        return self.group_rows * (PAGE_BYTES // step), self.group_bytes // step
+
     def offset(self, row: int) -> int:
         """Compute the first byte of ``row``, counted from the end of the header page."""
         return row // self.group_rows * self.group_bytes + row % self.group_rows * self.row_bytes

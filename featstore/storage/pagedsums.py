@@ -69,9 +69,9 @@ class PagedSums:
         n_slots, span = self._slots(row_bytes, n_slots)
         self.capacity = n_slots - span
         # A small queue of its own: the borrowed one is in the middle of a gather when pages of sums are needed.
-        self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
+        self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots, owner=self)
         try:
-            self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES)
+            self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES, owner=self)
         except BaseException:
             self._engine_reservation.release()
             raise

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.buffers import Arena
 from featstore._core.stream import Stream
+from featstore.storage.calls import close_quietly
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PageFile",
     "PageStream",
     "PagedRows",
+    "SeveralFiles",
     "arena_bytes",
     "file_of",
     "least_window",
@@ -99,14 +101,13 @@ def _merge(runs: Int64s) -> tuple[Int64s, Int64s]:
     return first[begins], end[np.concatenate([begins[1:], [True]])]
 
 
-def _cut(runs: Int64s, most: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
-    """Cut runs of pages into pieces of up to ``most`` pages."""
-    first, end = _merge(runs)
+def _cut(first: Int64s, end: Int64s, most: int) -> tuple[Int64s, npt.NDArray[np.uint32], Int64s]:
+    """Cut runs of pages into pieces of up to ``most`` pages; also return the run that each piece is of."""
     n = -(-(end - first) // most)
     within = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n)
     pages = np.repeat(first, n) + within * most
     counts = np.minimum(np.repeat(end, n) - pages, most)
-    return pages.astype(np.uint64), counts.astype(np.uint32)
+    return pages, counts.astype(np.uint32), np.repeat(np.arange(len(n)), n)
 
 
 class PageFile(Protocol):
@@ -132,21 +133,40 @@ class PageFile(Protocol):
     def count(self, rows: int, reads: int, n_bytes: int) -> object: ...
 
 
+class SeveralFiles(PageFile, Protocol):
+    """Pages of several files in one order; their checksums are numbered through all files."""
+
+    @property
+    def files(self) -> Sequence[PageFile]: ...
+    def place(self, first: Int64s, end: Int64s) -> tuple[Int64s, Int64s, npt.NDArray[np.uint32], Int64s]: ...
+
+
 class PageStream:
     """Pages of a file, in large reads that go on while the consumer works; a context manager, for one consumer.
 
     Leaving the stream waits for reads under way. Pages are verified as in other reads of the file. The file, which stays open,
     counts them when the stream is closed. ``runs``, int64 ``[n, 2]``, are the first page and the number of pages of each run,
     in the order of delivery; page 0 is the file's header. ``window_bytes``, at least :func:`least_window`, are the buffers for
-    reading ahead. The caller has reserved them, and may pass them as an ``arena`` of :func:`arena_bytes`.
+    reading ahead. The caller has reserved them, and may pass them as an ``arena`` of :func:`arena_bytes`. A file of several
+    (:class:`SeveralFiles`) says which of them holds which pages.
     """
 
-    def __init__(self, file: PageFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
+    def __init__(self, file: PageFile | SeveralFiles, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
         self.file = file
         n_buffers, buffer_bytes = _buffers(window_bytes)
         if arena is None and len(runs):  # short runs would leave most of a large buffer empty
             n_buffers, buffer_bytes = _buffers(window_bytes, int(runs[:, 1].sum()) * PAGE_BYTES // len(runs))
-        self._pages, self._counts = _cut(runs, buffer_bytes // PAGE_BYTES)
+        first, end = _merge(runs)
+        several = cast("SeveralFiles", file) if hasattr(file, "place") else None
+        if several is not None:
+            first, end, file_of, at = several.place(first, end)
+            shorter = _buffers(window_bytes, int((end - first).sum()) * PAGE_BYTES // max(1, len(first)))
+            if arena is None or shorter[0] * shorter[1] <= arena.nbytes:
+                n_buffers, buffer_bytes = shorter
+        pages, self._counts, run = _cut(first, end, buffer_bytes // PAGE_BYTES)
+        self._pages = pages.astype(np.uint64)
+        self._first_sums = pages // _SUMS  # of each piece
+        self._last_sums = (pages + self._counts.astype(np.int64) - 1) // _SUMS
         self._ends = np.cumsum(self._counts, dtype=np.int64)
         self._n_buffers = n_buffers
         self._fed = 0
@@ -167,8 +187,11 @@ class PageStream:
             )
         )
         self._makes_ready = file.verifies
+        if several is not None:
+            self._divide(several, file_of[run], (at - first)[run] + pages)
         if self._makes_ready:
-            self.core.use_sums(file.seed, file.n_sums_pages)
+            if several is None:
+                self.core.use_sums(file.seed, file.n_sums_pages)
             if file.holds_sums:
                 self._hold_sums()
                 self._makes_ready = False
@@ -185,6 +208,24 @@ class PageStream:
         except BaseException:
             self._threads = started
             self.close()
+            raise
+
+    def _divide(self, file: SeveralFiles, file_of: npt.NDArray[np.uint32], at: Int64s) -> None:
+        """Read each piece from page ``at`` on of its file."""
+        n_sums = [each.n_sums_pages for each in file.files]
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(n_sums, dtype=np.int64)])[file_of]
+        self._first_sums = before + at // _SUMS
+        self._last_sums = before + (at + self._counts.astype(np.int64) - 1) // _SUMS
+        seeds = [each.seed for each in file.files] if file.verifies else None
+        fds: list[int] = []
+        try:
+            for each in file.files[1:]:
+                fds.append(each.duplicate())
+            self.core.over(fds, [each.path for each in file.files], at.astype(np.uint64), file_of, seeds, n_sums)
+        except BaseException:
+            for fd in fds:
+                close_quietly(fd)
+            self.core.close()
             raise
 
     @property
@@ -215,14 +256,13 @@ class PageStream:
         """Load the checksums of all pieces at once; used if the file holds its checksums in memory."""
         if not len(self._pages):
             return
-        first, last = int(self._pages.min()) // _SUMS, int((self._pages + self._counts - 1).max()) // _SUMS
+        first, last = int(self._first_sums.min()), int(self._last_sums.max())
         for number, page in enumerate(self.file.sums_pages(first, last + 1 - first), first):
             self._in_use[number] = page
             self.core.set_sums_page(number, page)
 
     def _ready_sums(self, begin: int, end: int) -> None:
-        first = self._pages[begin:end] // _SUMS
-        last = (self._pages[begin:end] + self._counts[begin:end] - 1) // _SUMS
+        first, last = self._first_sums[begin:end], self._last_sums[begin:end]
         numbers = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]))
         group: dict[int, npt.NDArray[np.uint64]] = {}
         for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):

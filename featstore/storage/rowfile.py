@@ -216,7 +216,7 @@ class RowFile:
             return
         if n_pages * PAGE_BYTES > budget.available:
             self._reader.trim()  # scratch of idle queues is as large as the memory allowed
-        self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES)
+        self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES, owner=self)
         pages = np.empty((n_pages, PAGE_BYTES), np.uint8)
         with self._reader.engine() as engine:
             engine.read(table, 0, n_pages, pages)

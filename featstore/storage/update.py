@@ -26,7 +26,7 @@ from featstore.storage.writer import FileRecord, RowFileWriter
 
 __all__ = ["MAKING", "MAKING_STATE", "OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused", "writer_lock"]
 
-MAKING: Final = "making."  # prefix of folders in which features are made, see graph/making.py
+MAKING: Final = "making."  # prefix of folders in which features are made, see graph/derive/making.py
 MAKING_STATE: Final = "state"  # in such a folder: the record from which a later maker resumes
 _BLOCK_ROWS: Final = 1 << 20  # rows of an array that are written at once
 _ROWS: Final = re.compile(r".*\.([0-9]+)\.rows(\.sums)?")  # names of row and side files, with the generation of their commit
@@ -188,7 +188,9 @@ class Update:
         self._stripes.append(make_stripe(self.root, directory))
         return self._stripes[-1]
 
-    def writer(self, stem: str, layout: RowLayout, *, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
+    def writer(
+        self, stem: str, layout: RowLayout, *, kind: str, dtype: str, stripe: str = "", buffer_bytes: int = 4 << 20
+    ) -> RowFileWriter:
         """Open a writer of a new file ``<stem>.<generation>.rows``; its commit returns the record for :meth:`add`.
 
         ``stripe`` is the name that :meth:`stripe` returned, for a file in that stripe.
@@ -198,7 +200,8 @@ class Update:
             raise FormatError(f"{self.root}: a file's name has no folders: {name!r}", self.root)
         name = f"{stripe}/{name}" if stripe else name
         resolve_inside(self.root, name)
-        writer = RowFileWriter(self.root, name, layout, kind=kind, dtype=dtype, generation=self.generation)
+        options: dict[str, Any] = {"kind": kind, "dtype": dtype, "generation": self.generation, "buffer_bytes": buffer_bytes}
+        writer = RowFileWriter(self.root, name, layout, **options)
         self._writers.append(writer)
         self._names += [name, f"{name}.sums"]
         return writer
@@ -259,6 +262,7 @@ class Update:
         changed = {*self._fields, *self._dropped_fields} & set(old.fields)
         replaced = {part.file for key in changed for part in old.fields[key].parts}
         gone = (replaced | self._dropped) - used - set(self._files)
+        gone |= {name for base in gone & set(old.files) for name in old.files[base].patch_names}
         catalog = Catalog(
             dataset={
                 key: value

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CommittedError, FormatError
@@ -25,6 +26,7 @@ from featstore.storage.layout import PAGE_BYTES, RowLayout
 
 __all__ = [
     "FileRecord",
+    "Patch",
     "RowFileWriter",
     "WriterState",
     "free_bytes",
@@ -103,10 +105,20 @@ def make_durable(directory: str, path: str) -> None:
 
 
 @dataclass(frozen=True)
+class Patch:
+    """A patch over a row file: the names of the files of its rows and of the numbers of its blocks, and the former's id."""
+
+    file: str
+    blocks: str
+    file_id: str
+
+
+@dataclass(frozen=True)
 class FileRecord:
     """A catalog's record of one row file: the values of its header, its size, and the size of its side file ``<name>.sums``.
 
-    ``name`` is relative to the dataset; ``file_id`` has 32 hexadecimal digits.
+    ``name`` is relative to the dataset; ``file_id`` has 32 hexadecimal digits. ``patches`` lie over the file, the last one on
+    top; they have ``n_appended`` rows behind the file's own.
     """
 
     name: str
@@ -118,6 +130,25 @@ class FileRecord:
     layout: RowLayout
     n_bytes: int
     n_sums_bytes: int
+    patches: tuple[Patch, ...] = ()
+    n_appended: int = 0
+
+    @property
+    def total_rows(self) -> int:
+        """Number of rows, those of patches included."""
+        return self.n_rows + self.n_appended
+
+    @property
+    def rows_id(self) -> str:
+        """Identity of the rows: the file's id, or if there are patches a sum of all ids; 32 hexadecimal digits."""
+        if not self.patches:
+            return self.file_id
+        return xxhash.xxh3_128_hexdigest(" ".join([self.file_id, *(each.file_id for each in self.patches)]).encode())
+
+    @property
+    def patch_names(self) -> list[str]:
+        """Names of the files of all patches."""
+        return [name for each in self.patches for name in (each.file, each.blocks)]
 
     @property
     def seed(self) -> int:
@@ -260,6 +291,11 @@ class RowFileWriter:
         tail, first = out.tail.copy(), np.concatenate(self._first_sums)
         sums, n_pages = self._sums.copy(), self._n_sums_pages
         return WriterState(self._id, self._generation, self.n_rows, out.offset, tail, first, sums, n_pages)
+
+    @property
+    def path(self) -> str:
+        """Path of the unfinished file, in which rows of a checkpoint can be read."""
+        return self._temporary[0]
 
     def _opened(self) -> DirectWriter:
         if self._out is None:

@@ -37,7 +37,7 @@ from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicefill import DEVICE_POLICY, SIZED_LATER, FilledLater
 from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
-from featstore.strategies.lists import AS_THEY_ARE, Lists, keep_lists, may_keep_lists
+from featstore.strategies.lists import AS_THEY_ARE, EXPECTED, Lists, keep_lists, may_keep_lists
 from featstore.strategies.lookahead import degree_bytes, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
@@ -79,7 +79,7 @@ class Auto(Strategy):
         As of :class:`~featstore.OnDemand`, by the default policy of the strategy that is taken.
     """
 
-    epochs: int = option(10, EPOCHS, "epochs to come: what is done once is spread over them")
+    epochs: int = option(EXPECTED, EPOCHS, "epochs to come: what is done once is spread over them")
     cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
     pack: Pack | str | os.PathLike[str] | None = option(None, PACK, "run the samples of a pack, in its batches")
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
@@ -106,15 +106,16 @@ class Auto(Strategy):
             if may_keep_lists(context):
                 context, _ = ask(context)
                 lists = keep_lists(context, 0, self.epochs)
+            context = replace(context, lists=lists.text)
             decision = _taken("ondemand", None, "the features have caches")
-            return AutoRunner(made_with(OnDemand, {"edge_cache": self.edge_cache}).run(context), decision, lists)
+            return AutoRunner(made_with(OnDemand, {"edge_cache": self.edge_cache}).run(context), decision)
         of_edges = context.edges.sizes(self.edge_cache, None)
         context.drop_caches(edges=bool(of_edges))
         context, memory = ask(context, caches=sum(of_edges.values()))
         planning = plan_ahead(context, PLANNED, "auto", self.disk, self.run_dir)
         if not memory.suffices:  # the strategy that is taken raises, and names a memory that suffices
             decision = _default(context, planning, 0, (), "no memory for two batches")
-            return AutoRunner(self._chosen(decision, cache, pack).run(context), decision, lists)
+            return AutoRunner(self._chosen(decision, cache, pack).run(context), decision)
         if may_keep_lists(context):
             of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED))
             lists = keep_lists(context, sum(of_nodes.values()), self.epochs)
@@ -148,7 +149,7 @@ class Auto(Strategy):
                 lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
             told = Chosen(self.cache == "auto", decision.misses, _disk_bytes(profile), pack_rows=pack_rows)
-            return AutoRunner(chosen.run(replace(context, chosen=told)), decision, lists)
+            return AutoRunner(chosen.run(replace(context, chosen=told, lists=lists.text)), decision)
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -169,9 +170,8 @@ class Auto(Strategy):
 class AutoRunner(Runner):
     """The runner of the chosen strategy, with the decision."""
 
-    def __init__(self, chosen: Runner, decision: Decision, lists: Lists) -> None:
+    def __init__(self, chosen: Runner, decision: Decision) -> None:
         super().__init__(chosen.context, chosen.memory)
-        self._lists = lists
         self._chosen, self._decision, self.prefetch = chosen, decision, chosen.prefetch
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
@@ -179,8 +179,8 @@ class AutoRunner(Runner):
         return self._chosen.prepare(epoch, start)
 
     def stats(self) -> dict[str, Any]:
-        """Return the strategy's entries, and ``auto``: the choice, its reason, all estimates, where neighbour ``lists`` are."""
-        return {**self._chosen.stats(), "auto": {**self._decision.record, "lists": self._lists.text}}
+        """Return the strategy's entries, and ``auto``: the choice, its reason, all estimates."""
+        return {**self._chosen.stats(), "auto": self._decision.record}
 
     def close(self, failed: bool = False) -> None:
         """Close the strategy and the profile that it was chosen by."""

@@ -137,6 +137,8 @@ class Context:
         The graph has several types: a batch's nodes have the rows of ``nodes.rows``, and some have none.
     first : ChosenByFirst
         What rank 0 chooses for all ranks of the loader.
+    lists : str, optional
+        How many neighbour lists the loader keeps in memory by itself, or why none; None: that is not settled.
     """
 
     graph: Graph
@@ -158,6 +160,7 @@ class Context:
     has_history: bool = False
     has_types: bool = False
     first: ChosenByFirst[Any] = field(default_factory=partial(ChosenByFirst, (0, 1)))
+    lists: str | None = None
 
     @property
     def features(self) -> tuple[str, ...]:

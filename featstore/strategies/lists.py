@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.estimate.batchsize import BatchSize
 from featstore.estimate.cost import random_read_s
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.pack.sampledlists import table_bytes, worth_keeping
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.hops import HopSampler
@@ -17,11 +17,12 @@ from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.caches import room_for_caches
 from featstore.strategies.context import Context
-from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
+from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory, ask
 
-__all__ = ["AS_THEY_ARE", "Lists", "keep_lists", "may_keep_lists"]
+__all__ = ["AS_THEY_ARE", "EXPECTED", "Lists", "keep_lists", "may_keep_lists", "with_lists"]
 
 SHARES = (3 / 4, 1 / 2, 1 / 4)  # of all lists: sizes for which an epoch is estimated, if lists take much of the caches' memory
+EXPECTED = 10  # epochs to come, unless they are given
 FEW = 1 / 8  # lists that take at most this part of the caches' memory are kept without estimates
 
 
@@ -108,7 +109,7 @@ class Lists:
 AS_THEY_ARE = Lists("as the graph has them")
 
 
-def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
+def keep_lists(context: Context, caches: int, epochs: int, *, estimated: bool = True) -> Lists:
     """Keep neighbour lists in memory, on loan, for batches that are drawn from lists.
 
     All lists are kept if they fit beside the batches, else those that the default policy scores highest. Lists that are read in
@@ -122,21 +123,45 @@ def keep_lists(context: Context, caches: int, epochs: int) -> Lists:
         Bytes of the caches of features whose size was given.
     epochs : int
         Epochs to come.
+    estimated : bool
+        An epoch is estimated with fewer lists, too. If not, lists that are read in sequence are kept only if they are few.
     """
     graph, numbered = _drawn_from(context)
     memory = Memory(context, plans=True)  # the strategy is not chosen yet: one with plans takes more memory
     room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
     whole, n_lists = NeighborCache.whole_bytes(graph.topology, numbered), epochs * len(context.batches) * lists_of(memory.batch)
     n_bytes, why = worth_keeping(graph.topology, room, n_lists, numbered=numbered, in_sequence=_in_sequence(context))
+    are_few = n_bytes <= FEW * room
+    if not (why or estimated or are_few) and _in_sequence(context):
+        why = f"on the drive, read in sequence: they would take {format_size(n_bytes)} of {format_size(room)}"
     if why:
         return Lists(why, whole)
-    return Lists("", whole, 0, table_bytes(graph.topology), n_bytes <= FEW * room).resized(n_bytes, context)
+    return Lists("", whole, 0, table_bytes(graph.topology), are_few).resized(n_bytes, context)
+
+
+def with_lists(context: Context, caches: int, epochs: int = EXPECTED) -> Context:
+    """Keep neighbour lists in memory as :func:`keep_lists` does, for a strategy that no other one chose; return the context."""
+    if context.lists is not None:
+        return context
+    if not may_keep_lists(context):
+        return replace(context, lists=AS_THEY_ARE.text)
+    try:
+        measured, memory = ask(context, caches=caches)
+    except BudgetError:  # the strategy asks again, and its error counts all that it needs
+        return context
+    if not memory.suffices:
+        return measured
+    context = measured
+    return replace(context, lists=keep_lists(context, caches, epochs, estimated=False).text)
 
 
 def may_keep_lists(context: Context) -> bool:
-    """Return whether batches are drawn from lists that the graph does not keep in memory, without a history."""
+    """Return whether batches are drawn from lists that the graph does not keep in memory, without a history.
+
+    Lists that a running ``sample_offline`` keeps stay in memory from now on, as the choice builds on them.
+    """
     graph, batches = context.graph, context.batches
-    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_cache is not None or context.has_history:
+    if not isinstance(graph, OutOfCoreGraph) or graph.neighbor_lists.adopt() or context.has_history:
         return False
     return isinstance(batches, Drawn) and isinstance(batches.sampler, (HopSampler, EpochSampler))
 

@@ -9,7 +9,7 @@ from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
 from featstore.estimate.choice import observe
 from featstore.estimate.length import Planning
-from featstore.estimate.misses import ALL_MISSED, Misses
+from featstore.estimate.misses import UNKNOWN, MissCurves
 from featstore.strategies.caches import size_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
@@ -31,29 +31,29 @@ def rows_in_memory(context: Context, memory: Memory, size: int | float | str | N
     return context.nodes.capacity(sizes)
 
 
-def look_ahead(context: Context, planning: Planning, capacity: int) -> tuple[Profile | None, Misses, str]:
+def look_ahead(context: Context, planning: Planning, capacity: int, *, by_degree: bool) -> tuple[Profile | None, MissCurves, str]:
     """Sample a few batches for the run to use; estimate the share of their rows that a cache will lack, with a margin.
 
-    Returns the batches, that share, and an empty text. If memory or disk does not suffice: None, all rows, and the reason. If
-    there is nothing to cache: None, all rows, and an empty text.
+    Returns the batches, the shares, with ``by_degree`` those of a cache by degree, too, and an empty text. If memory or disk
+    does not suffice: None, all rows, and the reason. If there is nothing to cache: None, all rows, and an empty text.
     """
     if not len(context.batches) or not context.features or not capacity:
-        return None, ALL_MISSED, ""
+        return None, UNKNOWN, ""
     profile = None
     try:
         profile = Profile(context, planning.run_dir, planning.disk, least_batches(context.batches.run_length))
         graph, n_batches = context.graph, len(context.batches)
-        with graph.budget.reserve("cost model", 0 if planning.looks_ahead else degree_bytes(context)):
-            degrees = None if planning.looks_ahead else context.nodes.rows.select(graph.short_degrees())
+        with graph.budget.reserve("cost model", degree_bytes(context) if by_degree else 0):
+            degrees = context.nodes.rows.select(graph.short_degrees()) if by_degree else None
             seen = observe(
                 profile.trace(), row_bytes=1, capacity=capacity, budget=graph.budget, n_batches=n_batches, out_degree=degrees
             )
-        return profile, seen.misses.of(planning.looks_ahead), ""
+        return profile, seen.misses, ""
     except BaseException as error:
         if profile is not None:
             profile.close()
         if isinstance(error, BudgetError):
-            return None, ALL_MISSED, f"no memory: {error}"
+            return None, UNKNOWN, f"no memory: {error}"
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return None, ALL_MISSED, f"no disk: {error.strerror}"
+            return None, UNKNOWN, f"no disk: {error.strerror}"
         raise

@@ -37,6 +37,7 @@ from featstore.strategies.caches import (
     size_caches,
 )
 from featstore.strategies.context import Context
+from featstore.strategies.lists import with_lists
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy
@@ -102,11 +103,13 @@ class OnDemand(Strategy):
             context.nodes.of(own).drop_caches()
         if of_edges:
             context.edges.drop_caches()
+        of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(self.policy))
+        caches = sum(of_nodes.values()) + sum(of_edges.values())
+        context = with_lists(context, caches)
         shares = cache is not None or bool(of_edges) or context.divide is not None
         shares = shares or context.batches.lists is not None or context.batches.ahead_bytes() != (0, 0)
         if shares or is_tight(context.graph, context.batches, context.nodes.width):
-            of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(self.policy))
-            context, memory = ask(context, caches=sum(of_nodes.values()) + sum(of_edges.values()))
+            context, memory = ask(context, caches=caches)
             memory.divide()
         make_online_edge_caches(context, of_edges, self.edge_policy)
         return OnDemandRunner(context, memory, cache, self.policy, own)

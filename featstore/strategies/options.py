@@ -184,10 +184,12 @@ PACK = Kind(_pack, user_path, "PACK")
 _WORDS = {StaticPolicy: "a static policy", OnlinePolicy: "an online policy", PlannedPolicy: "a planned policy such as 'belady'"}
 
 
-def policy_of(*kinds: type[Policy]) -> Kind:
-    """Make the kind of values that are policies of these kinds: a name, a class or an instance."""
+def policy_of(*kinds: type[Policy], auto: bool = False) -> Kind:
+    """Make the kind of values that are policies of these kinds: a name, a class or an instance; with ``auto`` also ``"auto"``."""
 
     def check(policy: Any) -> Any:
+        if auto and isinstance(policy, str) and policy == "auto":
+            return policy
         chosen = get_policy(policy)
         if not isinstance(chosen, kinds):
             taken = " or ".join(_WORDS[each] for each in kinds)

@@ -20,8 +20,8 @@ from featstore.errors import BudgetError
 from featstore.estimate.rowsample import RowSample
 from featstore.estimate.savedio import SavedIO, Split, best_split, prefix_sums
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore.cache.base import Policy, StaticPolicy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size
 from featstore.estimate.batchsize import BatchSize, larger
@@ -33,6 +36,7 @@ from featstore.estimate.cost import (
     scan_s,
 )
 from featstore.estimate.length import SEVERAL, Length, PackingPasses, Planning, at_least, longest_auto, passes_over
+from featstore.estimate.misses import MissCurves
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
@@ -47,8 +51,10 @@ from featstore.strategies.base import Runner
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.context import Context
 from featstore.strategies.domain import Domain
-from featstore.strategies.lookahead import look_ahead, rows_in_memory
+from featstore.strategies.lists import with_lists
+from featstore.strategies.lookahead import degree_bytes, look_ahead, rows_in_memory
 from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
+from featstore.strategies.options import option, policy_of
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, run_planned
@@ -73,8 +79,11 @@ class Streamed(Superbatch):
 
     Parameters
     ----------
-    cache, policy, run_dir, edge_cache
+    cache, run_dir, edge_cache
         As of :class:`~featstore.Superbatch`.
+    policy : str, Policy or class
+        As of :class:`~featstore.Superbatch`. ``"auto"``: the rows of the most out-edges stay (``"degree"``), unless an epoch
+        moves clearly fewer bytes by ``"belady"``. With a ``length``, an ``edge_cache`` or without a cache ``"belady"``.
     length : int or "auto"
         Batches a superbatch; each superbatch costs a pass over the features. ``"auto"`` takes as many as disk and memory allow,
         200 at most, and fewer if passes are cheap; with a static policy, half of the epoch. Planning gets up to half of the
@@ -83,6 +92,10 @@ class Streamed(Superbatch):
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; the extents of two superbatches are on disk, too.
     """
+
+    policy: str | Policy | type[Policy] = option(
+        "auto", policy_of(PlannedPolicy, StaticPolicy, auto=True), "which rows stay in memory, or auto"
+    )
 
     takes_history: ClassVar[bool] = True
     takes_types: ClassVar[bool] = True
@@ -123,20 +136,27 @@ class Streamed(Superbatch):
         moved = int(scan * m.drive.bandwidth) + 2 * extents
         return Estimate("streamed", w.policy, epoch, once, w.loads, disk, moved, parts, impossible, hides_first_touch=True)
 
+    @property
+    def planned_by(self) -> str | Policy | type[Policy]:
+        """See :class:`~featstore.Superbatch`."""
+        return PLANNED if self.policy == "auto" else self.policy
+
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        planning, profile, why = self.planning(context), None, ""
+        chosen, planning, profile, why = self, self.planning(context), None, ""
         if self.length == "auto" and not context.chosen.profile_bytes:
             context.drop_caches(edges=bool(planning.edge_rows))
+            context = with_lists(context, self.cache_bytes(context, planning))
             needs = self.sizes(context, planning).needs
             context, memory = ask(context, needs, self.cache_bytes(context, planning), plans=True)
             if memory.suffices:  # else run_planned raises
-                profile, misses, why = look_ahead(context, planning, rows_in_memory(context, memory, self.cache))
+                rows = rows_in_memory(context, memory, self.cache)
+                profile, misses, why = look_ahead(context, planning, rows, by_degree=self._may_stay(context))
             if profile is not None:
                 left = None if planning.disk is None else planning.disk - profile.n_bytes
-                planning = replace(planning, disk=left, misses=misses)
+                chosen, planning = self._cheapest(context, left, misses)
         try:
-            runner = run_planned(self, context, planning)
+            runner = run_planned(chosen, context, planning)
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -144,6 +164,30 @@ class Streamed(Superbatch):
         assert isinstance(runner, StreamedRunner)
         runner.profile, runner.not_looked = profile, why
         return runner
+
+    def _may_stay(self, context: Context) -> bool:
+        """Return whether rows may be chosen by degree, once for all batches."""
+        if self.policy != "auto":
+            return not self.planning(context).looks_ahead
+        return self.cache is not None and not self.edge_cache and degree_bytes(context) < context.budget.available
+
+    def _cheapest(self, context: Context, disk: int | None, misses: MissCurves) -> tuple[Streamed, Planning]:
+        """Choose the policy, if it is ``"auto"``, by the bytes that an epoch moves; return the strategy and its planning."""
+        of_policies: list[tuple[float, Streamed, Planning]] = []
+        policies = (DEGREE, PLANNED) if self.policy == "auto" and misses.by_degree.capacities else (self.planned_by,)
+        for policy in policies:
+            strategy = replace(self, policy=policy)
+            planning = strategy.planning(context)
+            planning = replace(planning, disk=disk, misses=misses.of(planning.looks_ahead))
+            moved = 0.0
+            if len(policies) > 1:
+                sizes = strategy.sizes(context, planning)
+                _, memory = ask(context, sizes.needs, strategy.cache_bytes(context, planning), plans=True)
+                sizes.divide(memory)
+                moved = sizes.moved / (1 if policy == DEGREE else 1 - WORTH)
+            of_policies.append((moved, strategy, planning))
+        _, strategy, planning = min(of_policies, key=itemgetter(0))
+        return strategy, planning
 
     def sizes(self, context: Context, planning: Planning) -> StreamedSizes:
         """See :class:`~featstore.Superbatch`."""
@@ -162,6 +206,7 @@ class StreamedSizes(SuperbatchSizes):
         capacity = planning.capacity
         self._rows = max((0, *planning.misses.capacities)) if capacity is None else capacity  # rows that caches will have
         self._packings = 1  # passes over the features for one superbatch
+        self.moved = 0  # bytes of features that an epoch moves, once the memory is divided
 
     def needs(self, batch: BatchSize) -> dict[str, tuple[int, int]]:
         """See :class:`SuperbatchSizes`; adds the memory to pack a batch, and to read the extents of each feature."""
@@ -191,7 +236,7 @@ class StreamedSizes(SuperbatchSizes):
                 moved = self._divided(memory, int(share * left))
                 if moved < (1 - WORTH) * least:
                     least, for_caches = moved, int(share * left)
-        self._divided(memory, for_caches)
+        self.moved = self._divided(memory, for_caches)
 
     def _divided(self, memory: Memory, for_caches: int) -> int:
         """Divide the memory; return the bytes of features that an epoch moves with this division."""
@@ -286,13 +331,14 @@ class StreamedRunner(SuperbatchRunner):
         return PackCounts.joined(self._each_counts)
 
     def stats(self) -> dict[str, Any]:
-        """Return ``superbatch``, with an epoch's ``passes`` over the features, and the superbatches left ``unpacked``."""
+        """Return ``superbatch``, with an epoch's ``passes``, the superbatches left ``unpacked``, and the ``policy``."""
         found = super().stats()
         size, n = found["superbatch"]["batches"], found["superbatch"]["of"]
         counts = self._counts
         # One pass is expected for each superbatch that is still to be packed.
         found["superbatch"]["passes"] = max(0, -(-n // max(1, size)) - counts.done) + counts.passes
         found["superbatch"]["unpacked"] = counts.unpacked
+        found["superbatch"]["policy"] = self._planning.policy.name
         if self.not_looked:
             found["superbatch"]["not_looked"] = self.not_looked
         return found

@@ -42,6 +42,7 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import ClaimedCaches, size_caches
 from featstore.strategies.context import Context
+from featstore.strategies.lists import with_lists
 from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
@@ -106,10 +107,15 @@ class Superbatch(Strategy):
         super().__post_init__()
         if not self.edge_cache:
             return
-        if isinstance(self.policy, Policy):
+        if isinstance(self.planned_by, Policy):
             raise OptionError("edge_cache", "a policy instance plans one cache: give the policy's name or class")
-        if not isinstance(get_policy(self.policy), PlannedPolicy):
+        if not isinstance(get_policy(self.planned_by), PlannedPolicy):
             raise OptionError("edge_cache", "the scores of a static policy are of nodes: take a planned one, such as 'belady'")
+
+    @property
+    def planned_by(self) -> str | Policy | type[Policy]:
+        """The policy, where none is chosen yet that which looks ahead."""
+        return self.policy
 
     takes_history: ClassVar[bool] = True
     takes_types: ClassVar[bool] = True
@@ -165,9 +171,9 @@ class Superbatch(Strategy):
 
     def planning(self, context: Context) -> Planning:
         """Collect the limits of planning: disk, length, policies."""
-        if context.nodes.is_mixed and isinstance(self.policy, Policy):
+        if context.nodes.is_mixed and isinstance(self.planned_by, Policy):
             raise OptionError("policy", "an instance plans caches of the same rows: give its name or class for several types")
-        policies = tuple(_planned(get_policy(self.policy)) for _ in context.nodes.each)
+        policies = tuple(_planned(get_policy(self.planned_by)) for _ in context.nodes.each)
         planned = policies[0]
         planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
         planning = replace(planning, policies=policies)
@@ -176,7 +182,7 @@ class Superbatch(Strategy):
         sizes = context.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning
-        of_edges = tuple(get_policy(self.policy) for _ in context.edges.each)
+        of_edges = tuple(get_policy(self.planned_by) for _ in context.edges.each)
         return replace(planning, edge_policies=of_edges, edge_rows=context.edges.capacities(sizes))
 
 
@@ -206,6 +212,8 @@ def plan_ahead(
 def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> SuperbatchRunner:
     """Make a runner and its caches, which replace the caches that the features have."""
     context.drop_caches(edges=bool(planning.edge_rows))
+    if strategy.overlap:  # otherwise lists and rows use one memory in turn
+        context = with_lists(context, strategy.cache_bytes(context, planning))
     runner = strategy.runner()(*strategy.asked(context, planning))
     try:
         runner.make_edge_caches()  # before the others, which may take all memory that is left

@@ -17,7 +17,7 @@ from featstore.cache.table import FeatureCache
 from featstore.epochmemory import Use
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.strategies.domain import Domain

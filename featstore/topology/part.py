@@ -16,7 +16,7 @@ from featstore.topology.base import Topology
 from featstore.topology.crossedges import counts_dtype
 from featstore.topology.liststream import stream_bytes
 
-__all__ = ["HOLDER", "MOST_HOPS", "OUTSIDE", "Part", "lists_between", "lists_bytes", "reach"]
+__all__ = ["HOLDER", "MOST_HOPS", "OUTSIDE", "Part", "Reached", "lists_between", "lists_bytes", "reach", "reach_bytes"]
 
 HOLDER: Final = "part"  # in the budget's report
 OUTSIDE: Final = 255  # in place of the hops of a node that the part has not
@@ -119,12 +119,16 @@ class Part:
                 f"{what} reads the lists of {n_hops} hops, and {self} has hops={self.hops}: make parts with hops={n_hops}"
             )
 
-    def check_seeds(self, seeds: Int64s, n_hops: int) -> None:
-        """Raise IndexError unless the part has all lists of ``n_hops`` hops from these nodes, which are in range."""
+    def check_seeds(self, seeds: Int64s, n_hops: int, positions: Int64s | None = None) -> None:
+        """Raise IndexError unless the part has all lists of ``n_hops`` hops from these nodes, which are in range.
+
+        ``positions`` are those that the error names; by default those in ``seeds``.
+        """
         hop_of = self.hop_of.take(seeds)
         if len(hop_of) and int(hop_of.max()) > self.hops - n_hops:
             at = int((hop_of > self.hops - n_hops).argmax())
             node, hop = int(seeds[at]), int(hop_of[at])
+            at = at if positions is None else int(positions[at])
             if hop == OUTSIDE:
                 raise IndexError(f"seed {node} at position {at} is not in {self}")
             raise IndexError(
@@ -134,15 +138,15 @@ class Part:
 
 
 def lists_between(
-    topology: Topology, hop_of: Uint8s, first_hop: int, stop_hop: int
+    topology: Topology, hop_of: Uint8s, first_hop: int, stop_hop: int, first_node: int = 0
 ) -> Iterator[tuple[Int64s, Int64s, Int64s, npt.NDArray[Any]]]:
-    """Yield the lists of the nodes whose hops are in ``[first_hop, stop_hop)``, in the order of the nodes.
+    """Yield the lists of the nodes from ``first_node`` on whose hops are in ``[first_hop, stop_hop)``, in the order of the nodes.
 
     Yields nodes, int64 ``[k]``; the begin, within its list, of what comes of each list now, and how many ids that is, both int64
     ``[k]``; and these ids, list after list. A long list comes in pieces, an empty one may be left out. ``hop_of`` may change
     outside of the interval meanwhile. Only lists of these nodes are asked for; :func:`lists_bytes` are held.
     """
-    for first in range(0, len(hop_of), _PIECE_NODES):
+    for first in range(first_node, len(hop_of), _PIECE_NODES):
         hops = hop_of[first : first + _PIECE_NODES]
         nodes = np.flatnonzero((hops >= first_hop) & (hops < stop_hop)) + first
         for block in topology.lists(nodes, _READ_BYTES) if len(nodes) else ():
@@ -154,10 +158,24 @@ def lists_between(
             yield nodes[block.where], low - block.at, counts, block.ids[places]
 
 
-def lists_bytes(topology: Topology) -> int:
+def lists_bytes(num_nodes: int) -> int:
     """Count the bytes that :func:`lists_between` holds, and those of what is found of a block."""
-    ids = _READ_BYTES // 2 // topology.id_bytes
-    return stream_bytes(_READ_BYTES) + _EDGE_BYTES * ids + (_NODE_BYTES + 24) * min(_PIECE_NODES, topology.num_nodes)
+    ids = _READ_BYTES // 2 // (4 if num_nodes < 1 << 31 else 8)
+    return stream_bytes(_READ_BYTES) + _EDGE_BYTES * ids + (_NODE_BYTES + 24) * min(_PIECE_NODES, num_nodes)
+
+
+def reach_bytes(num_nodes: int, num_edges: int, *, counts: bool = False) -> int:
+    """Count the bytes that :func:`reach` takes, those of its results among them."""
+    return lists_bytes(num_nodes) + num_nodes * (1 + (counts_dtype(num_edges).itemsize if counts else 0))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far :func:`reach` is: ``hop_of`` so far, for which lists from that of ``node``, at ``hop``, are still to be read."""
+
+    hop_of: Uint8s
+    hop: int
+    node: int
 
 
 def reach(
@@ -168,6 +186,8 @@ def reach(
     note: Callable[[int], None] = lambda n_edges: None,
     *,
     counts: bool = False,
+    begun: Reached | None = None,
+    keep: Callable[[Reached], None] = lambda reached: None,
 ) -> tuple[Uint8s, npt.NDArray[Any] | None]:
     """Find a part's nodes: read the lists of its training nodes, then those of the nodes that are new, hop by hop.
 
@@ -184,6 +204,10 @@ def reach(
         Gets the number of edges that were read since its last call.
     counts : bool
         Also count how often each node is in the lists.
+    begun : Reached, optional
+        What ``keep`` got of an earlier call, which this one goes on with. Not with ``counts``.
+    keep : callable
+        Gets the state before each block of lists that goes farther.
 
     Returns
     -------
@@ -196,17 +220,22 @@ def reach(
     Each list of the part is read once, in the order of the file within a hop; no other list is.
     """
     n, dtype = topology.num_nodes, counts_dtype(topology.num_edges)
-    hop_of, found = np.empty(n, np.uint8), np.empty(n, dtype) if counts else None
+    hop_of, found = np.empty(n, np.uint8) if begun is None else begun.hop_of, np.empty(n, dtype) if counts else None
     for each in (hop_of, found):
         if each is not None:
             budget.reserve(HOLDER, each.nbytes, owner=each)  # no page of it is there before
-    hop_of.fill(OUTSIDE)
-    hop_of[train] = 0
+    if begun is None:
+        hop_of.fill(OUTSIDE)
+        hop_of[train] = 0
     if found is not None:
         found.fill(0)
-    with budget.reserve(HOLDER, lists_bytes(topology)):
-        for hop in range(hops):
-            for _, _, _, ids in lists_between(topology, hop_of, hop, hop + 1):
+    first_hop, first_node = at = (0, 0) if begun is None else (begun.hop, begun.node)
+    with budget.reserve(HOLDER, lists_bytes(n)):
+        for hop in range(first_hop, hops):
+            for nodes, _, _, ids in lists_between(topology, hop_of, hop, hop + 1, first_node if hop == first_hop else 0):
+                if len(nodes) and (hop, int(nodes[0])) > at:  # lists of nodes before are read whole
+                    at = hop, int(nodes[0])
+                    keep(Reached(hop_of, *at))
                 if found is not None:
                     values, occurs = np.unique(ids, return_counts=True)
                     found[values] += occurs.astype(dtype, copy=False)

@@ -17,7 +17,7 @@ from featstore._core.partition import cross_edges
 from featstore.budget import Budget
 from featstore.cache.cross_partition import CrossPartition
 from featstore.errors import StaleError
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.update import Update
 from featstore.topology.base import huge_bytes
 from featstore.topology.crossedges import count_cross_edges, counts_dtype

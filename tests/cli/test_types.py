@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli.heterosage import HeteroSAGE
 from featstore.cli.main import main
 from featstore.cli.model import load_model
+from featstore.cli.sage import HeteroSAGE
 from featstore.cli.training import scores_of
 from tests.support.commands import run
 from tests.support.typed import CITES, EMPLOYS, REV, WRITES, TypedArrays

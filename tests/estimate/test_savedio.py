@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.estimate.savedio import SavedIO, Split, best_split, edges_drawn
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.macrolists import macro_lists
 from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies.savedsplit import measured_beta, profile

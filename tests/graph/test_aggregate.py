@@ -20,7 +20,8 @@ from scipy.sparse import csr_array
 import featstore
 from featstore._core import aggregate as core
 from featstore.errors import BudgetError, CorruptionError
-from featstore.graph import making, passes
+from featstore.graph import passes
+from featstore.graph.derive import making
 from featstore.testing.faults import flipped, forked, sweep
 from tests.support.kernel_counts import kernel_bytes
 from tests.support.programs import run_in_fork

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.errors import BudgetError, BusyError, CorruptionError
-from featstore.graph import aggregate, making
+from featstore.graph.derive import aggregate, making
 from featstore.graph.passes import OPS, Passes
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.types import EdgeType

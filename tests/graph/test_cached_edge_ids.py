@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.errors import CorruptionError
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -108,8 +108,8 @@ def test_numbers_in_memory_are_those_of_the_file(
 def test_numbers_lie_where_the_ids_do(widths: tuple[int, int], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever pieces they are read in; saved arrays make the same cache."""
     g, ids, _ = cached(*widths)
-    monkeypatch.setattr("featstore.graph.neighborcache.BLOCK_BYTES", 64)
-    monkeypatch.setattr("featstore.graph.neighborcache._READ_EDGES", 100)
+    monkeypatch.setattr("featstore.graph.neighbors.neighborcache.BLOCK_BYTES", 64)
+    monkeypatch.setattr("featstore.graph.neighbors.neighborcache._READ_EDGES", 100)
     graph = with_cache(g, ids, share)
     cache = graph.neighbor_cache
     assert len(cache.edge_ids) == len(cache.records)

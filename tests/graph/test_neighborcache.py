@@ -19,8 +19,8 @@ from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy, get_policy
 from featstore.cache.in_out_ratio import InOutRatio
 from featstore.errors import BudgetError, PluginError
-from featstore.graph.listscores import scores_by_degrees, scoring_bytes
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.listscores import scores_by_degrees, scoring_bytes
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.rowfile import RowFile
@@ -92,7 +92,7 @@ def test_a_partial_cache_holds_what_the_scores_say(share: float, id_bytes: int) 
 
 
 def test_lists_longer_than_a_block_are_cached_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("featstore.graph.neighborcache.BLOCK_BYTES", 64)
+    monkeypatch.setattr("featstore.graph.neighbors.neighborcache.BLOCK_BYTES", 64)
     g = random_graph(300, 40, seed=9)
     n_bytes = 4096 + g.topology.nbytes // 8192 * 4096
     cache = NeighborCache.build(g.topology, Budget(n_bytes), np.arange(300), scratch=Budget(1 << 20))

@@ -117,6 +117,31 @@ def test_others_are_refused_by_name(g: Any, made: SimpleNamespace) -> None:
     refuses(IndexError, f"seed {alien} at position 1", lambda: featstore.Loader(view, sampler, seeds, 2, shuffle=False))
 
 
+def test_a_wrong_seed_is_refused_before_an_epoch_begins(g: Any, made: SimpleNamespace) -> None:
+    """The last of many, which a shuffled epoch would meet at any time; also one whose neighbourhood leads out of the part."""
+    view, train = g.part(1), made.groups[1]
+    sampler = featstore.NeighborSampler(view, [3, 3])
+    for bad, words in ((outside(made, 1), "is not in part 1"), (outside(made, 1, 1), "is 1 hops from the training nodes")):
+        for seeds in ([*train, bad], featstore.RandomBatches([*train, bad], 4)):
+            options = {"batch_size": 4} if isinstance(seeds, list) else {}
+            named = f"seed {bad} at position {len(train)} {words}"
+            refuses(IndexError, named, lambda s=seeds, o=options: featstore.Loader(view, sampler, s, strategy="ondemand", **o))
+    featstore.Loader(view, featstore.NeighborSampler(view, [3]), [*train, outside(made, 1, 1)], 4, strategy="ondemand").close()
+    # Parts of the same number, made of the same nodes in another way.
+    others = featstore.partition(g, K, "ldg", TRAIN, hops=2, seed=9, keep=False, progress=False)
+    batches = featstore.PartBatches(others, TRAIN, 40)
+    first = next(i for i, v in enumerate(TRAIN.tolist()) if v in others.part(1).tolist() and v not in train)
+    named = f"seed {TRAIN[first]} at position {first} is"
+    options = {"strategy": "ondemand", "rank": 1, "world_size": K}
+    refuses(IndexError, named, lambda: featstore.Loader(view, sampler, batches, **options))
+    # Each rank's seeds are its part's, batch by batch: what others have is not looked at.
+    order = np.concatenate([group[4 * p : 4 * p + 4] for p in range(5) for group in made.groups])
+    fixed, one, alone = featstore.RandomBatches(order, 4, shuffle=False), g.part(0), {"rank": 0, "world_size": K}
+    own = featstore.NeighborSampler(one, [3, 3])
+    with featstore.Loader(one, own, fixed, strategy="ondemand", **alone) as loader:
+        assert torch.cat([batch.seeds for batch in loader]).tolist() == made.groups[0][:20]
+
+
 def test_more_hops_than_the_part_has_are_refused(g: Any, made: SimpleNamespace) -> None:
     view = g.part(0)
     for sampler in (featstore.NeighborSampler, featstore.LaborSampler, featstore.EpochSampler):
@@ -389,6 +414,7 @@ def test_lists_read_outside_the_part(g: Any, made: SimpleNamespace, monkeypatch:
     ends = np.cumsum([len(each) for each in made.lists])
     monkeypatch.setattr(topology, "read_edges", read_edges)
     monkeypatch.setattr(topology, "lists", lists)
+    monkeypatch.setattr(featstore.strategies.lists, "may_keep_lists", lambda context: False)  # or most would be in memory
     for rank in range(K):
         view = g.part(rank)
         for name in SAMPLERS:

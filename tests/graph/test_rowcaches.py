@@ -23,7 +23,7 @@ from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
 from featstore.graph import adjacency, neighborlists, rowcaches
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
 from featstore.topology import base as topology

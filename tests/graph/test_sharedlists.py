@@ -17,8 +17,8 @@ import torch
 import featstore
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather import sharedmemory
-from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.sharedlists import SharedNeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.graph.neighbors.sharedlists import SharedNeighborCache
 from featstore.storage.catalog import read_catalog
 from tests.support.refusing import refuses
 from tests.support.typed import academic

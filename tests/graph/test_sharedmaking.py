@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import featstore
-from featstore.graph import making, passes
+from featstore.graph import passes
+from featstore.graph.derive import making
+from featstore.graph.derive.sharedmaking import divided
 from featstore.graph.opendataset import OpenDataset
-from featstore.graph.sharedmaking import divided
 from featstore.storage.lock import FileLock
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
@@ -232,7 +233,7 @@ def test_destinations_are_divided_by_nodes_and_edges(tmp_path: Path, monkeypatch
             targets = [ends[-1] * rank // n_ranks for rank in range(1, n_ranks)]
             assert bounds[1:-1] == [int((ends < target).sum()) + 1 for target in targets]
             with monkeypatch.context() as patch:
-                patch.setattr("featstore.graph.sharedmaking._PIECE", 61)
+                patch.setattr("featstore.graph.derive.sharedmaking._PIECE", 61)
                 assert divided(N, [g.edge_lists()], n_ranks) == bounds
     assert divided(10, [], 3) == [0, 3, 6, 10]
     assert divided(2, [], 4) == [0, 1, 1, 1, 2]

@@ -60,7 +60,9 @@ def test_many_tables_share_a_quarter(width: int) -> None:
     """Of 200 MB each: what one more adds to the memory that suffices is what it caches at the least."""
     needed = []
     for n in (1, 5, 19, 20, 100):
-        files: list[Any] = [SimpleNamespace(n_sums_bytes=200 << 20, layout=SimpleNamespace(row_bytes=width))] * n
+        files: list[Any] = [
+            SimpleNamespace(kind="feature", patches=(), n_sums_bytes=200 << 20, layout=SimpleNamespace(row_bytes=width))
+        ] * n
         with pytest.raises(featstore.BudgetError) as caught:
             check_memory("g", files, Options.resolve(memory=1))
         needed.append(caught.value.needed or 0)

@@ -21,7 +21,7 @@ from featstore.cli.main import main
 from featstore.cli.model import ModelSizes, load_model, save_model
 from featstore.cli.sage import GraphSAGE
 from featstore.errors import BudgetError, CorruptionError, FormatError
-from featstore.graph import making
+from featstore.graph.derive import making
 from featstore.sampling.batch import Block
 from featstore.testing.faults import forked, sweep
 from tests.support.programs import run_in_fork

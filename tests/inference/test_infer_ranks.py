@@ -13,7 +13,7 @@ import torch
 
 import featstore
 from featstore import Aggregate
-from featstore.graph import making
+from featstore.graph.derive import making
 from featstore.sampling.batch import Block
 from tests.support.programs import run_ranks
 from tests.support.ranks import group

@@ -15,7 +15,7 @@ import torch
 
 import featstore
 from featstore import Aggregate
-from featstore.graph import making
+from featstore.graph.derive import making
 from featstore.inference.layers import digest_of_weights
 from featstore.sampling.batch import Block
 from tests.support.whole_graph import skewed_graph

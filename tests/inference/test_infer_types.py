@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.errors import BudgetError
-from featstore.graph import making
+from featstore.graph.derive import making
 from featstore.sampling.batch import Block
 from featstore.testing.faults import forked, sweep
 from tests.support.programs import run_in_fork

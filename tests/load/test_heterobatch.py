@@ -315,7 +315,7 @@ def test_each_width_has_a_cache_and_plans(of_widths: Any, make: Any, policy: str
 def test_memory_goes_where_it_is_asked_for(tmp_path: Path, strategy: Any) -> None:
     """Of institutions, which are few and in every batch, a larger share is in memory than of papers."""
     graph = academic(papers=20_000).draw("x", 4, paper=128, institution=64)
-    with graph.create(tmp_path / "g", memory="8MiB") as g:
+    with graph.create(tmp_path / "g", memory="10MiB") as g:
         sampler, shares = NeighborSampler(g, [4, 4, 2]), dict[str, float]()
         with Loader(g, sampler, ("paper", np.arange(400)), 10, strategy=strategy) as loader:
             for batch in loader:

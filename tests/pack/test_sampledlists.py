@@ -11,24 +11,13 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.pack import offline
 from featstore.pack.sampledlists import lists_kept, table_bytes, worth_keeping
 from featstore.sampling.sampledbatches import Drawn
-from tests.support.graphs import make_graph
 
 N = 20_000
 SEEDS = np.arange(2_000)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """2.4 MB of lists, and rows of a byte."""
-    indptr, indices = make_graph(N, 30.0)
-    path = tmp_path_factory.mktemp("wide") / "graph"
-    x = np.arange(N, dtype=np.uint8).reshape(N, 1)
-    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
-    return SimpleNamespace(path=path)
 
 
 def sampled(g: featstore.OutOfCoreGraph, path: Path, seeds: Any = SEEDS, **options: Any) -> tuple[list[int], str]:
@@ -94,6 +83,22 @@ def test_memory_that_others_need_is_given_back(wide: SimpleNamespace) -> None:
             g.cache_neighbors("1MiB", progress=False)  # another took the place of these
             mine = g.neighbor_cache
         assert g.neighbor_cache is mine
+
+
+def test_auto_keeps_the_lists_that_it_counts_on(wide: SimpleNamespace) -> None:
+    """Lists of a pack that is being sampled would be gone in the middle of the loader's epoch."""
+    with featstore.open(wide.path, memory="64MiB", threads=1) as g:
+        sampler = featstore.NeighborSampler(g, [8, 8])
+        drawn = Drawn(sampler, featstore.RandomBatches(SEEDS, 100))
+        with lists_kept(g, drawn, 1, 1):
+            cache = g.neighbor_cache
+            assert cache is not None
+            loader = featstore.Loader(g, sampler, SEEDS, 100, strategy="auto")
+            next(iter(loader))
+        assert g.neighbor_cache is cache
+        loader.close()
+        with g.budget.reserve("another", g.budget.available + (1 << 20)):
+            assert g.neighbor_cache is None, "they are on loan, as the loader's own would be"
 
 
 def test_how_many_are_worth_it(wide: SimpleNamespace) -> None:

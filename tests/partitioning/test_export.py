@@ -334,6 +334,8 @@ def test_command(made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFi
     assert f"part 2 of '{NAME}'" in capsys.readouterr().out
     assert main(["info", target]) == 0
     assert f"2 of '{NAME}', 2 hops: has {result['nodes']:,} of these nodes" in capsys.readouterr().out
+    assert main(["info", target, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["features"]["x"]["bytes"] == 36 * result["nodes"], "of the rows that are there"
     assert main(["verify", target]) == 0
     assert main(["export", str(made.path), target, "--part", "9", "--overwrite"]) == 2
     assert "part 9 is not in [0, 3)" in capsys.readouterr().err

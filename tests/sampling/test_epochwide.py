@@ -20,7 +20,7 @@ from featstore import NeighborSampler
 from featstore._core.epochs import LEAST_POSITIONS
 from featstore.config import Options
 from featstore.errors import BudgetError
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.listaccess import ACCESSES
 from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, Seeds, is_wide, least_bytes

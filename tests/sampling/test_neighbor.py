@@ -17,7 +17,7 @@ from featstore._core import lists
 from featstore._core import sampler as core
 from featstore.budget import Budget
 from featstore.errors import BudgetError, ClosedError, CorruptionError
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.topology.base import CscTopology, huge_bytes

@@ -15,7 +15,7 @@ import pytest
 from featstore.creation.build import create
 from featstore.errors import BusyError
 from featstore.storage import builddir
-from featstore.storage.builddir import BuildDirectory, restore_moved, sweep_builds
+from featstore.storage.builddir import BUILD_STATE, BuildDirectory, restore_moved, sweep_builds
 from featstore.storage.catalog import read_catalog
 from tests.support.rowfiles import snapshot
 
@@ -157,3 +157,48 @@ def test_a_dataset_that_was_moved_aside_is_put_back(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "g", tmp_path / f"g.old-{'2' * 32}")
     sweep_builds(str(tmp_path / "g"))  # the new one is there, so the old one is garbage
     assert os.listdir(tmp_path) == ["g"]
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, KeyboardInterrupt, MemoryError])
+def test_a_build_with_a_state_is_resumed(tmp_path: Path, kind: type[BaseException]) -> None:
+    """By the same digest, unless an error ended it; another builder removes it."""
+    digest, stays = "0" * 32, not issubclass(kind, Exception) or kind is MemoryError
+
+    def begin(resume: str) -> None:
+        with pytest.raises(kind), BuildDirectory(tmp_path / "g", resume=resume) as build:
+            assert build.path == f"{tmp_path / 'g'}.tmp-{resume}"
+            assert Path(build.path, "x").exists() == (resume == digest and is_there)
+            Path(build.path, "x").touch()
+            Path(build.path, BUILD_STATE).touch()
+            raise kind
+
+    is_there = False
+    begin(digest)
+    assert os.listdir(tmp_path) == [f"g.tmp-{digest}"] * stays
+    is_there = stays
+    begin(digest)
+    begin("1" * 32)
+    assert os.listdir(tmp_path) == [f"g.tmp-{'1' * 32}"] * stays
+    create(tmp_path / "g", *EMPTY)
+    assert os.listdir(tmp_path) == ["g"]
+
+
+def test_what_has_no_state_is_not_resumed(tmp_path: Path) -> None:
+    """It may be the dataset that the last builder of the same inputs replaced, which died before it was removed."""
+    create(tmp_path / "g", *EMPTY)
+    (tmp_path / "g").rename(tmp_path / f"g.tmp-{'0' * 32}")
+    with BuildDirectory(tmp_path / "g", resume="0" * 32) as build:
+        assert not Path(build.path, "catalog.lmdb").exists()
+    create(tmp_path / "g", *EMPTY)
+    Path(tmp_path / "g", BUILD_STATE).touch()  # of a builder that died between its commit and the removal
+    with BuildDirectory(tmp_path / "g", overwrite=True, resume="0" * 32) as build:
+        assert not (tmp_path / "g" / BUILD_STATE).exists()
+        create(Path(build.path) / "new", *EMPTY)
+    assert os.listdir(tmp_path) == ["g"]
+
+
+def test_a_build_under_way_is_not_resumed(tmp_path: Path) -> None:
+    with BuildDirectory(tmp_path / "g", resume="0" * 32) as build:
+        Path(build.path, BUILD_STATE).touch()
+        with pytest.raises(BusyError, match="building it"):
+            BuildDirectory(tmp_path / "g", resume="0" * 32)

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("_program_server")
 LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
 CACHE_BYTES = "20KB"
 N = {"old": 700, "new": 800}
+APPENDED = 7
 KEY = "drive/speed"
 IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 
@@ -79,6 +80,40 @@ def keep(root: Path, value: int) -> None:
         update.commit()
 
 
+def change(root: Path, name: str) -> None:
+    """Change the dataset in one commit."""
+    with opened(root) as g:
+        if name == "add":
+            g.add_feature("z", np.full((g.num_nodes, 5), 7, np.float32), progress=False)
+        elif name == "add again":
+            g.add_feature("z", np.full((g.num_nodes, 7), 8, np.float32), overwrite=True, progress=False)
+        elif name == "remove":
+            g.remove_feature("z")
+        elif name == "append":
+            rows = np.full((APPENDED, 5), APPENDED, np.float32)
+            g.append_nodes(APPENDED, {"x": rows}, {"y": rows[:, 0]}, progress=False)
+        else:
+            g.features["z"].update(UPDATES[name][0], UPDATES[name][1], progress=False)
+
+
+UPDATES: dict[str, Any] = {  # a few pages; more, into which those are merged; so many that the file is written anew
+    "update": ([1, 600], np.full((2, 5), 1, np.float32)),
+    "merge": (slice(200, 220), np.full((20, 5), 2, np.float32)),
+    "anew": (slice(None, None, 2), np.full((350, 5), 3, np.float32)),
+}
+
+
+def changed(*names: str) -> Callable[[Path], None]:
+    """What is there after these changes of the old dataset."""
+
+    def make_it(root: Path) -> None:
+        make(root / "g", "old")
+        for name in names:
+            change(root, name)
+
+    return make_it
+
+
 def pack(root: Path, seed: int, overwrite: bool) -> None:
     with opened(root) as g:
         sampler = featstore.NeighborSampler(g, fanouts=[3], seed=seed)
@@ -107,11 +142,12 @@ def verify(root: Path) -> None:
 
 
 def check_rows(g: featstore.OutOfCoreGraph) -> str:
-    which = {n: name for name, n in N.items()}[g.num_nodes]
-    assert bool((g.features["x"][:] == g.num_nodes).all())
-    assert g.node_data["y"].tolist() == [g.num_nodes] * g.num_nodes
+    n = N["old"] if g.num_nodes == N["old"] + APPENDED else g.num_nodes
+    assert bool((g.features["x"][:n] == n).all())
+    assert bool((g.features["x"][n:] == APPENDED).all())
+    assert g.node_data["y"].tolist() == [n] * n + [APPENDED] * (g.num_nodes - n)
     assert g.num_edges == 5000
-    return which
+    return {**{n: name for name, n in N.items()}, N["old"] + APPENDED: "appended"}[g.num_nodes]
 
 
 def state(root: Path) -> tuple[Any, ...]:
@@ -121,6 +157,7 @@ def state(root: Path) -> tuple[Any, ...]:
         with opened(root) as g:
             g.verify(progress=False)
             found.append(check_rows(g))
+            found.append([(name, g.features[name][:].tolist()) for name in g.features if name != "x"])
         catalog = read_catalog(root / "g")
         found += [catalog.topology, sum("/" in name for name in catalog.files)]
         found.append(json.dumps({key: catalog.extra.get(key) for key in ("cache/neighbors", KEY)}, sort_keys=True))
@@ -220,6 +257,13 @@ SCENARIOS = {
     "save": Scenario(an_old_dataset, lambda root: save(root, 1)),
     "save again": Scenario(a_saved_cache, lambda root: save(root, 2)),
     "keep": Scenario(a_saved_cache, lambda root: keep(root, 1)),
+    "add": Scenario(an_old_dataset, lambda root: change(root, "add")),
+    "add again": Scenario(changed("add"), lambda root: change(root, "add again")),
+    "remove": Scenario(changed("add"), lambda root: change(root, "remove")),
+    "append": Scenario(an_old_dataset, lambda root: change(root, "append")),
+    "update": Scenario(changed("add"), lambda root: change(root, "update")),
+    "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
+    "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),
     "pack": Scenario(an_old_dataset, lambda root: pack(root, 1, False)),
     "pack again": Scenario(a_pack, lambda root: pack(root, 2, True)),
     "layout": Scenario(a_pack, layout, goes_on=True),
@@ -318,10 +362,12 @@ FAULTS = [
 ]
 GOES_ON, SAID_BY_CREATE = ("short", "EINTR"), {("create", "open"), ("create", "read")}
 STRIPED = ("create stripes", "replace stripes", "convert to stripes", "convert stripes back")
-READS_ONLY, IN_PLACE = ("open", "verify", "verify pack"), ("save", "save again", "keep")
+READS_ONLY, IN_PLACE = ("open", "verify", "verify pack"), ("save", "save again", "keep", "add", "update")
+CHANGES = ("add again", "remove", "append", "merge", "anew")
 NEVER = {  # operations that a scenario has none of
     **{name: {"write", "fsync", "rename", "mkdir", "unlink"} for name in READS_ONLY},
     **{name: {"mkdir", "unlink"} for name in IN_PLACE},
+    **{name: {"mkdir"} for name in CHANGES},
     **{name: {"mkdir"} for name in ("convert", "convert back", "convert stripes back")},
     # Where nothing was before, nothing is removed.
     **{name: {"unlink"} for name in ("create", "create chunks", "create stripes", "edges", "pack")},
@@ -360,6 +406,12 @@ SAMPLE = [
     ("replace stripes", "unlink", "EIO", 17),
     ("convert to stripes", "mkdir", "ENOSPC", 1),
     ("keep", "fsync", "EIO", 1),
+    ("add", "write", "ENOSPC", 2),
+    ("append", "write", "ENOSPC", 7),
+    ("update", "write", "ENOSPC", 3),
+    ("update", "rename", "EIO", 2),
+    ("merge", "fsync", "EIO", 3),
+    ("anew", "write", "ENOSPC", 3),
     ("pack again", "fsync", "EIO", 5),
     ("layout", "rename", "EIO", 3),
 ]
@@ -413,7 +465,19 @@ def test_what_follows_the_catalogs_rename_removes_nothing_that_it_names(tmp_path
     run_in_fork(after_saves_renames, str(tmp_path))
 
 
-INTERRUPTED = ["save", "save again", "keep", "create", "replace", "pack again", "layout", *reversed(STRIPED)]
+INTERRUPTED = [
+    "save",
+    "save again",
+    "keep",
+    "create",
+    "replace",
+    "pack again",
+    "layout",
+    *reversed(STRIPED),
+    "update",
+    "merge",
+    "add",
+]
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,47 @@ def kill_convert(folder: str, step: int) -> None:
     assert len(seen) == 8, seen
 
 
+def kill_changes(folder: str, step: int) -> None:
+    """Kill updates of rows that make a patch, merge patches, or write the file anew: old or new rows are there; in the child."""
+    path, seen = Path(folder) / "g", set()
+    steps = [([1], 1), ([11], 2), (slice(0, 40), 3)]
+
+    def update(k: int) -> None:
+        ids, value = steps[k]
+        with featstore.open(path, memory="8MiB", backend="pread", threads=1) as g:
+            rows = np.full((len(range(50)[ids]) if isinstance(ids, slice) else len(ids), 300), value, np.float32)
+            g.features["x"].update(ids, rows, progress=False)
+
+    for k in range(len(steps)):
+        for fault in sweep(folder, OPERATIONS, "kill", step=step):
+            make(path, "old")
+            expected = np.full((50, 300), 50, np.float32)
+            for before in range(k):
+                update(before)
+                expected[steps[before][0]] = steps[before][1]
+            with fault:
+                killed = forked(lambda k=k: update(k))  # type: ignore[misc]
+            after = expected.copy()
+            after[steps[k][0]] = steps[k][1]
+            with featstore.open(path, memory="8MiB", backend="pread") as g:
+                g.verify(progress=False)
+                found = g.features["x"][:].numpy()
+            is_new = np.array_equal(found, after)
+            assert is_new or np.array_equal(found, expected)
+            assert killed is not None or is_new
+            seen.add((k, is_new))
+            with Update(path) as swept:
+                pass
+            named = {name for record in swept.catalog.files.values() for name in (record.name, record.sums_name)}
+            assert {name for name in os.listdir(path) if ".rows" in name or name.endswith(".tmp")} == named
+    assert len(seen) == 2 * len(steps), seen
+
+
+@pytest.mark.stress
+def test_changes_killed_at_every_system_call(tmp_path: Path) -> None:
+    run_in_fork(kill_changes, str(tmp_path), 1, timeout_s=1800)
+
+
 @pytest.mark.stress
 def test_conversions_killed_at_every_system_call(tmp_path: Path) -> None:
     run_in_fork(kill_convert, str(tmp_path), 1, timeout_s=1800)
@@ -247,6 +288,7 @@ def kill_some(folder: str) -> None:
         ("over", lambda path: kill_create(path, 41, True)),
         ("over stripes", lambda path: kill_create(path, 43, True, True)),
         ("update", lambda path: kill_update(path, 9)),
+        ("changes", lambda path: kill_changes(path, 7)),
         ("convert", lambda path: kill_convert(path, 31)),
         ("careless", kill_careless),
     ):

@@ -54,7 +54,7 @@ def test_what_is_judged_is_what_runs(
         with loader(g, featstore.Auto(cache=0.01, disk=disk)) as auto:
             n_batches = sum(1 for _ in auto)
             judged, ran = auto.stats()["auto"], auto.stats()["superbatch"]
-        with loader(g, featstore.Streamed(cache=0.01, disk=disk)) as plain:
+        with loader(g, featstore.Streamed(cache=0.01, policy="belady", disk=disk)) as plain:
             direct = plain.stats()["superbatch"]
         assert n_batches == 24
         assert g.budget.peak <= g.budget.total

@@ -94,7 +94,6 @@ def test_nothing_is_chosen_where_all_rows_fit(small: SimpleNamespace, g: featsto
             "taken": {"strategy": "ondemand", "policy": "degree"},
             "reason": "all rows fit in memory",
             "estimates": [],
-            "lists": "all in memory",
         }
         assert epoch(loader, small)["more"] == 0
     with load(g) as loader:

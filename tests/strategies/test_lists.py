@@ -12,47 +12,45 @@ import torch
 
 import featstore
 from featstore.config import format_size
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.lists import Lists
 from featstore.strategies.memory import Memory
 from featstore.topology.base import huge_bytes
-from tests.support.graphs import make_graph
 
 N = 20_000
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """2.4 MB of lists, and rows of a byte."""
-    indptr, indices = make_graph(N, 30.0)
-    path = tmp_path_factory.mktemp("wide") / "graph"
-    x = np.arange(N, dtype=np.uint8).reshape(N, 1)
-    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False).close()
-    return SimpleNamespace(path=path, indptr=indptr, indices=indices)
 
 
 def load(g: featstore.OutOfCoreGraph, sampler: Any = None, **options: Any) -> featstore.Loader:
     return featstore.Loader(g, sampler or featstore.NeighborSampler(g, [4, 3]), np.arange(600), 50, **options)
 
 
-def test_sampling_reads_nothing_without_an_option(small: SimpleNamespace) -> None:
+@pytest.mark.parametrize("strategy", ["auto", "ondemand", "superbatch", "streamed"])
+def test_sampling_reads_nothing_without_an_option(small: SimpleNamespace, strategy: str) -> None:
     with featstore.open(small.path, memory="64MiB", threads=1) as g:
         sampler = featstore.NeighborSampler(g, [4, 3])
-        with load(g, sampler, strategy=featstore.OnDemand()) as loader:
+        g.cache_neighbors("16KiB")
+        with load(g, sampler, strategy=strategy) as loader:
+            assert loader.stats()["lists"] == "as the graph has them"
             expected = [batch.x.clone() for batch in loader]
-            assert g.neighbor_cache is None
         assert (read := sampler.stats()["edge_rows_read"]) > 0
-        with load(g, sampler) as loader:
+        g.cache_neighbors(0)
+        with load(g, sampler, strategy=strategy) as loader:
             cache = g.neighbor_cache
             assert isinstance(cache, NeighborCache)
             assert cache.whole
+            assert loader.stats()["lists"] == "all in memory"
             assert g.budget.report().holders["neighbor cache"].on_loan_bytes == g.memory_report()["neighbor cache"]
             first = sampler.stats()["edge_rows_read"]  # a batch was sampled to be measured
             assert all(torch.equal(batch.x, x) for batch, x in zip(loader, expected, strict=True))
             assert sampler.stats()["edge_rows_read"] == first < 2 * read
-        with load(g, sampler):
+        with load(g, strategy=strategy):
             assert g.neighbor_cache is cache  # another loader's
+
+
+def test_ginex_has_lists_of_its_own(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g, load(g, strategy="ginex"):
+        assert g.neighbor_cache is None
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -114,7 +112,7 @@ def test_how_many_lists_are_kept(
         n_bytes = int(room * whole)
         monkeypatch.setattr(Memory, "left_for_caches", lambda *_: (n_bytes, 1))
         with load(g, sampler(g, [4, 3]), strategy=featstore.Auto(cache=None)) as loader:
-            cache, said = g.neighbor_cache, loader.stats()["auto"]["lists"]
+            cache, said = g.neighbor_cache, loader.stats()["lists"]
         text = f"{format_size(int(7 / 8 * n_bytes))} of {format_size(whole)} in memory"
         assert said == ("all in memory" if kept == "whole" else text) or (cache is None and said.startswith("on the drive"))
         if kept == "none" or (kept == "some" and sampler is featstore.EpochSampler):  # which reads lists in sequence
@@ -170,7 +168,7 @@ def test_lists_are_given_up_where_rows_use_their_memory_better(
         whole = NeighborCache.whole_bytes(g.topology)
         sampler = featstore.NeighborSampler(g, [4, 3])
         with load(g, sampler) as loader:
-            said = loader.stats()["auto"]["lists"]
+            said = loader.stats()["lists"]
             assert len([batch.x.shape for batch in loader]) == 12
         assert (said == "all in memory") == bool(seconds)
         assert "of 2.11 MiB" in said or "rows and plans use the memory better" in said or seconds

@@ -17,7 +17,7 @@ from featstore.cache.base import POLICIES, PolicyContext, get_policy
 from featstore.cache.lru import LRU
 from featstore.estimate.misscurve import miss_curve
 from featstore.estimate.savedio import best_split
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.plan.trace import record
 from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies import savedsplit
@@ -356,6 +356,7 @@ def test_memory_that_is_too_short_to_judge_keeps_none(path: Path) -> None:
     with featstore.open(path, memory="32MiB") as g:
         with make(g, None) as loader:
             plain = run(loader)
+        g.cache_neighbors(0)
         held = g.budget.reserve("others", 0)
         choose = savedsplit.HistorySplit._choose
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.estimate.misses import ALL_MISSED, Misses
+from featstore.estimate.misses import UNKNOWN, MissCurves, Misses
 from featstore.gather.sources import ExtentSource
 from featstore.storage.pagestream import least_window
 from featstore.storage.rundir import DiskQuota
@@ -133,15 +133,19 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(dataset, ondeman
     disk = 400_000
     shares = []
 
-    def sparse(*arguments: Any) -> Any:
-        return real(*arguments)[0], Misses((1,), (0.001,)), ""  # far too few: what is missed then does not fit
+    def sparse(*arguments: Any, **more: Any) -> Any:
+        return (
+            real(*arguments, **more)[0],
+            MissCurves(Misses((1,), (0.001,))),
+            "",
+        )  # far too few: what is missed then does not fit
 
-    def full(*arguments: Any) -> Any:
-        return real(*arguments)[0], ALL_MISSED, ""
+    def full(*arguments: Any, **more: Any) -> Any:
+        return real(*arguments, **more)[0], UNKNOWN, ""
 
-    def noting(*arguments: Any) -> Any:
-        found = real(*arguments)
-        shares.append(found[1].shares[-1])
+    def noting(*arguments: Any, **more: Any) -> Any:
+        found = real(*arguments, **more)
+        shares.append(found[1].planned.shares[-1])
         return found
 
     for look_ahead in (full, noting, sparse):
@@ -151,6 +155,7 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(dataset, ondeman
             sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
             cache = 0.001 if look_ahead is sparse else 0.5
             options: dict[str, Any] = {"batch_size": 40, "seed": 3, "strategy": "streamed", "disk": disk, "feature_cache": cache}
+            options["policy"] = "belady"
             with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
                 sizes.append(loader._runner._planning.superbatch)
                 with warnings.catch_warnings(record=True) as said:
@@ -170,6 +175,38 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(dataset, ondeman
     assert sizes[0] < sizes[1] < sizes[2]
     assert 0 < shares[0] < 1
     assert max(peaks) <= disk
+
+
+@pytest.mark.parametrize(
+    ("planned", "by_degree", "options", "policy"),
+    [
+        (0.9, 0.1, {}, "degree"),
+        (0.1, 0.9, {}, "belady"),
+        (0.9, 0.1, {"policy": "belady"}, "belady"),
+        (0.1, 0.9, {"policy": "frequency"}, "frequency"),
+        (0.9, 0.1, {"length": 5}, "belady"),
+        (0.9, 0.1, {"cache": None}, "belady"),
+    ],
+)
+def test_the_policy_by_default_is_that_which_moves_fewer_bytes(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, planned: float, by_degree: float, options: dict[str, Any], policy: str
+) -> None:
+    """Of rows that one misses and the other has, as a look ahead says; each in superbatches of the length that suits it."""
+    real = streamed_module.look_ahead
+
+    def told(*arguments: Any, **more: Any) -> Any:
+        profile, _, why = real(*arguments, **more)
+        curves = [Misses((400,), (share,)) for share in (planned, by_degree)]
+        return profile, MissCurves(curves[0], curves[1] if more["by_degree"] else Misses()), why
+
+    monkeypatch.setattr(streamed_module, "look_ahead", told)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        strategy = featstore.Streamed(**{"cache": 400 / g.num_nodes, **options})
+        with featstore.Loader(g, sampler, g.node_data["train_idx"], 40, strategy=strategy) as loader:
+            assert loader.stats()["superbatch"]["policy"] == policy
+            for batch in loader:
+                assert torch.equal(batch.x, g.features["x"][batch.input_ids])
 
 
 @pytest.mark.filterwarnings("ignore:strategy 'streamed'. a superbatch is packed in:featstore.PerformanceWarning")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from featstore.budget import Budget
 from featstore.creation.topologyfiles import ChunkedFiles
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.layout import PAGE_BYTES
 from featstore.topology.base import CscTopology, Topology
 from featstore.topology.chunkformat import Directory

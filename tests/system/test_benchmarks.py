@@ -46,6 +46,7 @@ GROUPS = {
     "bench_outre.py": ["accuracy", "lists", "split"],
     "bench_packing.py": ["epochs"],
     "bench_pyg.py": ["cost"],
+    "bench_ranks.py": ["export", "drive", "figure 17"],
     "bench_types.py": ["accuracy", "streamed"],
 }
 

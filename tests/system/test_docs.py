@@ -178,7 +178,7 @@ def test_make_targets_named_in_the_docs_exist() -> None:
 def test_sections_of_ginex_are_cited_by_what_they_hold() -> None:
     """The paper (VLDB 2022) has the neighbour cache in section 3.2, the feature cache in 3.3, changesets in 3.4."""
     expected = {
-        "graph/neighborcache.py": "3.2",
+        "neighbors/neighborcache.py": "3.2",
         "cache/planned.py": "3.3 3.4",
         "cache/belady.py": "3.4",
         "cache/belady_csr.py": "3.4",

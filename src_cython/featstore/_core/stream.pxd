@@ -10,6 +10,10 @@ from featstore._core.xxh3 cimport fs_secret
 cdef extern from "kernels/pagestream.h" nogil:
     ctypedef struct fs_piece:
         pass
+    ctypedef struct fs_stream_file:
+        int fd
+        uint64_t **sums
+        fs_secret secret
     ctypedef struct fs_stream:
         pthread_mutex_t lock
         pthread_cond_t landed, freed
@@ -19,7 +23,11 @@ cdef extern from "kernels/pagestream.h" nogil:
         unsigned n_buffers
         const uint64_t *pages
         const uint32_t *counts
-        uint64_t n_pieces, allowed, begun, consumed, at
+        const uint64_t *at
+        const uint32_t *files
+        fs_stream_file *parts
+        uint32_t error_file
+        uint64_t n_pieces, allowed, begun, consumed
         fs_piece *slots
         int closed
         uint64_t waited_ns
@@ -35,6 +43,10 @@ cdef class Stream:
     cdef fs_secret secret
     cdef const uint64_t[::1] pages
     cdef const uint32_t[::1] counts
+    cdef const uint64_t[::1] at
+    cdef const uint32_t[::1] files
+    cdef list paths
+    cdef uint32_t n_parts
     cdef readonly object path
     cdef readonly str backend
     cdef uint64_t n_sums_pages

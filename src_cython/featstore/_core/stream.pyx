@@ -121,6 +121,49 @@ cdef class Stream:
         if self.s.job.sums == NULL:
             raise MemoryError
 
+    def over(self, list fds not None, list paths not None, const uint64_t[::1] at not None,
+             const uint32_t[::1] files not None, list seeds=None, list n_sums_pages=None):
+        """Read pieces from several files: the stream's own one, number 0, and those of ``fds``, from number 1 on.
+
+        Called before anything is allowed, in place of :meth:`use_sums`. ``pages`` are then only the pieces' places in the order
+        of the rows: the piece ``i`` begins with page ``at[i]`` of file ``files[i]``. The descriptors are taken over. ``paths``,
+        ``seeds`` and ``n_sums_pages`` are those of all files; without seeds nothing is verified. Pages of sums are numbered
+        through all files.
+        """
+        cdef uint32_t k, n = len(fds) + 1
+        cdef uint64_t first = 0
+        cdef Py_ssize_t i
+        if self.s.parts != NULL or self.s.job.sums != NULL or self.s.allowed:
+            raise ValueError("the stream has its files already")
+        if (len(paths) != n or at.shape[0] != self.pages.shape[0] or files.shape[0] != at.shape[0]
+                or (seeds is not None and (len(seeds) != n or len(n_sums_pages) != n))):
+            raise ValueError("one file a piece, one path a file")
+        for i in range(files.shape[0]):
+            if files[i] >= n:
+                raise ValueError(f"piece {i} is in file {files[i]} of {n}")
+        ends = [0] * n if seeds is None else n_sums_pages
+        if seeds is not None:
+            for i in range(files.shape[0]):
+                if at[i] + self.counts[i] > <uint64_t>ends[files[i]] * FS_SUMS_PER_PAGE:
+                    raise ValueError(f"page {at[i]} of {paths[files[i]]} has no sum")
+            self.n_sums_pages = sum(ends)
+            self.s.job.sums = <uint64_t **>calloc(self.n_sums_pages + 1, sizeof(uint64_t *))
+            if self.s.job.sums == NULL:
+                raise MemoryError
+        self.s.parts = <fs_stream_file *>calloc(n, sizeof(fs_stream_file))
+        if self.s.parts == NULL:
+            raise MemoryError
+        self.n_parts = n
+        for k in range(n):
+            self.s.parts[k].fd = self.s.job.fd if k == 0 else fds[k - 1]
+            if seeds is not None:
+                self.s.parts[k].sums = self.s.job.sums + first
+                fs_secret_init(&self.s.parts[k].secret, seeds[k])
+                first += n_sums_pages[k]
+        self.at, self.files, self.paths = at, files, paths
+        if self.s.n_pieces:
+            self.s.at, self.s.files = &at[0], &files[0]
+
     def set_sums_page(self, uint64_t number, const uint64_t[::1] page):
         """Make ``page`` (512 words, kept alive by the caller) the sums page ``number``; None takes it away."""
         if self.s.job.sums == NULL or number >= self.n_sums_pages or (page is not None and page.shape[0] != 512):
@@ -234,7 +277,7 @@ cdef class Stream:
 
     def fail(self):
         """Raise what ended the stream early."""
-        check_job(&self.s.job, self.path)
+        check_job(&self.s.job, self.path if self.paths is None else self.paths[self.s.error_file])
         if self.s.closed:
             raise ClosedError(f"{self.path} is closed")
         raise IndexError(f"nothing more is read of {self.path}")
@@ -250,6 +293,7 @@ cdef class Stream:
     def close(self):
         """Give buffers and descriptor back; readers have returned. Waits for a consumer, which ends early."""
         cdef int fd = self.s.job.fd
+        cdef uint32_t k
         if not self.has_fd:  # a half-made object has descriptor 0, which is another's
             return
         self.s.job.fd = -1
@@ -264,6 +308,11 @@ cdef class Stream:
         fs_ring_close(&self.ring, self.pid == getpid())
         if fd >= 0:
             c_close(fd)
+        for k in range(1, self.n_parts):
+            c_close(self.s.parts[k].fd)
+        self.n_parts = 0
+        free(self.s.parts)
+        self.s.parts = NULL
         if self.arena is not None:
             self.arena.in_use = False
             self.arena = None

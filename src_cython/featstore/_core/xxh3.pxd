@@ -9,3 +9,6 @@ cdef extern from "kernels/xxh3.h" nogil:
     void fs_secret_init(fs_secret *secret, uint64_t seed)
     fs_xxh3_fn fs_xxh3_variant(int level)
     fs_xxh3_fn fs_xxh3_best()
+    uint64_t fs_xxh3_short(const uint8_t *data, size_t len, uint64_t seed)
+    enum:
+        FS_XXH_SHORT

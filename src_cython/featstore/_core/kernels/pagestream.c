@@ -16,7 +16,8 @@ static uint8_t *fs_stream_buffer(fs_stream *s, uint64_t piece) { return s->arena
 static uint64_t fs_stream_begin(fs_stream *s) {
     uint64_t piece = s->begun++;
     fs_piece *slot = &s->slots[piece % s->n_buffers];
-    slot->page = s->pages[piece];
+    slot->page = s->parts ? s->at[piece] : s->pages[piece];
+    slot->file = s->parts ? s->files[piece] : 0;
     slot->len = s->counts[piece] * FS_PAGE;
     slot->done = 0;
     slot->retries = 0;
@@ -24,8 +25,18 @@ static uint64_t fs_stream_begin(fs_stream *s) {
     return piece;
 }
 
-static void fs_stream_fail(fs_stream *s, int kind, int number, uint64_t offset) {
+static int fs_stream_fd(const fs_stream *s, const fs_piece *slot) { return s->parts ? s->parts[slot->file].fd : s->job.fd; }
+
+static int fs_stream_is_good(const fs_stream *s, const fs_piece *slot, uint64_t page, const uint8_t *data) {
+    if (!s->parts) return fs_check_page(&s->job, page, data);
+    const fs_stream_file *part = &s->parts[slot->file];
+    const uint64_t *sums = part->sums[page / FS_SUMS_PER_PAGE];
+    return s->job.hash(data, FS_PAGE, &part->secret) == fs_read64((const uint8_t *)(sums + page % FS_SUMS_PER_PAGE));
+}
+
+static void fs_stream_fail(fs_stream *s, int kind, int number, uint64_t offset, uint32_t file) {
     pthread_mutex_lock(&s->lock);
+    if (s->job.error_kind == FS_OK) s->error_file = file;
     fs_job_fail(&s->job, kind, number, offset);
     pthread_cond_broadcast(&s->landed);
     pthread_cond_broadcast(&s->freed);
@@ -38,8 +49,8 @@ static void fs_stream_land(fs_stream *s, uint64_t piece) {
     const uint8_t *data = fs_stream_buffer(s, piece);
     if (s->job.sums)
         for (uint64_t p = 0; p < slot->len / FS_PAGE; p++)
-            if (!fs_check_page(&s->job, slot->page + p, data + p * FS_PAGE)) {
-                fs_stream_fail(s, FS_ERR_SUM, 0, (slot->page + p) * FS_PAGE);
+            if (!fs_stream_is_good(s, slot, slot->page + p, data + p * FS_PAGE)) {
+                fs_stream_fail(s, FS_ERR_SUM, 0, (slot->page + p) * FS_PAGE, slot->file);
                 return;
             }
     pthread_mutex_lock(&s->lock);
@@ -53,6 +64,7 @@ static void fs_stream_land(fs_stream *s, uint64_t piece) {
 /* What a read that returned `res` means: 1 the piece is whole, 0 go on at slot->done, -1 failed. */
 static int fs_stream_progress(fs_stream *s, fs_piece *slot, int64_t res) {
     pthread_mutex_lock(&s->lock); /* the script of injected faults and the error are shared */
+    if (s->job.error_kind == FS_OK) s->error_file = slot->file;
     int64_t got = fs_progress(&s->job, fs_inject(&s->job, res), slot->len - slot->done, slot->page * FS_PAGE + slot->done, &slot->retries);
     if (got < 0) {
         pthread_cond_broadcast(&s->landed);
@@ -66,7 +78,7 @@ static int fs_stream_progress(fs_stream *s, fs_piece *slot, int64_t res) {
 
 static void fs_stream_stage(fs_stream *s, fs_ring *ring, uint64_t piece) {
     fs_piece *slot = &s->slots[piece % s->n_buffers];
-    fs_ring_read(ring, s->job.fd, fs_stream_buffer(s, piece) + slot->done, (uint32_t)(slot->len - slot->done), slot->page * FS_PAGE + slot->done, piece);
+    fs_ring_read(ring, fs_stream_fd(s, slot), fs_stream_buffer(s, piece) + slot->done, (uint32_t)(slot->len - slot->done), slot->page * FS_PAGE + slot->done, piece);
 }
 
 void fs_stream_uring(fs_stream *s, fs_ring *ring) {
@@ -78,7 +90,7 @@ void fs_stream_uring(fs_stream *s, fs_ring *ring) {
         pthread_mutex_unlock(&s->lock);
         if (!ring->in_flight) return;
         int r = fs_ring_enter(ring, 1);
-        if (r < 0 && r != -EINTR) fs_stream_fail(s, FS_ERR_OS, -r, 0);
+        if (r < 0 && r != -EINTR) fs_stream_fail(s, FS_ERR_OS, -r, 0, 0);
         struct fs_cqe cqe;
         while (fs_ring_reap(ring, &cqe)) {
             int whole = fs_stream_progress(s, &s->slots[cqe.user_data % s->n_buffers], cqe.res);
@@ -103,7 +115,7 @@ void fs_stream_pread(fs_stream *s) {
         fs_piece *slot = &s->slots[piece % s->n_buffers];
         int whole = 0;
         while (!whole) {
-            int64_t res = pread(s->job.fd, fs_stream_buffer(s, piece) + slot->done, slot->len - slot->done, (off_t)(slot->page * FS_PAGE + slot->done));
+            int64_t res = pread(fs_stream_fd(s, slot), fs_stream_buffer(s, piece) + slot->done, slot->len - slot->done, (off_t)(slot->page * FS_PAGE + slot->done));
             whole = fs_stream_progress(s, slot, res < 0 ? -errno : res);
         }
         if (whole > 0) fs_stream_land(s, piece);
@@ -125,14 +137,14 @@ const uint8_t *fs_stream_next(fs_stream *s, uint64_t *n_bytes) {
     }
     if (start) s->waited_ns += fs_nanoseconds() - start;
     pthread_mutex_unlock(&s->lock);
-    *n_bytes = slot->len - s->at;
-    return fs_stream_buffer(s, s->consumed) + s->at;
+    *n_bytes = slot->len - s->taken;
+    return fs_stream_buffer(s, s->consumed) + s->taken;
 }
 
 void fs_stream_took(fs_stream *s, uint64_t n_bytes) {
-    s->at += n_bytes;
-    if (s->at < s->slots[s->consumed % s->n_buffers].len) return;
-    s->at = 0;
+    s->taken += n_bytes;
+    if (s->taken < s->slots[s->consumed % s->n_buffers].len) return;
+    s->taken = 0;
     pthread_mutex_lock(&s->lock);
     s->slots[s->consumed % s->n_buffers].landed = 0;
     s->consumed++;

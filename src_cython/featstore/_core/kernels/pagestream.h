@@ -13,7 +13,15 @@ typedef struct {
     uint64_t page, done, len;
     unsigned retries;
     int landed;
+    uint32_t file;
 } fs_piece;
+
+/* One of several files that a stream's pieces lie in. */
+typedef struct {
+    int fd;
+    uint64_t **sums;
+    fs_secret secret;
+} fs_stream_file;
 
 typedef struct {
     pthread_mutex_t lock;
@@ -24,8 +32,12 @@ typedef struct {
     unsigned n_buffers;
     const uint64_t *pages;  /* first page of every piece */
     const uint32_t *counts; /* its pages, never more than a buffer holds */
+    const uint64_t *at;     /* of pieces in several files: the first page of every piece in its file, and the file's number; else NULL */
+    const uint32_t *files;
+    fs_stream_file *parts;
+    uint32_t error_file; /* of the page or the read that failed */
     uint64_t n_pieces, allowed, begun, consumed;
-    uint64_t at; /* bytes taken of the piece that is being consumed */
+    uint64_t taken; /* bytes taken of the piece that is being consumed */
     fs_piece *slots;
     int closed;
     uint64_t waited_ns; /* the consumer waited for a piece */

@@ -45,13 +45,78 @@ static inline uint64_t fs_mul_fold(uint64_t a, uint64_t b) {
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
+static inline uint32_t fs_read32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    v = __builtin_bswap32(v);
+#endif
+    return v;
+}
+
+static inline uint64_t fs_xxh3_avalanche(uint64_t h) {
+    h ^= h >> 37;
+    h *= 0x165667919E3779F9ULL;
+    return h ^ (h >> 32);
+}
+
+static inline uint64_t fs_xxh64_avalanche(uint64_t h) {
+    h ^= h >> 33;
+    h *= FS_P64_2;
+    h ^= h >> 29;
+    h *= FS_P64_3;
+    return h ^ (h >> 32);
+}
+
+static inline uint64_t fs_mix16(const uint8_t *data, const uint8_t *key, uint64_t seed) {
+    return fs_mul_fold(fs_read64(data) ^ (fs_read64(key) + seed), fs_read64(data + 8) ^ (fs_read64(key + 8) - seed));
+}
+
+static inline uint64_t fs_rotl64(uint64_t v, int bits) { return (v << bits) | (v >> (64 - bits)); }
+
+uint64_t fs_xxh3_short(const uint8_t *data, size_t len, uint64_t seed) {
+    const uint8_t *key = fs_xxh_default_secret;
+    uint64_t acc = (uint64_t)len * FS_P64_1;
+    if (len > 128) {
+        for (size_t i = 0; i < 8; i++) acc += fs_mix16(data + 16 * i, key + 16 * i, seed);
+        acc = fs_xxh3_avalanche(acc);
+        for (size_t i = 8; i < len / 16; i++) acc += fs_mix16(data + 16 * i, key + 16 * (i - 8) + 3, seed);
+        return fs_xxh3_avalanche(acc + fs_mix16(data + len - 16, key + 136 - 17, seed));
+    }
+    if (len > 16) {
+        for (size_t i = 0; i < 4 && len > 32 * i; i++) {
+            acc += fs_mix16(data + 16 * i, key + 32 * i, seed);
+            acc += fs_mix16(data + len - 16 * (i + 1), key + 32 * i + 16, seed);
+        }
+        return fs_xxh3_avalanche(acc);
+    }
+    if (len > 8) {
+        uint64_t low = fs_read64(data) ^ ((fs_read64(key + 24) ^ fs_read64(key + 32)) + seed);
+        uint64_t high = fs_read64(data + len - 8) ^ ((fs_read64(key + 40) ^ fs_read64(key + 48)) - seed);
+        return fs_xxh3_avalanche(len + __builtin_bswap64(low) + high + fs_mul_fold(low, high));
+    }
+    if (len >= 4) {
+        seed ^= (uint64_t)__builtin_bswap32((uint32_t)seed) << 32;
+        uint64_t both = fs_read32(data + len - 4) + ((uint64_t)fs_read32(data) << 32);
+        uint64_t h = both ^ ((fs_read64(key + 8) ^ fs_read64(key + 16)) - seed);
+        h ^= fs_rotl64(h, 49) ^ fs_rotl64(h, 24);
+        h *= 0x9FB21C651E98DF25ULL;
+        h ^= (h >> 35) + len;
+        h *= 0x9FB21C651E98DF25ULL;
+        return h ^ (h >> 28);
+    }
+    if (len > 0) {
+        uint32_t all = ((uint32_t)data[0] << 16) | ((uint32_t)data[len >> 1] << 24) | data[len - 1] | ((uint32_t)len << 8);
+        return fs_xxh64_avalanche(all ^ ((uint64_t)(fs_read32(key) ^ fs_read32(key + 4)) + seed));
+    }
+    return fs_xxh64_avalanche(seed ^ fs_read64(key + 56) ^ fs_read64(key + 64));
+}
+
 static inline uint64_t fs_xxh_finish(const uint64_t *acc, const uint8_t *secret, size_t len) {
     uint64_t h = (uint64_t)len * FS_P64_1;
     for (int i = 0; i < 4; i++)
         h += fs_mul_fold(acc[2 * i] ^ fs_read64(secret + 11 + 16 * i), acc[2 * i + 1] ^ fs_read64(secret + 11 + 16 * i + 8));
-    h ^= h >> 37;
-    h *= 0x165667919E3779F9ULL;
-    return h ^ (h >> 32);
+    return fs_xxh3_avalanche(h);
 }
 
 #define FS_XXH_ACC_INIT {FS_P32_3, FS_P64_1, FS_P64_2, FS_P64_3, FS_P64_4, FS_P32_2, FS_P64_5, FS_P32_1}

@@ -1,4 +1,4 @@
-/* XXH3-64 of inputs over 240 bytes, for checksums of 4 KiB pages without a Python call a page.
+/* XXH3-64 of 4 KiB pages, for checksums without a Python call a page, and of names.
  *
  * Written from the published specification of the algorithm; tests compare it with the xxhash package. The secret is derived
  * from the seed once a file. SIMD is picked at run time, so one build serves every x86-64; other machines use plain C.
@@ -27,11 +27,17 @@ static inline uint64_t fs_read64(const uint8_t *p) {
 
 void fs_secret_init(fs_secret *secret, uint64_t seed);
 
+/* Of inputs over 240 bytes. */
 typedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *);
 
 /* 0 = plain C, 1 = AVX2, 2 = AVX-512; NULL where this machine lacks it. */
 fs_xxh3_fn fs_xxh3_variant(int level);
 
 fs_xxh3_fn fs_xxh3_best(void);
+
+#define FS_XXH_SHORT 240
+
+/* Of inputs of at most FS_XXH_SHORT bytes, whose secret is the default one whatever the seed. */
+uint64_t fs_xxh3_short(const uint8_t *data, size_t len, uint64_t seed);
 
 #endif

@@ -11,7 +11,7 @@ from featstore.budget import Budget
 from featstore.cache.rowmap import private_array
 from featstore.errors import BusyError, CorruptionError
 from featstore.gather.sharedmemory import Allocate
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.catalog import EDGE, Catalog, current_catalog
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update

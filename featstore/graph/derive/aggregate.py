@@ -14,11 +14,11 @@ from featstore.budget import Budget
 from featstore.config import check_at_least, check_flag, parse_memory
 from featstore.creation.source import dtype_name
 from featstore.errors import BudgetError
+from featstore.graph.derive.making import FILES, Field, adjacency_of, check_new_feature
+from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import FILES, Field, adjacency_of, check_new_feature
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.passes import PassCosts, Passes, StoredRows, check_op
-from featstore.graph.sharedmaking import SharedMaking
 from featstore.progress import Progress
 from featstore.ranks import Meeting
 from featstore.storage.catalog import Catalog
@@ -90,7 +90,7 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
 
 def files_of(catalog: Catalog, keys: Iterable[str]) -> list[str]:
     """List the ids of the files that hold the adjacency and some features, given by their keys in the catalog."""
-    of_features = [catalog.files[part.file].file_id for key in keys for part in catalog.fields[key].parts]
+    of_features = [catalog.files[part.file].rows_id for key in keys for part in catalog.fields[key].parts]
     return [*(each for ids in adjacency_of(catalog).values() for each in ids), *of_features]
 
 

@@ -22,11 +22,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from featstore.changes.fields import check_new_field
 from featstore.config import format_size
 from featstore.creation.build import file_stem
-from featstore.creation.inputfields import check_field_name
 from featstore.creation.source import torch_dtype
 from featstore.errors import BusyError, CorruptionError, FormatError
+from featstore.graph.derive.provenance import DERIVED, provenance
 from featstore.progress import note
 from featstore.storage.catalog import EDGE, Catalog, FieldPart, FieldRecord
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
@@ -56,7 +57,7 @@ __all__ = [
 CHECKPOINT_S: Final = 5.0  # least seconds between two records; more if flushing takes long
 KIND: Final = "making"
 PATIENCE_S: Final = 5.0  # for a rank of an earlier call
-PART: Final = "part-"  # prefix of the folders of ranks' rows, and of their locks, see graph/sharedmaking.py
+PART: Final = "part-"  # prefix of the folders of ranks' rows, and of their locks, see graph/derive/sharedmaking.py
 FILES: Final = "adjacency and feature"  # key in a recipe: the ids of the files that are read
 _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
 
@@ -64,17 +65,13 @@ _UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirec
 def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
     """List the ids of the adjacency's files, by key."""
     fields = catalog.by_role("topology", EDGE).values()
-    return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
+    return {record.key: [catalog.files[part.file].rows_id for part in record.parts] for record in fields}
 
 
 def check_new_feature(catalog: Catalog, name: str, overwrite: bool, of: Iterable[str] = (ONE_NODE,)) -> None:
     """Check that a new feature of the types ``of`` of nodes can get this name; ValueError or TypeError otherwise."""
-    check_field_name(name)
     for kind in of:
-        if name in catalog.by_role("data", f"node/{kind}"):
-            raise ValueError(f"{qualified(kind, name)!r} is the name of node data; choose another")
-        if name in catalog.by_role("feature", f"node/{kind}") and not overwrite:
-            raise ValueError(f"there is a feature {qualified(kind, name)!r} already; overwrite=True (--overwrite) replaces it")
+        check_new_field(catalog, f"node/{kind}", "feature", name, overwrite, qualified(kind, ""))
 
 
 class Field:
@@ -96,7 +93,7 @@ class Field:
 
 
 class Steps:
-    """The steps of making a field, and fields on the way, in a folder with a record to resume from. One owner thread.
+    """The steps of making files, a field each, in a folder with a record to resume from. One owner thread.
 
     Parameters
     ----------
@@ -110,12 +107,15 @@ class Steps:
     progress : bool
     """
 
+    state_name = MAKING_STATE
+    others: frozenset[str] = frozenset()  # further entries of the folder, which stay
+
     def __init__(self, folder: str, name: str, recipe: Mapping[str, Any] | None, generation: int, *, progress: bool) -> None:
         self.folder, self.name, self._recipe = folder, name, json.loads(json.dumps(recipe))
         self.generation, self._shows = generation, progress
         self._writer: RowFileWriter | None = None
         self._left: WriterState | None = None
-        self._left_step = -1
+        self._left_step, self._left_name, self._writing, self._kept_rows = -1, "", "", 0
         self._files: dict[int, FileRecord] = {}
         self._fields: dict[int, Field] = {}
         self._done = -1
@@ -125,7 +125,7 @@ class Steps:
 
     @property
     def _state_path(self) -> str:
-        return os.path.join(self.folder, MAKING_STATE)
+        return os.path.join(self.folder, self.state_name)
 
     def _begin(self, stacklevel: int | None) -> None:
         """Resume the work of a killed maker if its recipe is the same; else remove its folder and start anew.
@@ -159,7 +159,7 @@ class Steps:
         if self._recipe is None:
             return "an earlier call did not finish, and a call without resume= goes on with none"
         try:
-            record, (tail, first, sums) = _read_state(self.folder)
+            record, (tail, first, sums) = _read_state(self._state_path)
             if record["format"] != 1:
                 return "what an earlier call left is of another release"
             left = record["recipe"]
@@ -176,7 +176,7 @@ class Steps:
             return "files are missing of what an earlier call left"
         self._files, self._fields, self._done = files, fields, done
         if writer is not None:
-            self._left_step = int(writer["step"])
+            self._left_step, self._left_name = int(writer["step"]), str(writer["name"])
             self._left = WriterState(
                 file_id=bytes.fromhex(writer["id"]),
                 generation=int(writer["generation"]),
@@ -192,9 +192,9 @@ class Steps:
 
     def _sweep(self) -> None:
         """Remove files that the record does not name, but no rank's part."""
-        named = {MAKING_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
+        named = {self.state_name, *self.others, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
         if self._left is not None:
-            stem = _step_name(self._left_step)
+            stem = self._left_name
             named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}
         for entry in os.listdir(self.folder):
             if entry not in named and not entry.startswith(PART):
@@ -208,6 +208,7 @@ class Steps:
         if state is not None:
             writer = {
                 "step": step,
+                "name": self._writing,
                 "id": state.file_id.hex(),
                 "generation": state.generation,
                 "rows": state.n_rows,
@@ -246,17 +247,18 @@ class Steps:
             text = f"{os.strerror(errno.ENOSPC)}: {self.name!r} takes {format_size(needed)}, and {format_size(free)} are free"
             raise OSError(errno.ENOSPC, text, self.folder)
 
-    def writer(self, step: int, field: Field, buffer_bytes: int) -> RowFileWriter:
-        """Open the writer of a step's field, behind the rows that were made before."""
-        options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self.generation}
+    def writer(self, step: int, field: Field, buffer_bytes: int, *, name: str = "", kind: str = "feature") -> RowFileWriter:
+        """Open the writer of a step's field, behind the rows that were made before; ``name`` is the file's."""
+        options: dict[str, Any] = {"kind": kind, "dtype": field.dtype, "generation": self.generation}
         options["buffer_bytes"] = buffer_bytes
         self._check_room(field)
-        name, left = _step_name(step), self._left
-        self._left = None
+        name, left = name or f"step-{step}.rows", self._left
+        self._left, self._writing, self._kept_rows = None, name, 0
         self._fields[step] = field
         if left is not None and self._left_step == step:
             try:
                 self._writer = RowFileWriter(self.folder, name, field.layout, **options, resume=left)
+                self._kept_rows = left.n_rows
                 return self._writer
             except (FormatError, FileNotFoundError):
                 note(f"featstore: making a field of {self.name!r} from the start: what was left of it is cut short", self._shows)
@@ -266,10 +268,16 @@ class Steps:
 
     def checkpoint(self, step: int) -> None:
         """Record the written rows if the last record is old enough, so that flushing takes only a small part of the time."""
-        begin = time.monotonic()
-        if self._recipe is not None and self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
+        if self._writer is not None and self._writer.n_rows > self._kept_rows and self.is_due:
+            begin = time.monotonic()
+            self._kept_rows = self._writer.n_rows
             self._record(step, self._writer.checkpoint())
             self._written_at += min(60.0, 4 * (time.monotonic() - begin))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last record is old enough for another one."""
+        return self._recipe is not None and time.monotonic() - self._written_at >= CHECKPOINT_S
 
     def keep(self, step: int) -> None:
         """Record the written rows now."""
@@ -279,9 +287,17 @@ class Steps:
     def finish(self, step: int, drops: Sequence[int] = ()) -> None:
         """Complete a step's field, and remove the fields of the steps ``drops``."""
         assert self._writer is not None
-        self._files[step] = self._writer.commit()
+        self.put({step: self._writer.commit()}, drops)
+
+    def put(self, files: Mapping[int, FileRecord], drops: Sequence[int] = ()) -> None:
+        """Note that steps are finished whose files are complete; drop fields as :meth:`finish` does."""
         self._writer = None
-        self.skip(step, drops)
+        self._files.update(files)
+        self.skip(max(files), drops)
+
+    def file(self, step: int) -> FileRecord:
+        """Get the record of a finished step's file."""
+        return self._files[step]
 
     def skip(self, step: int, drops: Sequence[int] = ()) -> None:
         """Note that a step is finished, which has no field unless :meth:`finish` completed one; drop fields as it does."""
@@ -298,10 +314,14 @@ class Steps:
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
-    def _leave(self, error: BaseException | None) -> None:
+    def leave(self) -> None:
+        """Close the files, and keep them for a later call."""
         if self._writer is not None:
             with contextlib.suppress(OSError):  # recorded rows were flushed before, so a failed write does not matter
                 self._writer.leave()
+
+    def _leave(self, error: BaseException | None) -> None:
+        self.leave()
         if self._recipe is None and isinstance(error, KeyboardInterrupt) and self._fields:
             note(f"featstore: what was made of {self.name!r} is removed; resume= would have kept it", self._shows)
         if isinstance(error, BusyError):  # a rank of an earlier call is still writing there
@@ -353,6 +373,7 @@ class Making(Steps):
     ) -> None:
         self._name, full = name, qualified(",".join(of), name)
         folder = os.path.join(root, f"{MAKING}{file_stem(full)}")
+        self._uses = list(uses)
         self._update = Update(root)
         try:
             super().__init__(folder, full, recipe, self._update.generation, progress=progress)
@@ -374,11 +395,11 @@ class Making(Steps):
 
     def _sweep_others(self) -> None:
         """Remove folders of other features that have no readable record, or one whose input files are gone."""
-        ids = {each.file_id for each in self._update.catalog.files.values()}
+        ids = {each.rows_id for each in self._update.catalog.files.values()}
         for entry in sorted(os.scandir(self._update.root), key=lambda each: each.name):
             if entry.name.startswith(MAKING) and entry.is_dir(follow_symlinks=False) and entry.path != self.folder:
                 try:
-                    record, _ = _read_state(entry.path)
+                    record, _ = _read_state(os.path.join(entry.path, MAKING_STATE))
                     is_usable = ids.issuperset(record["recipe"][FILES])
                 except _UNREADABLE:
                     is_usable = False
@@ -398,7 +419,8 @@ class Making(Steps):
             file = replace(made, name=f"node.{file_stem(qualified(of, self._name))}.{update.generation}.rows")
             key, shape = f"node/{of}/{self._name}", (field.n_rows, *field.row_shape)
             part = FieldPart(file.name, 0, field.n_rows)
-            update.add([file], [FieldRecord(key, "feature", field.dtype, shape, update.generation, (part,))])
+            entry = {f"{DERIVED}{key}": provenance(update.catalog, file.file_id, self._uses)}
+            update.add([file], [FieldRecord(key, "feature", field.dtype, shape, update.generation, (part,))], entry)
             names += [(made.name, file.name), (made.sums_name, file.sums_name)]
         for old, new in names:
             os.rename(os.path.join(self.folder, old), os.path.join(update.root, new))
@@ -417,9 +439,9 @@ class Making(Steps):
             self._update.__exit__(kind, error, trace)
 
 
-def _read_state(folder: str) -> tuple[dict[str, Any], list[Any]]:
-    """Read a folder's record and its arrays; raises one of ``_UNREADABLE`` if the record is missing or damaged."""
-    file = SectionFile(os.path.join(folder, MAKING_STATE), KIND)
+def _read_state(path: str) -> tuple[dict[str, Any], list[Any]]:
+    """Read a record and its arrays; raises one of ``_UNREADABLE`` if the record is missing or damaged."""
+    file = SectionFile(path, KIND)
     try:
         return dict(json.loads(file[0].tobytes())), [file[number].copy() for number in (1, 2, 3)]
     finally:
@@ -451,10 +473,6 @@ def open_made(folder: str, record: FileRecord, reader: Reader) -> RowFile:
         sums_seed=sums_seed(record.seed),
         fingerprint=record.file_id,
     )
-
-
-def _step_name(step: int) -> str:
-    return f"step-{step}.rows"
 
 
 def _entry(record: FileRecord) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from featstore.config import parse_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import taking_pages
 from featstore.gather.sharedmemory import Allocate
-from featstore.graph.listscores import WriteScores, scoring_bytes
+from featstore.graph.neighbors.listscores import WriteScores, scoring_bytes
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.scan import scan_bytes
 from featstore.topology import prefix
@@ -114,7 +114,7 @@ class NeighborCache:
             Counts the arrays, as ``neighbor cache``.
         scores : array, shape (num_nodes,), or callable, optional
             One score a node, no NaN; not needed if everything fits. A callable writes the scores into a float64 array, which is
-            the memory of the cache's table, and holds :func:`~featstore.graph.listscores.scoring_bytes` meanwhile.
+            the memory of the cache's table, and holds :func:`~featstore.graph.neighbors.listscores.scoring_bytes` meanwhile.
         n_bytes : int or str, optional
             Bytes that the cache may take, its table of 8 bytes a node included; by default all that ``budget`` has available.
         scratch : Budget, optional

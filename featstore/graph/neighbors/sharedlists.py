@@ -8,7 +8,7 @@ from typing import Any
 from featstore.budget import Budget, Reservation
 from featstore.cache.sharedrows import share_of
 from featstore.gather.sharedmemory import Allocate, SharedArrays, shared_arrays
-from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.topology.base import Topology
 
 __all__ = ["SharedNeighborCache", "share_lists"]

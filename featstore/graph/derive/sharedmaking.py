@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from featstore.graph.making import PART, Field, Making, Steps, fields_of, files_of_record, lock_part, open_made
+from featstore.graph.derive.making import PART, Field, Making, Steps, fields_of, files_of_record, lock_part, open_made
 from featstore.graph.opendataset import OpenDataset
 from featstore.ranks import Meeting
 from featstore.storage.catalog import Catalog, read_catalog

@@ -1,0 +1,25 @@
+"""Reading ahead of the creation of a dataset: unpacking and parsing go on while the rows before are sorted and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["ahead"]
+
+Item = TypeVar("Item")
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the items of a generator that runs in a thread of its own, one item ahead of the caller.
+
+    The items share no memory with each other. The generator's exception is raised where its item would have come. The thread ends
+    with this generator, also if that is closed early.
+    """
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="featstore-import") as pool:
+        coming = pool.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = pool.submit(next, items, end)
+            yield item  # type: ignore[misc]

@@ -1,0 +1,316 @@
+"""A dataset's features, node data and edges as plain files: ``.npy``, or Parquet."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.config import check_flag, format_size, parse_memory, user_path
+from featstore.creation.extsort import PairSorter
+from featstore.errors import BudgetError, MissingExtraError
+from featstore.graph.adjacency import write_edges
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.progress import Progress
+from featstore.storage.calls import close_fd, fsync_fd, pwrite_all
+from featstore.storage.writer import fsync_directory
+from featstore.topology.crossedges import blocks_in
+from featstore.topology.types import EdgeKey, EdgeType, edge_name
+
+__all__ = ["FORMS", "export"]
+
+Int64s = npt.NDArray[np.int64]
+
+FORMS: Final = ("npy", "parquet")
+HOLDER: Final = "export"  # in the budget's report
+LEAST_MEMORY: Final = 8 << 20
+_MOST_MEMORY: Final = 1 << 30
+_DATA_BYTES: Final = 8 << 20  # of node data, written together
+
+
+def export(
+    g: OutOfCoreGraph,
+    folder: str | os.PathLike[str],
+    form: str = "npy",
+    *,
+    edges: bool = True,
+    memory: int | str | None = None,
+    progress: bool = True,
+) -> list[str]:
+    """Write a dataset's features, node data and edges as files that other programs read.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    folder : path-like
+        A new folder; its parent must exist. It appears in one step, when it is complete.
+    form : {"npy", "parquet"}
+        ``.npy`` files as NumPy's, or Parquet files, which need the extra ``import``. A field of one number a row becomes a plain
+        column, others a column of lists of fixed size.
+    edges : bool
+        Write the edges and their features, too.
+    memory : int or str, optional
+        Most bytes to sort edges in, within the graph's budget; by default half of what is available, at most 1 GiB.
+    progress : bool
+        Show a progress bar, on a terminal and in a notebook.
+
+    Returns
+    -------
+    list of str
+        The files, by their paths in the folder: ``features/x.npy``, ``node_data/y.npy``, ``edge_features/w.npy``, and
+        ``edges.npy`` of shape (2, E), sources and destinations. With types ``features/paper/x.npy``,
+        ``edges/author,writes,paper.npy`` and so on. In Parquet edges have the columns ``source`` and ``destination``.
+
+    Raises
+    ------
+    FileExistsError
+        There is something at ``folder``.
+    ValueError, TypeError
+        Another form; ``g`` is not an open dataset, or a view of a part.
+    MissingExtraError
+        Parquet, without pyarrow.
+    BudgetError, ClosedError, CorruptionError, OSError
+        ``memory`` is less than 8 MiB, or does not fit the budget; reading or writing failed. There is no new folder then.
+
+    Notes
+    -----
+    Edges have the order, and so the numbers, in which they were given when the dataset was made; the rows of edge features are
+    theirs. Where the dataset has sorted them, they are sorted back, through temporary files in the folder. ``bfloat16`` is
+    written as float32, which holds all its values.
+    """
+    check_flag("edges", edges)
+    if not isinstance(g, OutOfCoreGraph) or g.own_part is not None:
+        raise TypeError(f"open datasets are exported whole, not a {type(g).__name__} that is a part or something else")
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")
+    target = os.path.abspath(user_path(folder))
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+    n_bytes = min(_MOST_MEMORY, max(LEAST_MEMORY, g.budget.available // 2)) if memory is None else parse_memory(memory)
+    if n_bytes < LEAST_MEMORY:
+        raise BudgetError(f"export in {format_size(n_bytes)}", LEAST_MEMORY)
+    new_writer = _writer_of(form)
+    stores = [("features", g.features), *([("edge_features", g.edge_features)] if edges else [])]
+    total = sum(each.nbytes for _, of in stores for each in of.values()) + 16 * g.num_edges * edges
+    build = f"{target}.tmp-{uuid.uuid4().hex}"
+    os.mkdir(build)
+    try:
+        with Progress("export", total, progress) as bar:
+            files: list[str] = []
+
+            def writer(name: str, label: str, dtype: str, shape: Sequence[int]) -> _Writer:
+                files.append(f"{name}.{form}")
+                path = os.path.join(build, files[-1])
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                return new_writer(path, [label], dtype, tuple(shape))
+
+            for kind, of in stores:
+                for name, store in of.items():
+                    shape, dtype = tuple(store.shape), _numpy_name(store.dtype)
+                    with writer(f"{kind}/{name}", name.rpartition("/")[2], dtype, shape) as out:
+                        for _, rows in store.blocks():
+                            out.write(_numbers(rows))
+                            bar.add(rows.nbytes)
+            for name, data in g.node_data.items():
+                with writer(f"node_data/{name}", name.rpartition("/")[2], _numpy_name(data.dtype), data.shape) as out:
+                    for part in torch.split(data, max(1, _DATA_BYTES * len(data) // max(1, data.nbytes))):
+                        out.write(_numbers(part))
+            if edges:
+                with g.budget.reserve(HOLDER, n_bytes):
+                    for kind_of, blocks in _edges_by_type(g, n_bytes, build):
+                        name = "edges" if g.types.is_one else f"edges/{edge_name(kind_of.key)}"
+                        files.append(f"{name}.{form}")
+                        path = os.path.join(build, files[-1])
+                        os.makedirs(os.path.dirname(path), exist_ok=True)
+                        with new_writer(path, ["source", "destination"], "int64", (2, kind_of.n_edges)) as out:
+                            for block in blocks:
+                                out.write_columns(block)
+                                bar.add(block.nbytes)
+        for place, _, _ in os.walk(build):
+            fsync_directory(place)
+        os.rename(build, target)
+        fsync_directory(os.path.dirname(target))
+    except BaseException:
+        shutil.rmtree(build, ignore_errors=True)
+        raise
+    return files
+
+
+def _numpy_name(dtype: torch.dtype) -> str:
+    return "float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+
+
+def _numbers(rows: torch.Tensor) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    return found
+
+
+# --- edges ----------------------------------------------------------------------------------------------------------------------
+
+
+def _edges_by_type(g: OutOfCoreGraph, memory: int, directory: str) -> Iterator[tuple[EdgeType, Iterable[Int64s]]]:
+    """Yield each type of edges, and its edges in the order of the input, in blocks int64 ``[2, k]``; one pass over all lists."""
+    of_types = groupby(_stored(g), key=lambda piece: piece[0])
+    for key, kind in g.types.edges.items():
+        if not kind.n_edges:
+            yield kind, ()
+            continue
+        found, pieces = next(of_types)
+        assert found == key
+        if g.topology.edge_ids is None:
+            yield kind, (ends for _, _, ends in pieces)
+            continue
+        most = max(kind.n_edges, kind.src.n, kind.dst.n)
+        with PairSorter(most, memory // 2, directory) as sources, PairSorter(most, memory // 2, directory) as destinations:
+            for _, numbers, ends in pieces:
+                sources.add(numbers, ends[0])
+                destinations.add(numbers, ends[1])
+            yield kind, _paired(sources.sorted(), destinations.sorted())
+
+
+def _stored(g: OutOfCoreGraph) -> Iterator[tuple[EdgeKey, Int64s, Int64s]]:
+    """Yield the edges as they are stored, type after type: the type, their numbers in its input, and ``[2, k]``."""
+    topology = g.topology
+    for block in blocks_in(topology, g.budget, HOLDER):
+        first, stop = block.first_edge, block.first_edge + len(block.ids)
+        whole = np.empty((2, stop - first), np.int64)
+        write_edges(block, whole)
+        for key, kind in g.types.edges.items():
+            low, high = max(first, kind.first_edge), min(stop, kind.first_edge + kind.n_edges)
+            if low >= high:
+                continue
+            numbers = np.arange(low, high)
+            if topology.edge_ids is not None:
+                read = np.empty(high - low, topology.edge_ids.dtype)
+                topology.edge_ids.read(low, read)
+                numbers = read.astype(np.int64)
+            ends = whole[:, low - first : high - first] - np.array([[kind.src.first], [kind.first_list]])
+            yield key, numbers - kind.first_edge, ends
+
+
+def _paired(*columns: Iterator[tuple[Int64s, Int64s, Any]]) -> Iterator[Int64s]:
+    """Yield blocks of both columns, whose own blocks may end at different places."""
+    rest = [np.empty(0, np.int64) for _ in columns]
+    while True:
+        for number, column in enumerate(columns):
+            if not len(rest[number]):
+                rest[number] = next(column, (None, rest[number], None))[1]
+        k = min(map(len, rest))
+        if not k:
+            return
+        yield np.stack([each[:k] for each in rest])
+        rest = [each[k:] for each in rest]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Writer(ABC):
+    """A file that is written in order; a context manager, which flushes it durably at its end."""
+
+    def __init__(self, path: str, labels: list[str], dtype: str, shape: tuple[int, ...]) -> None:
+        self.path, self.labels, self.dtype, self.shape = path, labels, dtype, shape
+
+    @abstractmethod
+    def write(self, rows: npt.NDArray[Any]) -> None:
+        """Append rows."""
+
+    @abstractmethod
+    def write_columns(self, block: Int64s) -> None:
+        """Append columns ``[2, k]`` to an array ``[2, n]``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Complete the file."""
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _NpyWriter(_Writer):
+    def __init__(self, path: str, labels: list[str], dtype: str, shape: tuple[int, ...]) -> None:
+        super().__init__(path, labels, dtype, shape)
+        head = io.BytesIO()
+        descr = np.lib.format.dtype_to_descr(np.dtype(dtype).newbyteorder("<"))
+        np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
+        self._at = head.tell()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._put(head.getvalue(), 0)
+
+    def _put(self, data: Any, at: int) -> None:
+        pwrite_all(self._fd, memoryview(data), at, self.path)
+
+    def write(self, rows: npt.NDArray[Any]) -> None:
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        self._put(data, self._at)
+        self._at += len(data)
+
+    def write_columns(self, block: Int64s) -> None:
+        for row, ids in enumerate(block):
+            self._put(np.ascontiguousarray(ids).view(np.uint8), self._at + 8 * self.shape[1] * row)
+        self._at += 8 * block.shape[1]
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        try:
+            fsync_fd(fd, self.path)
+        finally:
+            close_fd(fd, self.path)
+
+
+class _ParquetWriter(_Writer):
+    def __init__(self, path: str, labels: list[str], dtype: str, shape: tuple[int, ...]) -> None:
+        super().__init__(path, labels, dtype, shape)
+        import pyarrow.parquet
+
+        self._arrow = pyarrow
+        number = pyarrow.from_numpy_dtype(np.dtype(dtype))
+        self._width = None if len(labels) > 1 or len(shape) == 1 else int(np.prod(shape[1:], dtype=np.int64))
+        kind = number if self._width is None else pyarrow.list_(number, self._width)
+        self._schema = pyarrow.schema([(label, kind) for label in labels])
+        self._file = pyarrow.parquet.ParquetWriter(path, self._schema)
+
+    def write(self, rows: npt.NDArray[Any]) -> None:
+        column = self._arrow.array(np.ascontiguousarray(rows).reshape(-1))
+        if self._width is not None:
+            column = self._arrow.FixedSizeListArray.from_arrays(column, self._width)
+        self._append([column])
+
+    def write_columns(self, block: Int64s) -> None:
+        self._append([self._arrow.array(np.ascontiguousarray(ids)) for ids in block])
+
+    def _append(self, columns: list[Any]) -> None:
+        self._file.write_table(self._arrow.table(columns, schema=self._schema))
+
+    def close(self) -> None:
+        self._file.close()
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fsync_fd(fd, self.path)
+        finally:
+            close_fd(fd, self.path)
+
+
+_WRITERS: Final[Mapping[str, type[_Writer]]] = {"npy": _NpyWriter, "parquet": _ParquetWriter}
+
+
+def _writer_of(form: str) -> type[_Writer]:
+    if form == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(f"Parquet needs pyarrow ({error}): pip install 'featstore[import]'") from None
+    return _WRITERS[form]

@@ -1,0 +1,324 @@
+"""DGL's GraphBolt: a folder whose ``metadata.yaml`` names the nodes, the edges, the features and the tasks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.adapters.datasets.arrays import check_rows, open_array
+from featstore.adapters.datasets.csvfiles import CsvSource, count_lines
+from featstore.adapters.datasets.edges import EdgeList
+from featstore.adapters.datasets.folders import PICKLED, add_reverse
+from featstore.adapters.datasets.report import Report
+from featstore.adapters.datasets.sources import Source, register
+from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, write
+from featstore.config import user_path
+from featstore.creation.source import Source as Rows
+from featstore.creation.source import numpy_dtype
+from featstore.errors import FormatError, MissingExtraError
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
+
+__all__ = ["graphbolt"]
+
+FILE: Final = "metadata.yaml"
+_MOST_BYTES: Final = 4 << 20
+_SETS: Final = {"train_set": "train_idx", "validation_set": "valid_idx", "test_set": "test_idx"}
+_SEEDS: Final = ("seeds", "seed_nodes")
+
+
+def graphbolt(
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    task: str | None = None,
+    reverse: bool = False,
+    **options: Any,
+) -> Report:
+    """Import a dataset of DGL's GraphBolt, before or after its own preprocessing of features.
+
+    Parameters
+    ----------
+    folder : path-like
+        With ``metadata.yaml`` in it, or that file's own path.
+    path : path-like
+        The new dataset.
+    task : str, optional
+        Name of the task whose seeds and labels are kept; by default the first one.
+    reverse : bool
+        With types, also make ``(b, "rev_r", a)`` of each type ``(a, "r", b)`` whose ends differ.
+    **options
+        See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
+
+    Returns
+    -------
+    Report
+        Features have the names of ``metadata.yaml``. The seeds of the task's sets are ``train_idx``, ``valid_idx`` and
+        ``test_idx``; their labels become ``y``, a row for each node, with -1 or NaN where no set has one.
+
+    Raises
+    ------
+    FormatError, CorruptionError, IndexError
+        ``metadata.yaml`` does not describe a graph of nodes and edges, a file is missing or does not agree with it, an id is no
+        node; an array is in PyTorch's format, which can run code when it is read. The message has the file.
+    MissingExtraError
+        PyYAML, or for edges in CSV pyarrow, is not installed.
+    ValueError, FileExistsError, BusyError, BudgetError, OSError
+        See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
+
+    Notes
+    -----
+    ``in_memory`` has no meaning here, as features are on disk. Sets of seeds that are edges are left out, which the report says.
+    Labels are put together in a temporary file.
+    """
+    begin = time.perf_counter()
+    meta = _Metadata(folder)
+    nodes, edges = meta.nodes(), {}
+    for key, each in meta.edges(nodes).items():
+        edges[key] = FoundEdges(each)
+    notes = meta.add_features(nodes, edges)
+    with tempfile.TemporaryDirectory(prefix="featstore-") as spare:
+        notes += meta.add_task(task, nodes, spare)
+        return write("graphbolt", folder, path, nodes, edges, reverse=reverse, notes=notes, begin=begin, **options)
+
+
+class _Metadata:
+    """The content of ``metadata.yaml``; each error names the file, and the entry."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        where = user_path(folder)
+        self.path = where if os.path.isfile(where) else os.path.join(where, FILE)
+        self.folder = os.path.dirname(self.path)
+        try:
+            import yaml
+        except ImportError as error:
+            text = f"{self.path}: reading it needs PyYAML ({error}): pip install 'featstore[import]'"
+            raise MissingExtraError(text) from None
+        with open(self.path, "rb") as file:
+            text_bytes = file.read(_MOST_BYTES + 1)
+        if len(text_bytes) > _MOST_BYTES:
+            raise self.error(f"more than {_MOST_BYTES} bytes")
+        try:
+            read = yaml.safe_load(text_bytes)
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            raise self.error(f"not YAML: {' '.join(str(error).split())}") from None
+        self._all = self._mapping(read, "the file")
+        self._graph = self._mapping(self._all.get("graph"), "graph")
+
+    def error(self, text: str) -> FormatError:
+        return FormatError(f"{self.path}: {text}", self.path)
+
+    def _mapping(self, value: Any, what: str) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            raise self.error(f"{what} must be a mapping of names, not {type(value).__name__}")
+        return value
+
+    def _entries(self, holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+        value = holder.get(name) or []
+        if not isinstance(value, list):
+            raise self.error(f"{name} must be a list, not {type(value).__name__}")
+        return [self._mapping(each, f"{name}[{number}]") for number, each in enumerate(value)]
+
+    def nodes(self) -> dict[str, FoundNodes]:
+        """Read the types of nodes: one, :data:`ONE_NODE`, if it has no name."""
+        found: dict[str, FoundNodes] = {}
+        for each in self._entries(self._graph, "nodes"):
+            kind, n = each.get("type"), each.get("num")
+            if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+                raise self.error(f"graph: nodes: num must be a number of nodes, not {n!r}")
+            name = ONE_NODE if kind is None else str(kind)
+            if name in found:
+                raise self.error(f"graph: nodes: type {name!r} is there twice")
+            found[name] = FoundNodes(n)
+        if not found:
+            raise self.error("graph: nodes must name the nodes, such as [{num: 1000}]")
+        if len(found) > 1 and ONE_NODE in found:
+            raise self.error("graph: nodes: each of several types needs its type")
+        return found
+
+    def edges(self, nodes: Mapping[str, FoundNodes]) -> dict[EdgeKey, EdgeList]:
+        """Read the types of edges."""
+        found: dict[EdgeKey, EdgeList] = {}
+        for each in self._entries(self._graph, "edges"):
+            key = self._edge_key(each.get("type"), nodes)
+            n_sources, n_destinations = nodes[key[0]].n, nodes[key[2]].n
+            path = self._file(each, "graph: edges")
+            if each.get("format") == "csv":
+                source: Rows = CsvSource(path, count_lines(path), "int64", 2)
+                found[key] = EdgeList.of(source, n_sources, n_destinations, pairs=True)
+            else:
+                found[key] = EdgeList.of(open_array("edges", path, wider=True), n_sources, n_destinations, pairs=False)
+        if not found:
+            raise self.error("graph: edges must name the edges, with type, format and path")
+        return found
+
+    def _edge_key(self, kind: Any, nodes: Mapping[str, FoundNodes]) -> EdgeKey:
+        if kind is None and ONE_NODE in nodes:
+            return ONE_EDGE
+        parts = str(kind).split(":")
+        if len(parts) != 3 or not all(parts):
+            raise self.error(f"graph: edges: type {kind!r} is not SOURCE:RELATION:DESTINATION")
+        for end in (parts[0], parts[2]):
+            if end not in nodes:
+                raise self.error(f"graph: edges: type {kind!r}: there is no type {end!r} of nodes; there is {', '.join(nodes)}")
+        return parts[0], parts[1], parts[2]
+
+    def _file(self, entry: Mapping[str, Any], what: str) -> str:
+        path, form = entry.get("path"), entry.get("format")
+        if not isinstance(path, str):
+            raise self.error(f"{what}: path must be a file, not {path!r}")
+        where = os.path.join(self.folder, path)
+        if form == "torch":
+            code = (
+                f"from numpy import save; from torch import load; save({json.dumps(where + '.npy')}, load({json.dumps(where)}))"
+            )
+            raise FormatError(
+                f"{where}: format torch: {PICKLED}, convert it once, and name {path}.npy, format numpy, in {self.path}: "
+                f"python -c {shlex.quote(code)}",
+                where,
+            )
+        if form not in ("numpy", "csv"):
+            raise self.error(f"{what}: format {form!r} of {path} is none of numpy and csv")
+        return where
+
+    def add_features(self, nodes: Mapping[str, FoundNodes], edges: Mapping[EdgeKey, FoundEdges]) -> list[str]:
+        """Add the features of nodes and of edges; return notes."""
+        notes = []
+        for each in [*self._entries(self._all, "feature_data"), *self._entries(self._graph, "feature_data")]:
+            domain, kind, name = each.get("domain"), each.get("type"), str(each.get("name"))
+            if domain == "graph":
+                notes.append(f"the feature {name!r} of the graph is left out")
+                continue
+            if each.get("format") == "csv":
+                raise self.error(f"feature_data: {name}: format csv is for edges")
+            path = self._file(each, f"feature_data: {name}")
+            source = open_array(f"feature {name}", path)
+            if domain == "node":
+                of = self._node_type(kind, nodes)
+                check_rows(source, nodes[of].n)
+                nodes[of].features[name] = source
+            elif domain == "edge":
+                key = self._edge_key(kind, nodes)
+                if key not in edges:
+                    raise self.error(f"feature_data: {name}: there are no edges {kind!r}")
+                check_rows(source, edges[key].edges.n_edges)
+                edges[key].features[name] = source
+            else:
+                raise self.error(f"feature_data: {name}: domain {domain!r} is none of node, edge and graph")
+        return notes
+
+    def _node_type(self, kind: Any, nodes: Mapping[str, FoundNodes]) -> str:
+        name = ONE_NODE if kind is None else str(kind)
+        if name not in nodes:
+            raise self.error(f"there is no type {kind!r} of nodes; there is {', '.join(nodes)}")
+        return name
+
+    def add_task(self, name: str | None, nodes: Mapping[str, FoundNodes], spare: str) -> list[str]:
+        """Add the seeds and labels of a task; return notes. ``spare`` is a folder for temporary files."""
+        tasks = self._entries(self._all, "tasks")
+        names = [str(each.get("name", number)) for number, each in enumerate(tasks)]
+        if name is not None and name not in names:
+            raise ValueError(f"task: {self.path} has no {name!r}; it has {', '.join(names) or 'none'}")
+        if not tasks:
+            return ["there are no tasks, and so neither splits nor labels"]
+        number = 0 if name is None else names.index(name)
+        notes = [f"seeds and labels are those of the task {names[number]!r}"]
+        labels: dict[str, _NodeLabels] = {}
+        for set_name, idx in _SETS.items():
+            for each in self._entries(tasks[number], set_name):
+                kind = each.get("type")
+                arrays = {str(item.get("name")): item for item in self._entries(each, "data")}
+                seeds_of = next((arrays[each_name] for each_name in _SEEDS if each_name in arrays), None)
+                if seeds_of is None or ":" in str(kind):
+                    notes.append(f"{set_name} of {kind or 'the nodes'} is left out: its seeds are no nodes")
+                    continue
+                of = self._node_type(kind, nodes)
+                seeds = open_array(f"{set_name}: seeds", self._file(seeds_of, set_name))
+                if len(seeds.shape) != 1:
+                    notes.append(f"{set_name} of {kind or 'the nodes'} is left out: its seeds are pairs of nodes")
+                    continue
+                if "int" not in seeds.dtype:
+                    raise FormatError(f"{seeds.name} must hold whole numbers, not {seeds.dtype}")
+                if idx in nodes[of].data:
+                    raise self.error(f"{set_name}: type {kind!r} is there twice")
+                nodes[of].data[idx] = _Checked(seeds, nodes[of].n)
+                if "labels" in arrays:
+                    given = open_array(f"{set_name}: labels", self._file(arrays["labels"], set_name), seeds.n_rows)
+                    labels.setdefault(of, _NodeLabels(os.path.join(spare, f"{len(labels)}"), given, nodes[of].n))
+                    labels[of].put(seeds, given)
+        for of, each_labels in labels.items():
+            nodes[of].add_labels(each_labels)
+        return notes
+
+
+class _Checked(Rows):
+    """Seeds whose ids are checked while they are read; IndexError names the array and the position."""
+
+    def __init__(self, seeds: Rows, n: int) -> None:
+        super().__init__(seeds.name, seeds.dtype, seeds.shape)
+        self._seeds, self._n = seeds, n
+
+    def blocks(self, max_bytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+        done = 0
+        for block in self._seeds.blocks(max_bytes):
+            ids = block.view(numpy_dtype(self.dtype)).reshape(-1)
+            _check_ids(self.name, ids, self._n, done)
+            done += len(ids)
+            yield block
+
+
+def _check_ids(name: str, ids: npt.NDArray[Any], n: int, first: int) -> None:
+    bad = (ids < 0) | (ids >= n)
+    if bad.any():
+        at = int(bad.argmax())
+        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
+        raise IndexError(f"{name}[{first + at}]: {int(ids[at])} is not a node: {nodes}")
+
+
+class _NodeLabels(Rows):
+    """A row of labels for each node, from the labels of seeds; in a temporary file, which has no label at first."""
+
+    def __init__(self, path: str, like: Rows, n: int) -> None:
+        super().__init__(like.name, like.dtype, (n, *like.shape[1:]))
+        if like.dtype in ("uint8", "bool"):
+            raise FormatError(f"{like.name}: labels of {like.dtype} have no value that stands for none; convert them to int64")
+        kind = numpy_dtype(like.dtype)
+        self._rows = np.memmap(path, kind, "w+", shape=(max(1, n), *like.shape[1:]))
+        self._path = path
+        step = max(1, (1 << 20) // self.row_bytes)
+        for first in range(0, n, step):
+            self._rows[first : first + step] = np.nan if kind.kind == "f" else -1
+
+    def put(self, seeds: Rows, labels: Rows) -> None:
+        """Put the labels of seeds at their nodes."""
+        if labels.dtype != self.dtype or labels.shape[1:] != self.shape[1:]:
+            raise FormatError(
+                f"{labels.name}: {labels.dtype} {list(labels.shape)}; the sets before have {self.dtype} rows of {self.name}"
+            )
+        k, done = 1 << 16, 0
+        for ids, rows in zip(seeds.values(k * seeds.row_bytes), labels.values(k * labels.row_bytes), strict=True):
+            _check_ids(seeds.name, ids, self.n_rows, done)
+            self._rows[ids] = rows
+            done += len(ids)
+
+    def blocks(self, max_bytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+        step = self._step(max_bytes)
+        for first in range(0, self.n_rows, step):
+            rows = np.array(self._rows[first : min(self.n_rows, first + step)])
+            yield rows.reshape(len(rows), -1).view(np.uint8)
+
+
+def _add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--task", metavar="NAME", help="whose seeds and labels are kept (default: the first task's)")
+    add_reverse(group)
+
+
+register(Source("graphbolt", "a folder with GraphBolt's metadata.yaml", graphbolt, _add_options))

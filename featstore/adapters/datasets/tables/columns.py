@@ -1,0 +1,229 @@
+"""Columns of Arrow tables as names of nodes and as rows of fields; errors name the file and the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featstore.adapters.datasets.tables.files import Block, TableFile
+from featstore.creation.source import dtype_name
+from featstore.idmaps.keys import IntKeys, Keys, TextKeys
+
+__all__ = ["Column", "Field", "field_of", "id_kind", "names_of", "rows_of", "texts_of"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Columns that make a field, with what :class:`NodeTable` and :class:`EdgeTable` cannot say by their names alone.
+
+    Parameters
+    ----------
+    columns : str or sequence of str
+        A column of numbers or of lists of one length, or several columns of numbers, which become one row.
+    dtype : str, optional
+        Such as ``"float32"``: values are converted, and one that does not fit is an error. By default what the columns have.
+    fill : number, optional
+        Value of cells without one. By default such a cell is an error.
+    """
+
+    columns: str | Sequence[str]
+    dtype: str | None = None
+    fill: float | None = None
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field to be read: its columns, its dtype, and the shape of a row."""
+
+    name: str
+    columns: tuple[str, ...]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fill: float | None
+    csv_type: pa.DataType | None = None  # to which cells of CSV are converted; None: what the first ones look like
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+def id_kind(file: TableFile, column: str, text: bool | None) -> str:
+    """Decide what a column of ids holds: ``"text"`` or ``"int64"``; TypeError for other types of Parquet and Arrow."""
+    kind = file.schema.field(column).type
+    if file.format == "csv":
+        return "text" if text or (text is None and not pa.types.is_integer(kind)) else "int64"
+    if isinstance(kind, pa.DictionaryType):
+        kind = kind.value_type
+    if pa.types.is_integer(kind):
+        return "text" if text else "int64"
+    if _is_text(kind):
+        return "text"
+    raise TypeError(f"{file.path}: ids are text or integers, and column {column!r} has {kind}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _refuse_nulls(block: Block, name: str, column: pa.Array) -> None:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise ValueError(f"{block.where(row)}: column {name!r} has no value ({column.null_count} such cells near there)")
+
+
+def names_of(block: Block, name: str, kind: str) -> Keys:
+    """Read names of nodes from a column; ValueError, which names the row, for a cell without a value."""
+    column = block.column(name)
+    _refuse_nulls(block, name, column)
+    if kind == "int64":
+        if not pa.types.is_integer(column.type):
+            column = column.cast(column.type.value_type) if isinstance(column.type, pa.DictionaryType) else column
+        try:
+            values = column.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{block.where(0)}, or shortly behind: an id is no int64: {error}") from None
+        return IntKeys(values.to_numpy(zero_copy_only=False))
+    text = column if pa.types.is_large_string(column.type) else column.cast(pa.large_string())
+    return _text_keys(text)
+
+
+def _text_keys(text: pa.Array) -> TextKeys:
+    _, offsets, data = text.buffers()
+    n = len(text)
+    ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + n + 1] if n else np.zeros(1, np.int64)
+    held = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return TextKeys(ends, held)
+
+
+def texts_of(block: Block, name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Read the distinct texts of a column, and the number of each row's, -1 for a cell without a value."""
+    coded = block.column(name).cast(pa.string()).dictionary_encode()
+    numbers = pc.fill_null(coded.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+    return coded.dictionary.to_pylist(), numbers
+
+
+def _numbers(column: pa.Array, width: tuple[int, ...] = ()) -> tuple[pa.Array, tuple[int, ...]]:
+    """Take the numbers out of lists of one length; return them, and the shape of a row. ValueError if lengths differ."""
+    if isinstance(column, pa.ExtensionArray):
+        return _numbers(column.storage, width)
+    if pa.types.is_fixed_size_list(column.type):
+        return _numbers(column.flatten(), (*width, column.type.list_size))
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        size = int(lengths[0]) if len(lengths) else 0
+        if (bad := np.flatnonzero(lengths != size)).size:
+            raise _LengthError(int(bad[0]), int(lengths[bad[0]]), size)
+        return _numbers(column.flatten(), (*width, size))
+    return column, width
+
+
+class _LengthError(Exception):
+    """Row, its length, and that of the first row."""
+
+
+def _plain(kind: pa.DataType) -> np.dtype[Any] | None:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return found
+    return None
+
+
+def field_of(file: TableFile, name: str, given: Any) -> Field:
+    """Find dtype and shape of a field in a file; TypeError if its columns cannot be stored."""
+    wanted = given if isinstance(given, Column) else Column(given)
+    columns = (wanted.columns,) if isinstance(wanted.columns, str) else tuple(wanted.columns)
+    if not columns:
+        raise ValueError(f"field {name!r} has no columns")
+    file.check(columns)
+    kinds, shape = [], None
+    for column in columns:
+        kind, width = _row_type(file, column)
+        plain = np.dtype(wanted.dtype) if file.format == "csv" and wanted.dtype is not None else _plain(kind)
+        if plain is None:
+            raise TypeError(f"{file.path}: column {column!r} has {kind}, which no field stores; numbers and lists of numbers do")
+        if width and len(columns) > 1:
+            raise TypeError(
+                f"{file.path}: field {name!r} of several columns has lists in column {column!r}; give one or the other"
+            )
+        kinds.append(plain)
+        shape = width
+    dtype = np.result_type(*kinds) if wanted.dtype is None else np.dtype(wanted.dtype)
+    dtype_name(dtype, of=f"field {name!r}")
+    assert shape is not None
+    is_row = not isinstance(wanted.columns, str) and not shape
+    is_parsed = dtype.kind in "biuf" and dtype.itemsize > (2 if dtype.kind == "f" else 0)
+    csv_type = pa.from_numpy_dtype(dtype) if is_parsed and (wanted.dtype is not None or dtype.kind == "f") else None
+    return Field(name, columns, dtype.newbyteorder("<"), (len(columns),) if is_row else shape, wanted.fill, csv_type)
+
+
+def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...]]:
+    kind: pa.DataType = file.schema.field(column).type
+    width: tuple[int, ...] = ()
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif pa.types.is_fixed_size_list(kind):
+            kind, width = kind.value_type, (*width, kind.list_size)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            first = next(file.blocks({column: None}), None)
+            if first is None:
+                raise ValueError(f"{file.path}: column {column!r} has lists, and no row tells their length")
+            try:
+                numbers, shape = _numbers(first.column(column))
+            except _LengthError as error:
+                raise _lengths_differ(first, column, error) from None
+            return numbers.type, shape
+        else:
+            return kind, width
+
+
+def _lengths_differ(block: Block, column: str, error: _LengthError) -> ValueError:
+    row, length, size = error.args
+    return ValueError(f"{block.where(row)}: the list in column {column!r} has {length} numbers, and those before have {size}")
+
+
+def rows_of(block: Block, field: Field) -> npt.NDArray[Any]:
+    """Read the rows of a field, ``[k, *shape]``; ValueError, which names the row, for a cell that cannot be one."""
+    made = [_column_rows(block, column, field) for column in field.columns]
+    if field.shape == (len(made),) and made[0].ndim == 1:
+        return np.stack(made, axis=1)
+    return made[0]
+
+
+def _column_rows(block: Block, name: str, field: Field) -> npt.NDArray[Any]:
+    column = block.column(name)
+    if field.fill is None or not _plain(column.type):
+        _refuse_nulls(block, name, column)
+    try:
+        numbers, width = _numbers(column)
+    except _LengthError as error:
+        raise _lengths_differ(block, name, error) from None
+    expected = field.shape if len(field.columns) == 1 and field.shape != (1,) else width
+    if width != expected:
+        raise ValueError(f"{block.where(0)}: lists in column {name!r} have {width} numbers, and those before have {expected}")
+    if numbers.null_count and field.fill is None:
+        at = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0]) // max(1, int(np.prod(width)))
+        raise ValueError(f"{block.where(at)}: column {name!r} has no value")
+    if _plain(numbers.type) is None:
+        raise TypeError(f"{block.where(0)}: column {name!r} has {numbers.type}, which no field stores")
+    missing = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
+    if missing is not None:
+        numbers = pc.fill_null(numbers, pa.scalar(numbers.type.to_pandas_dtype()(0), numbers.type))
+    values: npt.NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
+    if missing is None and values.dtype == field.dtype:
+        return values.reshape(len(column), *width)
+    with np.errstate(all="ignore"):
+        found: npt.NDArray[Any] = values.astype(field.dtype)
+        if field.dtype.kind != "f" and (bad := np.flatnonzero(found != values)).size:
+            at = int(bad[0]) // max(1, int(np.prod(width)))
+            raise ValueError(f"{block.where(at)}: {values[bad[0]]} in column {name!r} is no {field.dtype.name}")
+    if missing is not None:
+        assert field.fill is not None
+        found[missing] = field.fill
+    return found.reshape(len(column), *width)

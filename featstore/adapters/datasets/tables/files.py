@@ -1,0 +1,261 @@
+"""Files of tables, read by pyarrow in blocks of bounded size: CSV, Parquet and Arrow IPC. Errors name the file and the row."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+
+from featstore.config import user_path
+from featstore.errors import CorruptionError, FormatError
+
+__all__ = ["Block", "TableFile", "find_files"]
+
+_FORMATS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+_MOST_ROWS = 1 << 17
+_LEAST_ROWS = 256
+_QUOTE_BYTES = 1 << 20
+_TEXT_BYTES = 32  # of a cell of text, as far as a schema can tell
+_ROW = re.compile(r"Row #(\d+): ")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows of a file: the first of them is row ``first`` as messages count, which is 2 behind a header."""
+
+    path: str
+    first: int
+    batch: pa.RecordBatch
+
+    def column(self, name: str) -> pa.Array:
+        return self.batch.column(self.batch.schema.get_field_index(name))
+
+    def where(self, row: int) -> str:
+        """Say where a row of the block is."""
+        return f"{self.path}, row {self.first + row}"
+
+
+def _format_of(path: str) -> str | None:
+    stem, suffix = os.path.splitext(path.lower())
+    if suffix in _COMPRESSED:
+        return "csv" if _FORMATS.get(os.path.splitext(stem)[1]) == "csv" else None
+    return _FORMATS.get(suffix)
+
+
+def find_files(given: Any, argument: str) -> list[str]:
+    """List the files of a table: a path, a list of paths, a pattern, or a directory, whose files are sorted by name.
+
+    FileNotFoundError if there is none; FormatError for a suffix that is not known.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        path = user_path(given)
+        if os.path.isdir(path):
+            entries = sorted(entry.path for entry in os.scandir(path) if entry.is_file())
+            found = [each for each in entries if _format_of(each) is not None]
+            if not found:
+                raise FileNotFoundError(2, f"{argument}: the directory has no CSV, Parquet or Arrow file", path)
+            return found
+        found = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
+        if not found:
+            raise FileNotFoundError(2, f"{argument}: there is no such file", path)
+    elif isinstance(given, Sequence):
+        found = [path for each in given for path in find_files(each, argument)]
+        if not found:
+            raise ValueError(f"{argument}: the list of files is empty")
+    else:
+        raise TypeError(f"{argument} must be a path or a list of paths, not {type(given).__name__}")
+    for path in found:
+        if _format_of(path) is None:
+            raise FormatError(f"{path}: not known as a table by its suffix; known are {', '.join(_FORMATS)}, and .csv.gz", path)
+    return found
+
+
+class TableFile:
+    """One file of a table, whose columns are read by name.
+
+    Parameters
+    ----------
+    path : str
+    delimiter : str, optional
+        Of CSV; by default a tab for ``.tsv``, else a comma.
+    header : sequence of str, optional
+        Names of the columns of a CSV file without a header.
+    null_values : sequence of str
+        Cells of CSV without quotes that have no value.
+    block_bytes : int
+        Bytes of a block, about.
+    """
+
+    def __init__(
+        self, path: str, delimiter: str | None, header: Sequence[str] | None, null_values: Sequence[str], block_bytes: int
+    ) -> None:
+        self.path = path
+        self.format = _format_of(path)
+        self._delimiter = delimiter or ("\t" if ".tsv" in os.path.basename(path).lower() else ",")
+        self._header = None if header is None else list(header)
+        self._null_values = list(null_values)
+        self._block_bytes = block_bytes
+        self._schema: pa.Schema | None = None
+        self._may_break: bool | None = None  # whether cells may have line breaks
+
+    @property
+    def n_bytes(self) -> int:
+        return os.path.getsize(self.path)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns; of CSV as the first block of rows has them."""
+        if self._schema is None:
+            with self._named(None):
+                if self.format == "csv":
+                    with self._open_csv(None, {}, True) as reader:
+                        self._schema = reader.schema
+                elif self.format == "parquet":
+                    with pa.parquet.ParquetFile(self.path) as file:
+                        self._schema = file.schema_arrow
+                else:
+                    with pa.OSFile(self.path) as source, _ipc(source) as reader:
+                        self._schema = reader.schema
+        return self._schema
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise KeyError unless each column is there, and once."""
+        there = self.schema.names
+        for name in names:
+            if name not in there:
+                raise KeyError(f"{self.path} has no column {name!r}; it has {', '.join(map(repr, there))}")
+            if there.count(name) > 1:
+                raise ValueError(f"{self.path} has {there.count(name)} columns {name!r}")
+
+    def blocks(self, types: dict[str, pa.DataType | None]) -> Iterator[Block]:
+        """Yield the rows; ``types`` are the columns to read, and the types to which cells of CSV are converted."""
+        self.check(list(types))
+        with self._named(types):
+            row = 2 if self.format == "csv" and self._header is None else 1
+            for batch in self._batches(types):
+                step = _rows_of(batch.nbytes, batch.num_rows, 2 * self._block_bytes)
+                for first in range(0, batch.num_rows, step):
+                    some = batch.slice(first, step)
+                    yield Block(self.path, row, some)
+                    row += some.num_rows
+
+    def _batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
+        if self.format == "csv":
+            with self._open_csv(list(types), types, True) as reader:
+                yield from reader
+        elif self.format == "parquet":
+            with pa.parquet.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
+                rows = _rows_of(sum(_cell_bytes(self.schema.field(name).type) for name in types), 1, self._block_bytes)
+                yield from file.iter_batches(min(rows, _MOST_ROWS), columns=list(types))
+        else:
+            with pa.OSFile(self.path) as source, _ipc(source) as reader:
+                batches = (
+                    reader
+                    if isinstance(reader, pa.RecordBatchStreamReader)
+                    else map(reader.get_batch, range(reader.num_record_batches))
+                )
+                for batch in batches:
+                    yield batch.select(list(types))
+
+    @contextmanager
+    def _open_csv(self, columns: list[str] | None, types: dict[str, Any], threads: bool) -> Iterator[Any]:
+        with pa.input_stream(self.path, compression="detect") as source:
+            with pa.csv.open_csv(
+                source,
+                read_options=pa.csv.ReadOptions(use_threads=threads, block_size=self._block_bytes, column_names=self._header),
+                parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._has_quotes()),
+                convert_options=pa.csv.ConvertOptions(
+                    column_types={name: kind for name, kind in types.items() if kind is not None},
+                    include_columns=columns,
+                    null_values=self._null_values,
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            ) as reader:
+                yield reader
+
+    def _has_quotes(self) -> bool:
+        """Look whether a quote is in the file: without one no cell has line breaks, and pyarrow parses by several threads."""
+        if self._may_break is None:
+            self._may_break = os.path.splitext(self.path.lower())[1] in _COMPRESSED
+            with open(self.path, "rb", buffering=0) as file:
+                while not self._may_break and (data := file.read(_QUOTE_BYTES)):
+                    self._may_break = b'"' in data
+        return self._may_break
+
+    @contextmanager
+    def _named(self, types: dict[str, Any] | None) -> Iterator[None]:
+        """Name the file, and of CSV the row, in errors of pyarrow."""
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            text = str(error)
+            if self.format == "csv" and not _ROW.search(text):
+                text = self._with_row(types) or text
+            where = "" if (found := _ROW.search(text)) is None else f", row {found[1]}"
+            hint = ""
+            if "straddling" in text:
+                hint = ": a row is longer than a block of reading, or a quote is not closed; give more memory"
+            elif "conversion error" in text:
+                hint = "; cells have the type of the first ones: give text=True for ids that are text, or a dtype for numbers"
+            raise FormatError(f"{self.path}{where}: {_ROW.sub('', text)}{hint}", self.path) from None
+        except pa.ArrowException as error:
+            raise FormatError(f"{self.path}: {error}", self.path) from None
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise CorruptionError(f"the file cannot be read to its end: {error}", self.path) from None
+
+    def _with_row(self, types: dict[str, Any] | None) -> str | None:
+        """Read the file once more, in one thread, which knows in which row the error is."""
+        try:
+            with self._open_csv(None if types is None else list(types), types or {}, False) as reader:
+                for _ in reader:
+                    pass
+        except pa.ArrowInvalid as error:
+            return str(error)
+        return None
+
+
+@contextmanager
+def _ipc(source: Any) -> Iterator[Any]:
+    """Open an Arrow IPC file or stream."""
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
+        yield reader
+
+
+def _cell_bytes(kind: pa.DataType) -> int:
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _cell_bytes(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _cell_bytes(kind.storage_type)
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:  # text and lists
+        return 8 * _TEXT_BYTES if pa.types.is_nested(kind) else _TEXT_BYTES
+
+
+def _rows_of(n_bytes: int, n_rows: int, block_bytes: int) -> int:
+    """Compute the rows of a block of about ``block_bytes``."""
+    return max(_LEAST_ROWS, block_bytes * n_rows // max(1, n_bytes))

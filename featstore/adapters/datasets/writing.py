@@ -1,0 +1,230 @@
+"""The one way by which all importers make a dataset of what they have found, and report it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.adapters.datasets.arrays import check_rows
+from featstore.adapters.datasets.edges import EdgeList, RepeatedRows
+from featstore.adapters.datasets.report import Report
+from featstore.config import user_path
+from featstore.creation.build import from_edge_index
+from featstore.creation.source import ArrayLike, Source, open_source, torch_dtype
+from featstore.creation.typed import Edges, Nodes, create_typed
+from featstore.errors import FormatError
+from featstore.storage.catalog import current_catalog
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
+
+__all__ = ["SPLITS", "FoundEdges", "FoundNodes", "Labels", "PaddedLabels", "Positions", "split_ids", "write"]
+
+UInt8s = npt.NDArray[np.uint8]
+
+# Names of splits in data sets, and of the node data that `featstore train` looks for.
+SPLITS = {"train": "train_idx", "valid": "valid_idx", "val": "valid_idx", "validation": "valid_idx", "test": "test_idx"}
+
+
+@dataclass
+class FoundNodes:
+    """What is known of a type of nodes; the fields are inputs of :meth:`featstore.OutOfCoreGraph.create`."""
+
+    n: int
+    features: dict[str, ArrayLike] = field(default_factory=dict)
+    data: dict[str, ArrayLike] = field(default_factory=dict)
+
+    def add_labels(self, source: Source, name: str = "y") -> None:
+        """Add labels, one row a node; FormatError if there are others."""
+        check_rows(source, self.n)
+        self.data[name] = Labels(source)
+
+    def add_split(self, split: str, ids: npt.NDArray[Any] | Source, name: str) -> None:
+        """Add the nodes of a split, which another file names; IndexError if one of them is no node."""
+        if not isinstance(ids, Source):
+            ids = split_ids(ids, self.n, name)
+        self.data[SPLITS.get(split, split)] = ids
+
+
+@dataclass
+class FoundEdges:
+    """The edges of a type, and their features. ``both``: each edge is followed by its reverse."""
+
+    edges: EdgeList
+    features: dict[str, Source] = field(default_factory=dict)
+    both: bool = False
+
+
+class Labels(Source):
+    """Labels that are counted while they are read: ``n_missing`` rows are all NaN, or all negative whole numbers."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.name, source.dtype, source.shape)
+        self._source, self.n_missing = source, 0
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        self.n_missing = 0
+        for block in self._source.blocks(max_bytes):
+            rows = torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))
+            missing = rows.isnan() if rows.is_floating_point() else rows < 0
+            self.n_missing += int(missing.all(1).sum())
+            yield block
+
+
+class PaddedLabels(Source):
+    """Labels of the first nodes, and none of the others: NaN, or -1 among whole numbers."""
+
+    def __init__(self, source: Source, n: int) -> None:
+        super().__init__(source.name, source.dtype, (n, *source.shape[1:]))
+        self._source = source
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        yield from self._source.blocks(max_bytes)
+        kind = torch_dtype(self.dtype)
+        none = torch.tensor(float("nan") if kind.is_floating_point else -1, dtype=kind)
+        step = self._step(max_bytes)
+        for first in range(self._source.n_rows, self.n_rows, step):
+            rows = none.repeat(min(step, self.n_rows - first), self.row_bytes // none.element_size())
+            yield rows.view(torch.uint8).numpy()
+
+
+class Positions(Source):
+    """The ids from ``first`` to before ``end``: a split by position."""
+
+    def __init__(self, first: int, end: int) -> None:
+        super().__init__(f"nodes {first} to {end}", "int64", (end - first,))
+        self._first = first
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        step = self._step(max_bytes)
+        for first in range(0, self.n_rows, step):
+            ids = np.arange(self._first + first, self._first + min(self.n_rows, first + step), dtype="<i8")
+            yield ids.view(np.uint8).reshape(-1, 8)
+
+
+def split_ids(ids: npt.NDArray[Any], n: int, name: str) -> npt.NDArray[np.int64]:
+    """Check the ids of a split, shape ``[k]`` or ``[k, 1]``: FormatError for other arrays, IndexError for ids of no node."""
+    if ids.dtype.kind not in "iu" or ids.size != len(ids):
+        raise FormatError(f"{name} must hold whole numbers, one a line, not {ids.dtype} {list(ids.shape)}")
+    flat = ids.reshape(-1)
+    bad = (flat < 0) | (flat >= n)
+    if bad.any():
+        at = int(bad.argmax())
+        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
+        raise IndexError(f"{name}, line {at + 1}: {int(flat[at])} is not a node: {nodes}")
+    return flat.astype(np.int64, copy=False)
+
+
+def write(
+    source: str,
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    nodes: Mapping[str, FoundNodes],
+    edges: Mapping[EdgeKey, FoundEdges],
+    *,
+    reverse: bool = False,
+    notes: list[str] | None = None,
+    begin: float | None = None,
+    **options: Any,
+) -> Report:
+    """Make the dataset, and report what was read.
+
+    Parameters
+    ----------
+    source : str
+        Name of the layout.
+    folder, path : path-like
+        What is read, and the new dataset.
+    nodes, edges : mappings
+        By type; of one type each, ``ONE_NODE`` and ``ONE_EDGE``, in a graph without types.
+    reverse : bool
+        With types, also make ``(b, "rev_r", a)`` of each type ``(a, "r", b)`` whose ends differ.
+    notes : list of str, optional
+        For the report.
+    begin : float, optional
+        When the import began, by ``time.perf_counter``.
+    **options
+        Of :meth:`featstore.OutOfCoreGraph.from_edge_index`.
+
+    Notes
+    -----
+    Raises as ``from_edge_index`` and ``create`` do. After an error there is no new dataset, and an old one is as it was.
+    """
+    begin = time.perf_counter() if begin is None else begin
+    notes = list(notes or [])
+    if set(nodes) == {ONE_NODE}:
+        _write_one(path, nodes[ONE_NODE], edges[ONE_EDGE], options)
+        if reverse:
+            notes.append("reverse edges were asked for, and are made of edges between two types of nodes, which there are not")
+    else:
+        _write_typed(path, nodes, edges, reverse, options)
+    found = Report(source, os.fspath(folder), user_path(path), {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
+    catalog = current_catalog(path)
+    for key, each in edges.items():
+        found.edges_read += each.edges.n_edges
+        found.edges[edge_name(key)] = each.edges.n_edges
+        if reverse and key != ONE_EDGE and key[0] != key[2]:
+            found.edges[edge_name(_reversed(key))] = each.edges.n_edges
+            found.reverses_added += each.edges.n_edges
+        if each.both:
+            found.reverses_added += each.edges.n_edges
+    if set(nodes) == {ONE_NODE}:
+        _count_cleaned(found, edges[ONE_EDGE], catalog.num_edges, options)
+    for kind, of_type in nodes.items():
+        for name, field_ in of_type.data.items():
+            full = qualified(kind, name)
+            if isinstance(field_, Labels):
+                found.unlabelled[full] = field_.n_missing
+            elif name in SPLITS.values():
+                found.splits[full] = open_source(name, field_).n_rows
+    found.seconds = time.perf_counter() - begin
+    return found
+
+
+def _write_one(path: str | os.PathLike[str], nodes: FoundNodes, found: FoundEdges, options: Mapping[str, Any]) -> None:
+    features = {name: RepeatedRows(each) if found.both else each for name, each in found.features.items()}
+    stream = found.edges.stream(both=found.both)
+    from_edge_index(path, stream, nodes.n, nodes.features, nodes.data, edge_features=features or None, **options)
+
+
+def _write_typed(
+    path: str | os.PathLike[str],
+    nodes: Mapping[str, FoundNodes],
+    edges: Mapping[EdgeKey, FoundEdges],
+    reverse: bool,
+    options: Mapping[str, Any],
+) -> None:
+    cleaning = {name: options[name] for name in ("coalesce", "remove_self_loops", "to_undirected") if options.get(name)}
+    if cleaning:
+        raise ValueError(f"{next(iter(cleaning))} is for a graph of one type; this one has several: clean its edges before")
+    rest = {name: value for name, value in options.items() if name not in ("coalesce", "remove_self_loops", "to_undirected")}
+    all_edges: dict[EdgeKey, Edges] = {key: Edges(each.edges.stream(), each.features) for key, each in edges.items()}
+    if reverse:
+        for key, each in edges.items():
+            back = _reversed(key)
+            if key[0] == key[2]:
+                continue
+            if back in edges:
+                raise ValueError(f"{edge_name(back)!r} is there already: import without reverse edges")
+            all_edges[back] = Edges(each.edges.stream(flip=True), each.features)
+    create_typed(path, {kind: Nodes(each.n, each.features, each.data) for kind, each in nodes.items()}, all_edges, **rest)
+
+
+def _reversed(key: EdgeKey) -> EdgeKey:
+    return key[2], f"rev_{key[1]}", key[0]
+
+
+def _count_cleaned(report: Report, found: FoundEdges, n_stored: int, options: Mapping[str, Any]) -> None:
+    """Divide what the dataset has less, or more, than was read: loops, reverses, duplicates."""
+    n = found.edges.n_edges * (1 + found.both)
+    if options.get("remove_self_loops"):
+        report.loops_dropped = found.edges.n_loops * (1 + found.both)
+    if options.get("to_undirected"):
+        report.reverses_added += n - report.loops_dropped
+    report.duplicates_dropped = report.edges_read + report.reverses_added - report.loops_dropped - n_stored
+    report.edges = {edge_name(ONE_EDGE): n_stored}

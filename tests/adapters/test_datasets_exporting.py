@@ -1,0 +1,155 @@
+"""Exported files against the arrays that a dataset was made of, and datasets that are made of the files again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featstore
+from featstore.adapters.datasets import export, exporting
+from featstore.cli.main import main
+from featstore.errors import BudgetError, MissingExtraError
+from tests.support.commands import run
+from tests.support.imports import Folder, assert_same
+from tests.support.refusing import refuses
+from tests.support.typed import random_types
+
+MEMORY = "64MiB"
+
+
+def read(path: Path) -> Any:
+    """Read an array, or a table of one column, or edges in two, as they were before."""
+    if path.suffix == ".npy":
+        return np.load(path)
+    table = pyarrow.parquet.read_table(path)
+    columns = [table.column(name).combine_chunks() for name in table.column_names]
+    arrays = [np.asarray(each.to_numpy(zero_copy_only=False).tolist()) for each in columns]
+    return np.stack(arrays) if len(arrays) == 2 else arrays[0]
+
+
+@pytest.mark.parametrize("form", exporting.FORMS)
+@pytest.mark.parametrize("topology", ["csc", "chunked"])
+def test_one_type(tmp_path: Path, form: str, topology: str) -> None:
+    folder = Folder(tmp_path / "in", n=3000, n_edges=40_000)
+    path = folder.make(tmp_path / "g", topology=topology)
+    with featstore.open(path, memory=MEMORY) as g:
+        files = export(g, tmp_path / "out", form, progress=False)
+    there = {os.path.relpath(each, tmp_path / "out") for each in (tmp_path / "out").rglob("*") if each.is_file()}
+    assert there == set(files)
+    for name, array in {
+        "features/x": folder.x,
+        "node_data/y": folder.y,
+        "node_data/train_idx": folder.splits["train"],
+        "edge_features/edge_feat": folder.weight,
+        "edges": folder.edges,
+    }.items():
+        found = read(tmp_path / "out" / f"{name}.{form}")
+        np.testing.assert_array_equal(found, array)
+    if form == "npy":
+        out = tmp_path / "out"
+        again: Any = {
+            "features": {"x": out / "features" / "x.npy"},
+            "node_data": {each.stem: each for each in (out / "node_data").iterdir()},
+            "edge_features": {"edge_feat": out / "edge_features" / "edge_feat.npy"},
+            "topology": topology,
+        }
+        featstore.OutOfCoreGraph.from_edge_index(tmp_path / "again", out / "edges.npy", 3000, **again, progress=False).close()
+        assert_same(tmp_path / "again", path)
+
+
+@given(seed=st.integers(0, 9), form=st.sampled_from(exporting.FORMS))
+def test_several_types(seed: int, form: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root, graph = tmp_path_factory.mktemp("g"), random_types(seed)
+    graph.create(root / "g").close()
+    with featstore.open(root / "g", memory=MEMORY) as g:
+        files = export(g, root / "out", form, progress=False)
+    n_fields = sum(map(len, (*graph.features.values(), *graph.data.values(), *graph.edge_features.values())))
+    assert len(files) == n_fields + len(graph.edges)
+    for key, pairs in graph.edges.items():
+        found = read(root / "out" / "edges" / f"{','.join(key)}.{form}")
+        assert found.size == pairs.size
+        assert found.reshape(pairs.shape).tolist() == pairs.tolist()
+        rows = read(root / "out" / "edge_features" / f"{','.join(key)}" / f"w.{form}")
+        assert rows.size == graph.edge_features[key]["w"].size
+        assert rows.reshape(-1).tolist() == graph.edge_features[key]["w"].reshape(-1).tolist()
+    for kind, features in graph.features.items():
+        assert read(root / "out" / "features" / kind / f"x.{form}").reshape(-1).tolist() == features["x"].reshape(-1).tolist()
+
+
+def test_dtypes_and_shapes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "half": rng.random((9, 3)).astype(np.float16),
+        "cube": rng.integers(0, 9, (9, 2, 3)).astype(np.int16),
+        "flag": rng.random(9) < 0.5,
+        "brain": torch.randn(9, 4, dtype=torch.bfloat16, device="cpu"),
+    }
+    featstore.create(tmp_path / "g", arrays["cube"], progress=False).close()
+    ends = np.zeros((2, 0), np.int64)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", ends, 9, arrays, overwrite=True, progress=False).close()
+    with featstore.open(tmp_path / "g", memory=MEMORY) as g:
+        export(g, tmp_path / "npy", progress=False)
+        export(g, tmp_path / "parquet", "parquet", progress=False)
+        g_edges = np.load(tmp_path / "npy" / "edges.npy")
+    assert g_edges.shape == (2, 0)
+    for name, array in arrays.items():
+        expected = array.float().numpy() if isinstance(array, torch.Tensor) else array
+        found = np.load(tmp_path / "npy" / "features" / f"{name}.npy")
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+        column = read(tmp_path / "parquet" / "features" / f"{name}.parquet")
+        np.testing.assert_array_equal(column.reshape(expected.shape), expected)
+
+
+def test_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges that are sorted back through many files."""
+    folder = Folder(tmp_path / "in", n=900, n_edges=120_000)
+    path = folder.make(tmp_path / "g")
+    monkeypatch.setattr(exporting, "LEAST_MEMORY", 1 << 20)
+    with featstore.open(path, memory=MEMORY) as g:
+        export(g, tmp_path / "out", memory="1MiB", progress=False)
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "edges.npy"), folder.edges)
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Folder(tmp_path / "in").make(tmp_path / "g")
+    before = sorted(os.listdir(tmp_path))
+    with featstore.open(path, memory=MEMORY) as g:
+        refuses(ValueError, "form must be one of npy, parquet, not 'csv'", lambda: export(g, tmp_path / "out", "csv"))
+        refuses(FileExistsError, "", lambda: export(g, tmp_path / "g"))
+        refuses(FileNotFoundError, "", lambda: export(g, tmp_path / "no" / "out"))
+        refuses(TypeError, "open datasets are exported", lambda: export("g", tmp_path / "out"))  # type: ignore[arg-type]
+        refuses(BudgetError, "export in 1.00 MiB", lambda: export(g, tmp_path / "out", memory="1MiB"))
+        refuses(BudgetError, "", lambda: export(g, tmp_path / "out", memory="1GiB"))
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "pyarrow.parquet", None)
+            refuses(MissingExtraError, r"featstore\[import\]", lambda: export(g, tmp_path / "out", "parquet"))
+        with monkeypatch.context() as patched:
+            patched.setattr(exporting, "_paired", lambda *columns: 1 / 0)
+            refuses(ZeroDivisionError, "", lambda: export(g, tmp_path / "out", progress=False))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Folder(tmp_path / "in").make(tmp_path / "g")
+    found = run(capsys, "export", path, tmp_path / "out", "--form", "npy", "--no-edges", "--memory", MEMORY)
+    assert set(found["files"]) == {f"{name}.npy" for name in ("features/x", *(f"node_data/{each}" for each in NODE_DATA))}
+    assert main(["export", str(path), str(tmp_path / "again"), "--form", "parquet"]) == 0
+    assert "edges.parquet" in capsys.readouterr().out
+    assert main(["export", str(path), str(tmp_path / "x"), "--form", "npy", "--topology", "csc"]) == 2
+    assert "--topology is for --part" in capsys.readouterr().err
+    assert main(["export", str(path), str(tmp_path / "x"), "--part", "0", "--no-edges"]) == 2
+    assert "--no-edges is for --form" in capsys.readouterr().err
+
+
+NODE_DATA = ("node_year", "y", "train_idx", "valid_idx", "test_idx")

@@ -1,0 +1,196 @@
+"""GraphBolt's metadata.yaml: one type and several, seeds and labels of tasks; entries that do not describe a graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import featstore
+from featstore.adapters.datasets import graphbolt
+from featstore.errors import FormatError
+from tests.support.commands import run
+from tests.support.imports import TINY, assert_same, follow_advice, refused
+from tests.support.typed import CITES, WRITES, TypedArrays
+
+N = {"author": 30, "paper": 50}
+
+
+class Bolt:
+    """A folder in GraphBolt's layout: ``meta`` is what its metadata.yaml says."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.meta: dict[str, Any] = {"dataset_name": "test", "graph": {"nodes": [], "edges": []}, "feature_data": [], "tasks": []}
+
+    def array(self, file: str, array: Any, /, **entry: Any) -> dict[str, Any]:
+        path = self.root / f"{file}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
+        return {**entry, "format": "numpy", "in_memory": False, "path": f"{file}.npy"}
+
+    def write(self) -> Path:
+        self.root.mkdir(exist_ok=True)
+        (self.root / "metadata.yaml").write_text(yaml.safe_dump(self.meta))
+        return self.root
+
+
+def sets(bolt: Bolt, y: Any, kind: str | None, seeds: str = "seeds") -> dict[str, Any]:
+    """Make the sets of a task, in an order of their own, and write their files."""
+    of = {} if kind is None else {"type": kind}
+    found: dict[str, Any] = {"name": "node_classification", "num_classes": 5}
+    for name, ids in SETS.items():
+        data = [
+            bolt.array(f"set/{name}-{part}", array, name=label)
+            for part, label, array in (("s", seeds, ids), ("y", "labels", y[ids]))
+        ]
+        found[name] = [{**of, "data": data}]
+    return found
+
+
+SETS = {
+    "train_set": np.random.default_rng(0).permutation(50)[:20],
+    "validation_set": np.random.default_rng(0).permutation(50)[20:30],
+    "test_set": np.random.default_rng(0).permutation(50)[30:40],
+}
+SPLIT = dict(zip(("train_idx", "valid_idx", "test_idx"), SETS.values(), strict=True))
+
+
+def one_type(root: Path, *, csv: bool = False) -> tuple[Bolt, dict[str, Any]]:
+    rng = np.random.default_rng(4)
+    bolt, edges, x, w = Bolt(root), rng.integers(0, 50, (2, 300)), rng.random((50, 6)), rng.random((300, 1)).astype(np.float32)
+    y = rng.integers(0, 5, 50)
+    bolt.meta["graph"]["nodes"] = [{"num": 50}]
+    entry = bolt.array("edges/e", edges)
+    if csv:
+        (root / "edges" / "e.csv").write_text("".join(f"{s},{d}\n" for s, d in edges.T))
+        entry = {"format": "csv", "path": "edges/e.csv"}
+    bolt.meta["graph"]["edges"] = [entry]
+    bolt.meta["feature_data"] = [
+        bolt.array("data/x", x, domain="node", name="feat"),
+        bolt.array("data/w", w, domain="edge", name="w"),
+    ]
+    bolt.meta["tasks"] = [sets(bolt, y, None)]
+    known = np.full(50, -1)
+    for ids in SETS.values():
+        known[ids] = y[ids]
+    data = {**SPLIT, "y": known}
+    given = {"edge_index": edges, "num_nodes": 50, "features": {"feat": x}, "edge_features": {"w": w}, "node_data": data}
+    return bolt, given
+
+
+@pytest.mark.parametrize("csv", [False, True], ids=["numpy", "csv"])
+def test_one_type_is_the_same_dataset(tmp_path: Path, csv: bool) -> None:
+    bolt, given = one_type(tmp_path / "in", csv=csv)
+    report = graphbolt(bolt.write(), tmp_path / "g", **TINY)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "made", **given, progress=False).close()
+    assert_same(tmp_path / "g", tmp_path / "made")
+    assert report.splits == {"train_idx": 20, "valid_idx": 10, "test_idx": 10}
+    assert report.unlabelled == {"y": 10}
+
+
+def test_several_types_are_the_same_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(5)
+    bolt, y = Bolt(tmp_path / "in"), rng.integers(0, 5, 50).astype(np.float32)
+    edges = {WRITES: np.stack([rng.integers(0, 30, 90), rng.integers(0, 50, 90)]), CITES: rng.integers(0, 50, (2, 200))}
+    x = rng.standard_normal((50, 4)).astype(np.float16)
+    bolt.meta["graph"]["nodes"] = [{"type": kind, "num": n} for kind, n in N.items()]
+    bolt.meta["graph"]["edges"] = [bolt.array(f"edges/{key[1]}", pairs, type=":".join(key)) for key, pairs in edges.items()]
+    bolt.meta["feature_data"] = [
+        bolt.array("data/x", x, domain="node", type="paper", name="x"),
+        {"domain": "graph", "name": "whole", "format": "numpy", "path": "none.npy"},
+    ]
+    links = {
+        "name": "links",
+        "train_set": [{"type": "author:writes:paper", "data": [bolt.array("set/l", edges[WRITES].T, name="seeds")]}],
+    }
+    bolt.meta["tasks"] = [links, sets(bolt, y, "paper", "seed_nodes")]
+    known = np.full(50, np.nan, np.float32)
+    for ids in SETS.values():
+        known[ids] = y[ids]
+    TypedArrays(N, edges, {"paper": {"x": x}}, {"paper": {**SPLIT, "y": known}}).create(tmp_path / "made").close()
+    found = run(capsys, "import", "graphbolt", bolt.write(), tmp_path / "g", "--task", "node_classification", "--memory", "9MiB")
+    assert_same(tmp_path / "g", tmp_path / "made")
+    assert "the feature 'whole' of the graph is left out" in found["notes"]
+    report = graphbolt(bolt.root / "metadata.yaml", tmp_path / "links", reverse=True, **TINY)
+    assert "train_set of author:writes:paper is left out: its seeds are no nodes" in report.notes
+    assert report.edges["paper,rev_writes,author"] == 90
+
+
+WRONG: dict[str, tuple[Any, type[BaseException], str]] = {
+    "no graph": (lambda meta: meta.pop("graph"), FormatError, "graph must be a mapping"),
+    "no nodes": (lambda meta: meta["graph"].pop("nodes"), FormatError, "nodes must name the nodes"),
+    "no number": (
+        lambda meta: meta["graph"].update(nodes=[{"num": "many"}]),
+        FormatError,
+        "num must be a number of nodes, not 'many'",
+    ),
+    "no edges": (lambda meta: meta["graph"].update(edges=[]), FormatError, "edges must name the edges"),
+    "too few nodes": (
+        lambda meta: meta["graph"].update(nodes=[{"num": 49}]),
+        (IndexError, FormatError),
+        "49 is not a node|expected 49",
+    ),
+    "an unknown type": (lambda meta: meta["graph"]["edges"][0].update(type="a:b:c"), FormatError, "no type 'a' of nodes"),
+    "no type": (lambda meta: meta["graph"]["edges"][0].update(type="ab"), FormatError, "'ab' is not SOURCE:RELATION:DESTINATION"),
+    "two nodes without types": (lambda meta: meta["graph"].update(nodes=[{"num": 5}, {"num": 5}]), FormatError, "is there twice"),
+    "a file that is not there": (lambda meta: meta["feature_data"][0].update(path="gone.npy"), FileNotFoundError, ""),
+    "no path": (lambda meta: meta["feature_data"][0].pop("path"), FormatError, "path must be a file, not None"),
+    "of torch": (lambda meta: meta["feature_data"][0].update(format="torch"), FormatError, "format torch: .*can run code.*load"),
+    "another format": (lambda meta: meta["feature_data"][0].update(format="zarr"), FormatError, "format 'zarr' .* none of numpy"),
+    "another domain": (lambda meta: meta["feature_data"][0].update(domain="tree"), FormatError, "domain 'tree' is none"),
+    "features no list": (lambda meta: meta.update(feature_data={"a": 1}), FormatError, "feature_data must be a list, not dict"),
+    "an entry no mapping": (lambda meta: meta.update(tasks=["x"]), FormatError, r"tasks\[0\] must be a mapping"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_entries_are_named(tmp_path: Path, case: str) -> None:
+    change, error, words = WRONG[case]
+    bolt, _ = one_type(tmp_path / "in")
+    change(bolt.meta)
+    bolt.write()
+    refused(error, words, tmp_path / "g", lambda: graphbolt(bolt.root, tmp_path / "g", **TINY))
+
+
+def test_arrays_of_torch_are_read_after_the_advised_conversion(tmp_path: Path) -> None:
+    bolt, given = one_type(tmp_path / "in")
+    entry = bolt.meta["feature_data"][0]
+    torch.save(torch.from_numpy(np.load(bolt.root / "data" / "x.npy")), bolt.root / "data" / "x.pt")
+    entry.update(format="torch", path="data/x.pt")
+    caught = refused(FormatError, "format torch", tmp_path / "g", lambda: graphbolt(bolt.write(), tmp_path / "g", **TINY))
+    follow_advice(caught.value)
+    entry.update(format="numpy", path="data/x.pt.npy")
+    graphbolt(bolt.write(), tmp_path / "g", **TINY)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "made", **given, progress=False).close()
+    assert_same(tmp_path / "g", tmp_path / "made")
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    bolt, _ = one_type(tmp_path / "in")
+    root = bolt.write()
+
+    def attempt(error: type[BaseException], words: str, **options: Any) -> None:
+        refused(error, words, tmp_path / "g", lambda: graphbolt(root, tmp_path / "g", **options, **TINY))
+
+    attempt(ValueError, "task: .* has no 'other'; it has node_classification", task="other")
+    good = np.load(root / "set" / "train_set-s.npy")
+    np.save(root / "set" / "train_set-s.npy", np.where(good == good[3], 50, good))
+    attempt(IndexError, r"train_set-s.npy: train_set: seeds\[3\]: 50 is not a node: ids are 0 … 49")
+    np.save(root / "set" / "train_set-s.npy", good[:-1])
+    attempt(FormatError, "train_set: labels has 20 rows; expected 19")
+    np.save(root / "set" / "train_set-s.npy", good)
+    np.save(root / "set" / "test_set-y.npy", np.zeros(10, np.float32))
+    attempt(FormatError, "test_set: labels: float32 .*; the sets before have int64")
+    (root / "metadata.yaml").write_text("graph: [1, 2\n")
+    attempt(FormatError, "metadata.yaml: not YAML")
+    (root / "metadata.yaml").write_text("!!python/object/apply:os.getcwd []\n")
+    attempt(FormatError, "metadata.yaml: not YAML: could not determine a constructor")
+    (root / "metadata.yaml").write_text("")
+    attempt(FormatError, "metadata.yaml: the file must be a mapping")
+    (root / "metadata.yaml").unlink()
+    attempt(FileNotFoundError, "metadata.yaml")

@@ -1,0 +1,288 @@
+"""Updates: rows are those of a NumPy array that is changed alike, by each way of reading; their cost; what they refuse."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.changes.updates import MOST_PATCHES
+from featstore.errors import BusyError, CorruptionError, StaleError
+from featstore.storage.catalog import read_catalog
+from featstore.testing.faults import flipped
+
+RNG = np.random.default_rng(11)
+EDGE = ("_", "_", "_")
+# Bytes of a row: below a page, a divisor of it, more than one, dense with rows that cut pages.
+WIDTHS = [1, 7, 100, 512, 3000, 4096, 4608, 5000]
+
+
+def make(path: Path, **features: np.ndarray) -> None:
+    n = len(next(iter(features.values())))
+    edges = RNG.integers(0, n, (2, 3 * n))
+    featstore.OutOfCoreGraph.from_edge_index(
+        path, edges, n, features, {"y": np.arange(n)}, edge_features={"w": np.arange(3 * n)}, progress=False
+    ).close()
+
+
+def bytes_of(path: Path) -> dict[str, int]:
+    return {name: os.path.getsize(path / name) for name in os.listdir(path) if ".rows" in name}
+
+
+def check(store: Any, expected: np.ndarray, rng: np.random.Generator) -> None:
+    """Read by each way that there is."""
+    n = len(expected)
+    ids = rng.integers(0, n, 2 * n)
+    assert np.array_equal(store[:].numpy(), expected)
+    assert np.array_equal(store[ids].numpy(), expected[ids])
+    low, high = np.sort(rng.integers(0, n + 1, 2))
+    assert np.array_equal(store[int(low) : int(high)].numpy(), expected[low:high])
+    blocks = torch.cat([rows for _, rows in store.blocks(rows=max(1, n // 3))])
+    assert np.array_equal(blocks.numpy(), expected)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("options", [{}, {"backend": "pread", "memory": "16MiB", "verify": "off"}], ids=["default", "pread"])
+def test_rows_are_those_of_an_array(width: int, options: dict[str, Any], tmp_path: Path) -> None:
+    n = 9000 if width < 600 else 700
+    rng = np.random.default_rng(width)
+    x = rng.integers(0, 255, (n, width), np.uint8)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g", **options) as g:
+        for k in range(12):
+            ids = rng.integers(0, n, int(rng.choice([1, 3, 40])))
+            if k % 4 == 0:
+                ids = np.arange(n - 3, n)  # the last block, which is cut
+            rows = rng.integers(0, 255, (len(ids), width), np.uint8)
+            store = g.features["x"].update(ids, rows, progress=False)
+            x[ids] = rows
+            check(store, x, rng)
+            assert store is g.features["x"]
+        g.verify(progress=False)
+    with featstore.open(tmp_path / "g", **options) as g:
+        check(g.features["x"], x, rng)
+        assert len(read_catalog(tmp_path / "g").files) < 40
+
+
+def test_an_update_costs_what_it_changes(tmp_path: Path) -> None:
+    n = 40_000
+    x = RNG.integers(0, 255, (n, 512), np.uint8)
+    make(tmp_path / "g", x=x)
+    before = bytes_of(tmp_path / "g")
+    rng = np.random.default_rng(1)
+    with featstore.open(tmp_path / "g") as g:
+        g.features["x"].update(rng.integers(0, n, 20), x[:20], progress=False)
+    new = {name: n_bytes for name, n_bytes in bytes_of(tmp_path / "g").items() if name not in before}
+    assert len(new) == 4
+    assert sum(new.values()) <= (20 + 2 + 1 + 2) * 4096
+    written = 0
+    for _ in range(60):
+        with featstore.open(tmp_path / "g") as g:
+            known = bytes_of(tmp_path / "g")
+            g.features["x"].update(rng.integers(0, n, 10), x[:10], progress=False)
+            written += sum(size for name, size in bytes_of(tmp_path / "g").items() if name not in known)
+    # 10 pages and 5 of headers and sums a time; a block is copied as often as patches double.
+    assert written < 60 * (10 * 7 + 6) * 4096
+    patches = read_catalog(tmp_path / "g").files["node.x.1.rows"].patches
+    assert 1 <= len(patches) <= MOST_PATCHES
+    assert sum(size for name, size in bytes_of(tmp_path / "g").items() if name.startswith("patch-")) < 1000 * 4096
+
+
+def test_many_changes_write_the_file_anew(tmp_path: Path) -> None:
+    n = 5000
+    x = RNG.standard_normal((n, 64)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        x[: n // 2] += 1
+        g.features["x"].update(slice(0, n // 2), x[: n // 2], progress=False)
+        assert np.array_equal(g.features["x"][:].numpy(), x)
+        x[::4] = 0
+        mask = np.zeros(n, np.bool_)
+        mask[::4] = True
+        g.features["x"].update(mask, np.zeros((mask.sum(), 64), np.float32), progress=False)
+        assert np.array_equal(g.features["x"][:].numpy(), x)
+    names = {name for name in bytes_of(tmp_path / "g") if ".x." in name}
+    assert names == {"node.x.3.rows", "node.x.3.rows.sums"}
+
+
+def test_readers_keep_the_old_rows(tmp_path: Path) -> None:
+    x = RNG.standard_normal((3000, 8)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    other = featstore.open(tmp_path / "g")
+    with featstore.open(tmp_path / "g") as g:
+        old, fingerprint = g.features["x"], g.fingerprint()
+        new = old.update([5, 7, 5], np.stack([x[0], x[1], x[2]]), progress=False)
+        assert np.array_equal(old[:].numpy(), x)
+        assert np.array_equal(new[[5, 7]].numpy(), x[[2, 1]])
+        assert {key for key in fingerprint if fingerprint[key] != g.fingerprint()[key]} == {"node/_/x"}
+        assert len(g.fingerprint()["node/_/x"]) == 32
+        for _ in range(3):
+            new = new.update([9], x[:1], progress=False)
+        assert np.array_equal(old[:].numpy(), x)
+        assert np.array_equal(other.features["x"][:].numpy(), x)
+        with pytest.raises(BusyError, match="open it again"):
+            other.features["x"].update([1], x[:1], progress=False)
+    assert np.array_equal(other.features["x"][:].numpy(), x)
+    other.close()
+    with featstore.open(tmp_path / "g") as g:
+        assert np.array_equal(g.features["x"][[5, 7, 9]].numpy(), x[[2, 1, 0]])
+
+
+def test_a_handle_makes_any_number_of_changes(tmp_path: Path) -> None:
+    """Descriptors and memory stay as they are; a store that is kept stays whole."""
+    x = RNG.standard_normal((3000, 256)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        held, seen = g.features["x"].update([7], x[:1], progress=False), []
+        expected = held[:].clone()
+        for k in range(60):
+            g.features["x"].update([40 * k], x[k : k + 1], progress=False)
+            g.update_data("y", [k], [7], progress=False)
+            if k % 20 == 19:
+                seen.append((len(os.listdir("/proc/self/fd")), g.memory_report()["patch tables"]))
+        assert max(fds for fds, _ in seen) <= seen[0][0] + 2 * 2 * MOST_PATCHES
+        assert max(n_bytes for _, n_bytes in seen) < 10_000
+        assert torch.equal(held[:], expected)
+        assert torch.equal(g.features["x"][[40 * 59]], torch.from_numpy(x[59:60]))
+
+
+def test_edge_features_and_node_data(tmp_path: Path) -> None:
+    x = RNG.standard_normal((3000, 8)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        w, y = np.arange(9000), np.arange(3000)
+        w[[-1, 4]], y[[2, 1]] = [7, 8], [5, 6]
+        assert np.array_equal(g.edge_features["w"].update([-1, 4], [7, 8], progress=False)[:].numpy(), w)
+        held = g.node_data["y"]
+        g.update_data("y", torch.tensor([2, 1]), torch.tensor([5, 6]), progress=False)
+        assert np.array_equal(g.node_data["y"].numpy(), y)
+        assert held.tolist() == list(range(3000))
+    with featstore.open(tmp_path / "g") as g:
+        assert np.array_equal(g.edge_features["w"][:].numpy(), w)
+        assert np.array_equal(g.node_data["y"].numpy(), y)
+        g.remove_feature("w", type=EDGE)
+        g.remove_data("y")
+    with featstore.open(tmp_path / "g") as g:
+        g.verify(progress=False)
+    assert not [name for name in bytes_of(tmp_path / "g") if ".w." in name or ".y." in name]
+
+
+def test_types_that_share_a_column(tmp_path: Path) -> None:
+    x = {"a": RNG.standard_normal((300, 130)).astype(np.float32), "b": RNG.standard_normal((500, 130)).astype(np.float32)}
+    nodes = {name: featstore.Nodes(len(rows), features={"x": rows}) for name, rows in x.items()}
+    edges = {("a", "to", "b"): np.stack([np.arange(300), np.arange(300)])}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges=edges, progress=False).close()
+    with featstore.open(tmp_path / "g") as g:
+        for _ in range(2):
+            for name, rows in x.items():
+                ids = RNG.integers(0, len(rows), 4)
+                rows[ids] = RNG.standard_normal((1, 130))
+                g[name].features["x"].update(ids, rows[ids], progress=False)
+        for name, rows in x.items():
+            assert np.array_equal(g[name].features["x"][:].numpy(), rows)
+        assert len(g.columns) == 1
+    with featstore.open(tmp_path / "g") as g:
+        sampler = featstore.NeighborSampler(g, [5])
+        with featstore.Loader(g, sampler, ("b", np.arange(500)), 100, features="x", strategy="superbatch") as loader:
+            for batch in loader:
+                for name, rows in x.items():
+                    assert np.array_equal(batch.x[name].numpy(), rows[batch.input_ids[name].numpy()])
+        g["a"].features["x"].update(slice(None), x["a"] + 1, progress=False)
+        g.verify(progress=False)
+    with featstore.open(tmp_path / "g") as g:
+        assert np.array_equal(g["a"].features["x"][:].numpy(), x["a"] + 1)
+        assert np.array_equal(g["b"].features["x"][:].numpy(), x["b"])
+
+
+@pytest.mark.parametrize("width", [60, 2000])
+def test_every_strategy_reads_patches(width: int, tmp_path: Path) -> None:
+    n = 2000
+    x = RNG.standard_normal((n, width)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        for ids in (np.arange(0, n, 31), np.arange(40, 60), [n - 1]):
+            x[ids] += 1
+            g.features["x"].update(ids, x[ids], progress=False)
+        sampler, seeds = featstore.NeighborSampler(g, [4, 4]), np.arange(0, n, 2)
+        pack = featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "p", progress=False)
+        for strategy in ("ondemand", "superbatch", "streamed", "ginex", featstore.Packed(pack, cache=0.1)):
+            given = () if isinstance(strategy, featstore.Packed) else (sampler, seeds, 100)
+            with featstore.Loader(g, *given, features="x", strategy=strategy) as loader:
+                for batch in loader:
+                    assert np.array_equal(batch.x.numpy(), x[batch.input_ids.numpy()]), strategy
+        pack.close()
+        means = g.aggregate("x", "sum", dtype="float64", progress=False)
+        expected = np.zeros((n, width))
+        for v in range(0, n, 97):
+            expected[v] = x[g.neighbors(v).numpy()].astype(np.float64).sum(0)
+            assert np.allclose(means[[v]][0].numpy(), expected[v])
+
+
+def test_a_pack_of_the_old_rows_is_stale_by_name(tmp_path: Path) -> None:
+    x = RNG.standard_normal((2000, 16)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        sampler = featstore.NeighborSampler(g, [4])
+        pack = featstore.sample_offline(g, sampler, np.arange(500), 100, path=tmp_path / "p", progress=False)
+        strategy = featstore.Packed(pack, cache=0.1)
+        featstore.Loader(g, features="x", strategy=strategy).close()
+        g.features["x"].update(5, x[5] + 1, progress=False)
+        with pytest.raises(StaleError, match="an earlier one; remove this directory"):
+            featstore.Loader(g, features="x", strategy=strategy)
+        (layout,) = (tmp_path / "p").glob("layout-*")
+        shutil.rmtree(layout)
+        x[5] += 1
+        with featstore.Loader(g, features="x", strategy=strategy) as loader:
+            for batch in loader:
+                assert np.array_equal(batch.x.numpy(), x[batch.input_ids.numpy()])
+        pack.close()
+
+
+WRONG: list[tuple[Any, Any, type[Exception], str]] = [
+    ([3000], np.zeros((1, 8), np.float32), IndexError, "3000"),
+    ([-3001], np.zeros((1, 8), np.float32), IndexError, "-3001"),
+    ([1.5], np.zeros((1, 8), np.float32), TypeError, "float"),
+    ([1, 2], np.zeros((1, 8), np.float32), ValueError, "2 rows of 'x' have shape (2, 8), not (1, 8)"),
+    ([1], np.zeros((1, 9), np.float32), ValueError, "not (1, 9)"),
+    ([1], np.zeros((1, 8)), TypeError, "float32, not float64"),
+    ([1], np.zeros((1, 8), np.complex64), TypeError, "complex64"),
+]
+
+
+@pytest.mark.parametrize(("ids", "rows", "error", "text"), WRONG)
+def test_wrong_arguments_change_nothing(ids: Any, rows: Any, error: type[Exception], text: str, tmp_path: Path) -> None:
+    make(tmp_path / "g", x=np.ones((3000, 8), np.float32))
+    before = bytes_of(tmp_path / "g")
+    with featstore.open(tmp_path / "g") as g:
+        with pytest.raises(error, match=re.escape(text)):
+            g.features["x"].update(ids, rows)
+        assert g.features["x"].update([], np.empty((0, 8), np.float32)) is g.features["x"]
+    assert bytes_of(tmp_path / "g") == before
+    assert read_catalog(tmp_path / "g").generation == 1
+
+
+def test_damage_of_a_patch_is_found(tmp_path: Path) -> None:
+    x = RNG.standard_normal((3000, 8)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        g.features["x"].update([700], x[:1], progress=False)
+    (patch,) = read_catalog(tmp_path / "g").files["node.x.1.rows"].patches
+    with flipped(tmp_path / "g" / patch.file, 4096 + 100), featstore.open(tmp_path / "g") as g:
+        with pytest.raises(CorruptionError, match=re.escape(patch.file)):
+            g.features["x"][[700]]
+        with pytest.raises(CorruptionError, match=re.escape(patch.file)):
+            list(g.features["x"].blocks(rows=3000))
+        with pytest.raises(CorruptionError, match=re.escape(patch.file)):
+            g.verify(progress=False)
+        assert g.features["x"][[0]].tolist() == x[:1].tolist()
+    with flipped(tmp_path / "g" / patch.blocks, 4096), pytest.raises(CorruptionError, match=re.escape(patch.blocks)):
+        featstore.open(tmp_path / "g")
+    with featstore.open(tmp_path / "g") as g:
+        g.verify(progress=False)

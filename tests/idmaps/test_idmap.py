@@ -1,0 +1,142 @@
+"""Maps of names to ids against dictionaries and lists, and damaged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore.errors import ClosedError, CorruptionError, FormatError, UnknownNameError
+from featstore.idmaps import idmap
+from featstore.idmaps.idmap import IDS_KEY, bucket_of
+from featstore.storage.update import Update
+from tests.support.names import named_graph
+
+LETTERS = st.text(max_size=5) | st.text(st.sampled_from("ab"), max_size=300)
+
+
+def check(path: Path, names: Sequence[Any], others: Sequence[Any]) -> None:
+    order = {name: number for number, name in enumerate(names)}
+    with featstore.open(path, memory="64MiB") as g:
+        ids = g.ids()
+        assert len(ids) == len(names)
+        wanted = [*names, *others, *names[:3]]
+        found = ids.encode(wanted, strict=False)
+        assert found.dtype is torch.int64
+        assert found.tolist() == [order.get(name, -1) for name in wanted]
+        back = ids.decode(torch.arange(len(names), device="cpu").flip(0))
+        assert list(back if ids.kind == "text" else back.tolist()) == list(names)[::-1]
+        missing = [name for name in others if name not in order]
+        if missing:
+            with pytest.raises(UnknownNameError, match=f"^{len(missing)} of {len(others)} names belong to no node: "):
+                ids.encode(others)
+        g.verify(progress=False)
+
+
+@given(names=st.lists(LETTERS, unique=True, min_size=1, max_size=60), others=st.lists(LETTERS, max_size=5))
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+def test_text(tmp_path_factory: pytest.TempPathFactory, names: list[str], others: list[str]) -> None:
+    check(named_graph(tmp_path_factory.mktemp("named") / "g", names), names, others)
+
+
+@given(
+    names=st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=60),
+    others=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+def test_integers(tmp_path_factory: pytest.TempPathFactory, names: list[int], others: list[int]) -> None:
+    check(named_graph(tmp_path_factory.mktemp("numbered") / "g", names), names, others)
+
+
+def test_many_names_of_all_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    names = list(dict.fromkeys(chr(97 + i % 26) * int(rng.integers(0, 40)) + str(i) for i in range(20_000)))
+    names[7], names[8], names[9] = "x" * 5000, "y" * 100_000, ""
+    monkeypatch.setattr(idmap, "_BLOCK_BYTES", 1 << 14)
+    check(named_graph(tmp_path / "g", names), names, ["y" * 99_999 + "z", "nothing"])
+
+
+def test_equal_hashes_do_not_suffice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hashes of two bits, names are told apart by themselves."""
+    few = idmap.TextKeys.hashes
+    monkeypatch.setattr(idmap.TextKeys, "hashes", lambda self: few(self) & np.uint64(3 << 62))
+    names = [f"name {i}" for i in range(200)]
+    check(named_graph(tmp_path / "g", names), names, ["name 200", "name 7 "])
+
+
+def test_unknown_names_are_listed(tmp_path: Path) -> None:
+    with featstore.open(named_graph(tmp_path / "g", ["a", "b"]), memory="64MiB") as g:
+        ids = g.ids("_")
+        message = "^3 of 4 names belong to no node: 'c', 'c', 'q{60}'… \\(80 letters\\); encode\\(names, strict=False\\)"
+        with pytest.raises(UnknownNameError, match=message) as caught:
+            ids.encode(["a", "c", "c", "q" * 80])
+        assert isinstance(caught.value, KeyError)
+        for wrong in ([2], [-1]):
+            with pytest.raises(IndexError, match=rf"ids\[0\] is {wrong[0]}, which has no name: ids are 0 … 1"):
+                ids.decode(wrong)
+        assert repr(ids) == "IdMap(2 names, text)"
+        with pytest.raises(KeyError, match="no node type 'paper'"):
+            g.ids("paper")
+    with pytest.raises(ClosedError):
+        ids.encode(["a"])
+
+
+def test_a_graph_made_of_ids_has_no_names(tmp_path: Path) -> None:
+    featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 0], [], progress=False).close()
+    with (
+        featstore.open(tmp_path / "g", memory="64MiB") as g,
+        pytest.raises(ValueError, match="keeps no names of nodes: it was made of"),
+    ):
+        g.ids()
+
+
+def test_nodes_that_came_later_have_no_names(tmp_path: Path) -> None:
+    path = named_graph(tmp_path / "g", ["a", "b"], n_more=3)
+    check(path, ["a", "b"], ["c"])
+    with featstore.open(path, memory="64MiB") as g, pytest.raises(IndexError, match=r"ids\[1\] is 2, which has no name"):
+        g.ids().decode([1, 2])
+
+
+def test_a_converted_dataset_keeps_its_names(tmp_path: Path) -> None:
+    path = named_graph(tmp_path / "g", ["a", "b", "c"])
+    assert featstore.convert(path, "chunked", progress=False)
+    check(path, ["a", "b", "c"], ["d"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": "bytes"}, {"names": 2}, {"files": None}, {"files": {}}, {"files": {"id_names": "edge.indptr.1.rows"}}]
+)
+def test_a_wrong_entry_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = named_graph(tmp_path / "g", ["a", "b", "c"])
+    with Update(path) as update:
+        entry = {**update.catalog.extra[f"{IDS_KEY}_"], **change}
+        update.add([], extra={f"{IDS_KEY}_": entry})
+        update.commit()
+    with featstore.open(path, memory="64MiB") as g, pytest.raises(FormatError, match="map of ids cannot be used"):
+        g.ids()
+
+
+def test_a_damaged_page_is_found(tmp_path: Path) -> None:
+    path = named_graph(tmp_path / "g", [f"n{i}" for i in range(3000)])
+    file = path / "ids.names.2.rows"
+    data = bytearray(file.read_bytes())
+    data[5000] ^= 1
+    file.write_bytes(data)
+    with featstore.open(path, memory="64MiB") as g:
+        with pytest.raises(CorruptionError, match=r"ids\.names"):
+            g.ids().decode(range(3000))
+        with pytest.raises(CorruptionError, match=r"ids\.names"):
+            g.verify(progress=False)
+
+
+def test_buckets_are_the_first_bits() -> None:
+    hashes = np.array([0, 1 << 62, 1 << 63, (1 << 64) - 1], np.uint64)
+    assert bucket_of(hashes, 0).tolist() == [0, 0, 0, 0]
+    assert bucket_of(hashes, 2).tolist() == [0, 1, 2, 3]
