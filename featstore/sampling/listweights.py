@@ -50,6 +50,10 @@ class _OfType:
     store: FeatureStore
     all_positive: bool = True
 
+    def is_current(self, g: OutOfCoreGraph, name: str) -> bool:
+        """Tell whether the graph has this store: one of changed rows takes its place."""
+        return g.edge_features.get(qualified(edge_name(self.kind.key), name)) is self.store
+
 
 class ListWeights:
     """The weights of edges that a sampler draws by, of each type of edges that it draws from.
@@ -64,9 +68,9 @@ class ListWeights:
 
     Raises
     ------
-    KeyError, TypeError, ValueError
+    KeyError, TypeError, ValueError, NotImplementedError
         There is no such feature; it is not of floats, or has several a row; a weight is negative, infinite or NaN: the error
-        names the edge.
+        names the edge; a list has more than 2²⁹ edges.
     CorruptionError, BudgetError, ClosedError, OSError
         Reading failed.
 
@@ -82,6 +86,9 @@ class ListWeights:
     def __init__(self, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> None:
         self.name, self._g = name, g
         self._of_types = [_of_type(g, name, g.types.edges[key]) for key in keys]
+        most = _core.LONGEST
+        if max(each.kind.n_edges for each in self._of_types) > most and g.topology.largest_degree > most:
+            raise NotImplementedError(f"weight: a node has more than {most} edges, which are not drawn from by weight")
         for each in self._of_types:
             _check(each)
         self._users: deque[None] = deque()  # counted without a lock, which a fork could leave locked
@@ -92,11 +99,11 @@ class ListWeights:
 
     @classmethod
     def of(cls, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> ListWeights:
-        """Get the weights that another sampler of the graph has, or make them."""
+        """Get the weights that another sampler of the graph has, unless they were changed since, or make them."""
         if not isinstance(name, str):
             raise TypeError(f"weight is the name of an edge feature, not {name!r}")
         found = _SHARED.get((id(g), name, tuple(keys)))
-        if found is None or found._g is not g:
+        if found is None or found._g is not g or not all(each.is_current(g, name) for each in found._of_types):
             found = cls(g, name, keys)
             _SHARED[id(g), name, tuple(keys)] = found
         return found

@@ -124,7 +124,8 @@ class NeighborSampler(FanoutSampler):
         part, given = self._g.own_part, self.fanouts_of_types
         if part is not None and part.row_of is not None:
             raise NotImplementedError(f"weight={weight!r}: edge features are in the dataset that {part} was exported from")
-        return ListWeights.of(self._g, weight, [ONE_EDGE] if given is None else [key for key, each in given.items() if any(each)])
+        drawn = [ONE_EDGE] if given is None else [key for key, each in given.items() if any(each)]
+        return ListWeights.of(self._g, weight, drawn or list(self._g.types.edges))
 
     def _expand(self, scratch: Scratch, lists: ListsOfType, size: int, at: HopKey) -> Block:
         pool, hops, topology, cache, n_dst = self._g.pool, scratch.hops, self.topology, scratch.cache, lists.n

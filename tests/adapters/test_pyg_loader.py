@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -459,3 +460,17 @@ def test_pyg_is_imported_when_it_is_asked_for() -> None:
     assert message.startswith("featstore.adapters.pyg needs torch_geometric")
     assert "pip install torch_geometric" in message
     assert issubclass(MissingExtraError, ImportError)
+
+
+def test_neighbours_by_weight(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    edges, w = rng.integers(0, 50, (2, 900)), np.where(rng.random(900) < 0.5, 0, rng.random(900)).astype(np.float32)
+    options = {"features": {"x": np.eye(50, dtype=np.float32)}, "edge_features": {"w": w}, "progress": False}
+    with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, 50, **options) as g:
+        sampler = featstore.NeighborSampler(g, [4, 2], redraw=False, edges=True, weight="w")
+        with NeighborLoader(g, [4, 2], torch.arange(50), batch_size=50, weight_attr="w") as loader:
+            (batch,) = loader
+        expected = sampler.sample(torch.arange(50))
+        assert torch.equal(batch.n_id, expected.input_ids)
+        assert torch.equal(batch.e_id, expected.blocks[0].edge_pos)
+        assert (batch["w"] > 0).all()

@@ -181,6 +181,8 @@ def test_train_by_layers(small, tmp_path, capsys):
         ([*more, "--importance-sampling", "1"], "--importance-sampling goes with --sampler labor, not epoch"),
         (["--draws", "labor"], "--draws goes with --sampler epoch, not neighbor"),
         (["--sampler", "labor", "--window", "2"], "--window goes with --sampler epoch, not labor"),
+        (["--sampler", "labor", "--weight", "w"], "--weight goes with --sampler neighbor or shadow, not labor"),
+        (["--weight", "w"], "the graph has no edge feature 'w'"),
     ]:
         assert main([*command, *arguments]) != 0
         assert message in capsys.readouterr().err

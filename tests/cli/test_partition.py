@@ -167,6 +167,7 @@ def test_where_nothing_is_kept(data: Path, tmp_path: Path, capsys: pytest.Captur
         (["train", pack, "--macro", "2"], "--macro goes with batches that are drawn now"),
         (["train", pack, "--neighbor-policy", "degree"], "--neighbor-policy goes with a dataset"),
         (["train", pack, "--importance-sampling", "1"], "--importance-sampling goes with a dataset"),
+        (["train", pack, "--weight", "w"], "--weight goes with a dataset"),
         (["train", path, "--neighbor-policy", "degree"], "--neighbor-policy goes with --neighbor-cache"),
         (["train", path, "--neighbor-cache", "1MiB", "--neighbor-policy", "lru"], "lru"),
         (["train", path, "--importance-sampling", "1"], "--importance-sampling goes with --sampler labor, not neighbor"),

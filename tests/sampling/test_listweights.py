@@ -201,6 +201,20 @@ def test_samplers_of_a_graph_share_weights(stored: dict[str, Path]) -> None:
         assert EDGE_WEIGHTS not in g.memory_report()
 
 
+def test_changed_weights_are_those_of_new_samplers(tmp_path: Path) -> None:
+    graph, seeds = Arrays(3, 60, 20), torch.arange(60)
+    changed = np.flatnonzero(graph.weights > 0)[::2]
+    with featstore.open(graph.create(tmp_path / "g"), memory="64MiB") as g:
+        before = NeighborSampler(g, [5], edges=True, weight="w")
+        expected = before.sample(seeds)
+        g.edge_features["w"].update(changed, np.zeros(len(changed), np.float32), progress=False)
+        after = NeighborSampler(g, [5], edges=True, weight="w").sample(seeds)
+        assert not np.isin(after.blocks[0].edge_pos, changed).any()
+        assert same(before.sample(seeds), expected)
+        not_in_memory(before)
+        assert same(before.sample(seeds), expected)
+
+
 def test_weights_are_given_back_and_not_kept_in_little_memory(stored: dict[str, Path]) -> None:
     seeds = torch.arange(0, N, 9)
     with featstore.open(stored["csc"], memory="64MiB", threads=1) as g:
@@ -279,6 +293,32 @@ def test_several_types(tmp_path: Path) -> None:
         assert len(NeighborSampler(g, only, weight="w")._weights._of_types) == 1
         with pytest.raises(KeyError, match="no edge feature 'author,writes,paper/v'"):
             NeighborSampler(g, [3], weight="v")
+
+
+def test_views_of_self_reliant_parts(tmp_path: Path) -> None:
+    train = torch.arange(0, 200, 4)
+    with featstore.open(Arrays(4, 200, 6).create(tmp_path / "g"), memory="64MiB", threads=1) as g:
+        parts = featstore.partition(g, 2, "ldg", train, hops=2, progress=False)
+        seeds = parts.part(0)
+        expected = NeighborSampler(g, [3, 3], weight="w").sample(seeds)
+        view = g.part(0, progress=False)
+        for kind in (NeighborSampler, ShadowSampler):
+            fanouts = [3, 3] if kind is NeighborSampler else [3]
+            sampler = kind(view, fanouts, weight="w")
+            batch = sampler.sample(seeds)
+            not_in_memory(sampler)
+            assert same(sampler.sample(seeds), batch)
+            if kind is NeighborSampler:
+                assert same(batch, expected)
+
+
+def test_fanouts_of_nothing(tmp_path: Path) -> None:
+    graph = academic(papers=60)
+    for key, pairs in graph.edges.items():
+        graph.edge_features[key] = {"w": np.ones(pairs.shape[1], np.float32)}
+    with graph.create(tmp_path / "g") as g:
+        batch = NeighborSampler(g, [0, 0], weight="w").sample(torch.arange(5))
+        assert len(batch.input_ids) == 5
 
 
 def test_subgraphs_of_weighted_draws(small_weighted: featstore.OutOfCoreGraph) -> None:

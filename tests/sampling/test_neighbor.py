@@ -239,7 +239,7 @@ def test_repr_pickle_and_stats() -> None:
     assert stats["seconds"] > 0
     assert g.file.n_gathers == 2
     state = sampler.__reduce__()[1]
-    assert pickle.loads(pickle.dumps(state[1:])) == ((3, -1), True, 5, True, False, False)
+    assert pickle.loads(pickle.dumps(state[1:])) == ((3, -1), True, 5, True, False, False, None)
     assert same(NeighborSampler(*state).sample(torch.arange(9), 1, 2), batch)
 
 
