@@ -242,7 +242,10 @@ class IdMap:
             for first in range(0, len(rows), _BLOCK_NAMES):
                 begins, lengths = self._extents(rows[first : first + _BLOCK_NAMES])
                 for piece in _pieces(lengths):
-                    texts += self._text(begins[piece], lengths[piece]).texts()
+                    try:
+                        texts += self._text(begins[piece], lengths[piece]).texts()
+                    except UnicodeDecodeError as error:
+                        raise CorruptionError(f"a name is not UTF-8: {error}", self._path(self._found.names)) from None
             return texts
 
     # -- files -------------------------------------------------------------------------------------------------------------------

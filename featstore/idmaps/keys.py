@@ -81,7 +81,7 @@ class TextKeys:
         """Hash each name to two words, uint64 ``[n, 2]``: its xxh3_64, and a polynomial of it modulo 2⁶¹ - 1.
 
         Together they identify a name within a process, which takes the polynomial's value at a random point: whoever chose the
-        names, two with the same first word, of at most L bytes, have the same second word with a probability of (L / 7 + 1) / 2⁶¹.
+        names, two with one first word, of at most L bytes, have one second word with a probability of (L / 7 + 1) / 2⁶¹.
         """
         found = np.empty((len(self), 2), np.uint64)
         hash_names(self.offsets, self.data, _POINT, found)
@@ -103,7 +103,7 @@ class TextKeys:
         return cls(offsets, out)
 
     def text(self, at: int) -> str:
-        return self.data[self.offsets[at] : self.offsets[at + 1]].tobytes().decode("utf-8", "surrogatepass")
+        return self.data[self.offsets[at] : self.offsets[at + 1]].tobytes().decode("utf-8", "backslashreplace")
 
     def texts(self) -> list[str]:
         data, ends = self.data.tobytes(), self.offsets.tolist()
