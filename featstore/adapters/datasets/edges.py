@@ -104,7 +104,14 @@ class EdgeList:
 
         def blocks(k: int) -> Iterator[npt.NDArray[Any]]:
             pieces = (each.values(k * each.row_bytes) for each in (sources, destinations))
+            done = 0
             for pair in zip(*pieces, strict=True):
+                for source, each in zip((sources, destinations), pair, strict=True):
+                    if each.dtype.kind == "u" and len(each) and int(each.max()) >= n:  # before int64, which would change it
+                        at = int((each >= n).argmax())
+                        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
+                        raise IndexError(f"{source.name}[{done + at}]: {int(each[at])} is not a node: {nodes}")
+                done += len(pair[0])
                 yield np.stack([each.astype(np.int64) for each in pair])
 
         return cls(name, sources.n_rows, blocks, n, n, lambda row, edge: f"{(sources, destinations)[row].name}[{edge}]")
