@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,15 @@ def test_entries_that_are_there_twice_and_hostile_ones_are_named(tmp_path: Path)
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     attempt("with those that aliases", "\n".join([*lines, "graph: {nodes: [{num: *a8}], edges: []}"]))
+
+
+def test_labels_without_room_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bolt, _ = one_type(tmp_path / "in")
+
+    def full(fd: int, first: int, n_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        graphbolt(bolt.write(), tmp_path / "g", progress=False)
+    assert not list(tmp_path.glob("g*"))

@@ -277,7 +277,7 @@ class _Metadata:
                 nodes[of].data[idx] = CheckedIds(seeds, nodes[of].n)
                 if "labels" in arrays:
                     given = open_array(f"{set_name}: labels", self._file(arrays["labels"], set_name), seeds.n_rows)
-                    labels.setdefault(of, _NodeLabels(os.path.join(spare, f"{len(labels)}"), given, nodes[of].n))
+                    labels.setdefault(of, _NodeLabels(spare, given, nodes[of].n))
                     labels[of].put(seeds, given)
         for of, each_labels in labels.items():
             nodes[of].add_labels(each_labels)
@@ -287,13 +287,15 @@ class _Metadata:
 class _NodeLabels(Rows):
     """A row of labels for each node, from the labels of seeds; in a temporary file, which has no label at first."""
 
-    def __init__(self, path: str, like: Rows, n: int) -> None:
+    def __init__(self, folder: str, like: Rows, n: int) -> None:
         super().__init__(like.name, like.dtype, (n, *like.shape[1:]))
         if like.dtype in ("uint8", "bool"):
             raise FormatError(f"{like.name}: labels of {like.dtype} have no value that stands for none; convert them to int64")
         kind = numpy_dtype(like.dtype)
-        self._rows = np.memmap(path, kind, "w+", shape=(max(1, n), *like.shape[1:]))
-        self._path = path
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # Space is allocated first: a write to mapped memory that the drive has no room for would kill the process.
+            os.posix_fallocate(file.fileno(), 0, max(1, n * self.row_bytes, self.row_bytes))
+            self._rows = np.memmap(file, kind, "r+", shape=(max(1, n), *like.shape[1:]))
         step = max(1, (1 << 20) // self.row_bytes)
         for first in range(0, n, step):
             self._rows[first : first + step] = np.nan if kind.kind == "f" else -1

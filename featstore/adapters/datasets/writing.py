@@ -139,6 +139,11 @@ class PaddedLabels(Source):
 
     def __init__(self, source: Source, n: int) -> None:
         super().__init__(source.name, source.dtype, (n, *source.shape[1:]))
+        if source.dtype in ("uint8", "bool") and source.n_rows < n:
+            raise FormatError(
+                f"{source.name}: {source.n_rows} labels of {n} nodes, and {source.dtype} has no value that stands for none; "
+                "convert them to int64"
+            )
         self._source = source
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
