@@ -119,3 +119,4 @@ def test_arrays_of_one_meaning_and_wrong_splits_are_named(tmp_path: Path) -> Non
     attempt(FormatError, "a matrix of format", {**matrix, "format": np.array([b"csr", b"a"])})
     attempt(FormatError, "a matrix of format", {**matrix, "format": np.array(b"\xff\xfe")})
     attempt(FormatError, "shape must hold whole numbers", {**matrix, "format": np.array(b"csr"), "shape": np.array([np.nan, 1])})
+    attempt(ValueError, r"a\.npz: indptr\[0\] is 1", {"indptr": np.array([1, 1]), "indices": np.array([0])})

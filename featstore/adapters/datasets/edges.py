@@ -83,8 +83,13 @@ class EdgeList:
     @classmethod
     def of_lists(cls, name: str, indptr: Source, indices: Source, n_columns: int, *, from_rows: bool) -> EdgeList:
         """Make the edges of compressed rows, one list of columns a row; ``from_rows``: the rows are the sources."""
-        lists = CscInput(indptr, indices, n_columns)
-        lists.check_offsets()
+        try:
+            lists = CscInput(indptr, indices, n_columns)
+            lists.check_offsets()
+        except ValueError as error:
+            if type(error) is not ValueError:
+                raise
+            raise ValueError(f"{name}: {error}") from None
 
         def blocks(k: int) -> Iterator[npt.NDArray[Any]]:
             for columns, rows in lists.pairs(k, 16 * k):
