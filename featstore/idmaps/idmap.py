@@ -107,7 +107,7 @@ class IdMap:
     Notes
     -----
     ``len(ids)`` is the number of names: that of the nodes, but for those that were appended later. The map stays on disk: a call
-    reads the pages that it needs, sorted and checked, in blocks of 16,384 names and about 16 MiB of the graph's budget.
+    reads the pages that it needs, sorted and checked, in blocks of 16,384 names, in 4 to 16 MiB of the graph's budget.
     Thread-safe. It can be used until the graph is closed.
     """
 
@@ -157,7 +157,7 @@ class IdMap:
         keys = keys_of(names, self.kind)
         found = torch.full((len(keys),), -1, dtype=torch.int64, device="cpu")
         ids = found.numpy()
-        with self._budget.reserve("names of nodes", _SCRATCH_BYTES):
+        with self._budget.reserve("names of nodes", _scratch_bytes(len(keys))):
             for first in range(0, len(keys), _BLOCK_NAMES):
                 at = np.arange(first, min(first + _BLOCK_NAMES, len(keys)))
                 self._find(keys.take(at), ids[first : first + len(at)])
@@ -235,14 +235,17 @@ class IdMap:
         bad = np.flatnonzero((rows < 0) | (rows >= len(self)))
         if len(bad):
             raise IndexError(f"ids[{bad[0]}] is {rows[bad[0]]}, which has no name: ids are 0 … {len(self) - 1}")
-        with self._budget.reserve("names of nodes", _SCRATCH_BYTES):
+        with self._budget.reserve("names of nodes", _scratch_bytes(len(rows))):
             if self.kind == "int64":
                 return torch.from_numpy(self._int64s(self._found.names, rows))
             texts: list[str] = []
             for first in range(0, len(rows), _BLOCK_NAMES):
                 begins, lengths = self._extents(rows[first : first + _BLOCK_NAMES])
                 for piece in _pieces(lengths):
-                    texts += self._text(begins[piece], lengths[piece]).texts()
+                    try:
+                        texts += self._text(begins[piece], lengths[piece]).texts()
+                    except UnicodeDecodeError as error:
+                        raise CorruptionError(f"a name is not UTF-8: {error}", self._path(self._found.names)) from None
             return texts
 
     # -- files -------------------------------------------------------------------------------------------------------------------
@@ -282,6 +285,11 @@ class IdMap:
             # The pages of a text follow one another in ``pages``.
             at = np.searchsorted(pages, first_page) * PAGE_BYTES + begins % PAGE_BYTES
             return TextKeys.copied(np.where(lengths > 0, at, 0), lengths, held.reshape(-1))
+
+
+def _scratch_bytes(n: int) -> int:
+    """Compute what a call with ``n`` names takes, block by block: the text of a block four times, and a page a name."""
+    return min(_SCRATCH_BYTES, 4 * _BLOCK_BYTES + n * PAGE_BYTES)
 
 
 def _pieces(lengths: Int64s) -> list[Int64s]:

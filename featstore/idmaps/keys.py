@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +20,9 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 KINDS = ("text", "int64")
+
+# Of the second words, which are never stored: nobody can choose names for which they are equal.
+_POINT = secrets.randbelow((1 << 61) - 1)
 
 
 def mixed(values: npt.NDArray[Any]) -> UInt64s:
@@ -74,12 +78,13 @@ class TextKeys:
         return len(self.offsets) - 1
 
     def hashes(self) -> UInt64s:
-        """Hash each name to two words, uint64 ``[n, 2]``: its xxh3_64 with the seeds 0 and 1.
+        """Hash each name to two words, uint64 ``[n, 2]``: its xxh3_64, and a polynomial of it modulo 2⁶¹ - 1.
 
-        Together they identify a name: of 10⁹ names, two have the same with a probability of 10⁻²¹.
+        Together they identify a name within a process, which takes the polynomial's value at a random point: whoever chose the
+        names, two with one first word, of at most L bytes, have one second word with a probability of (L / 7 + 1) / 2⁶¹.
         """
         found = np.empty((len(self), 2), np.uint64)
-        hash_names(self.offsets, self.data, found)
+        hash_names(self.offsets, self.data, _POINT, found)
         return found
 
     def lengths(self) -> Int64s:
@@ -98,7 +103,7 @@ class TextKeys:
         return cls(offsets, out)
 
     def text(self, at: int) -> str:
-        return self.data[self.offsets[at] : self.offsets[at + 1]].tobytes().decode("utf-8", "surrogatepass")
+        return self.data[self.offsets[at] : self.offsets[at + 1]].tobytes().decode("utf-8", "backslashreplace")
 
     def texts(self) -> list[str]:
         data, ends = self.data.tobytes(), self.offsets.tolist()

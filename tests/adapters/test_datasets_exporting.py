@@ -153,3 +153,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 NODE_DATA = ("node_year", "y", "train_idx", "valid_idx", "test_idx")
+
+
+def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
+    path = Folder(tmp_path / "in", n=30, n_edges=50).make(tmp_path / "g")
+    left = tmp_path / f"out.tmp-{'0' * 32}"
+    (left / "features").mkdir(parents=True)
+    (left / "features" / "x.npy").write_bytes(b"half")
+    with featstore.open(path, memory=MEMORY) as g:
+        export(g, tmp_path / "out", progress=False)
+    assert sorted(each.name for each in tmp_path.glob("out*")) == ["out"]

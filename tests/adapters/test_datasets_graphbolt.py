@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +196,43 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     attempt(FormatError, "metadata.yaml: the file must be a mapping")
     (root / "metadata.yaml").unlink()
     attempt(FileNotFoundError, "metadata.yaml")
+
+
+def test_entries_that_are_there_twice_and_hostile_ones_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "bolt"
+    folder.mkdir()
+    np.save(folder / "e.npy", np.array([[0, 1], [1, 2]]))
+    np.save(folder / "x.npy", np.ones((3, 2), np.float32))
+    os.mkfifo(folder / "fifo")
+    edge, feature = {"format": "numpy", "path": "e.npy"}, {"domain": "node", "name": "x", "format": "numpy", "path": "x.npy"}
+
+    def attempt(words: str, text: str | None = None, *, num: int = 3, edges: Any = (edge,), features: Any = ()) -> None:
+        graph = {"nodes": [{"num": num}], "edges": list(edges)}
+        text = text or yaml.safe_dump({"graph": graph, "feature_data": list(features)})
+        (folder / "metadata.yaml").write_text(text)
+        with pytest.raises(FormatError, match=words):
+            graphbolt(folder, tmp_path / "g", progress=False, memory="64MiB")
+        assert not list(tmp_path.glob("g*"))
+
+    attempt("type '_:_:_' is there twice", edges=[edge, edge])
+    attempt("feature_data: x is there twice for one type", features=[feature, feature])
+    for num in (10**12, 2**63, 10**27):
+        attempt(f"metadata.yaml: {num} nodes are said to be there, whose offsets alone take {8 * num} bytes", num=num)
+    attempt("a number has more than 256 bits", num=10**100)
+    attempt("fifo: a FIFO in place of a file", edges=[{"format": "csv", "path": "fifo"}])
+    attempt("path must be a file", edges=[{"format": "csv", "path": "a\0b"}])
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    attempt("with those that aliases", "\n".join([*lines, "graph: {nodes: [{num: *a8}], edges: []}"]))
+
+
+def test_labels_without_room_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bolt, _ = one_type(tmp_path / "in")
+
+    def full(fd: int, first: int, n_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        graphbolt(bolt.write(), tmp_path / "g", progress=False)
+    assert not list(tmp_path.glob("g*"))

@@ -12,6 +12,8 @@ import pytest
 import featstore
 from featstore.adapters.datasets import igb
 from featstore.adapters.datasets.igb import LABELLED, SIZES
+from featstore.adapters.datasets.writing import PaddedLabels
+from featstore.creation.source import open_source
 from featstore.errors import FormatError
 from tests.support.commands import run
 from tests.support.imports import TINY, assert_same, refused
@@ -191,3 +193,11 @@ def test_wrong_options(tmp_path: Path) -> None:
     )
     (tmp_path / "bare" / "processed").mkdir(parents=True)
     refused(FormatError, "no folder paper__cites__paper", tmp_path / "g", lambda: igb(tmp_path / "bare", tmp_path / "g", **TINY))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool"])
+def test_labels_without_a_value_for_none_are_not_padded(dtype: str) -> None:
+    source = open_source("y", np.ones(3, dtype))
+    with pytest.raises(FormatError, match=f"y: 3 labels of 5 nodes, and {dtype} has no value that stands for none"):
+        PaddedLabels(source, 5)
+    assert len(np.concatenate(list(PaddedLabels(source, 3).blocks(1 << 20)))) == 3

@@ -57,6 +57,85 @@ def check_edges(path: Path, pairs: Sequence[tuple[Any, Any]]) -> None:
         g.verify(progress=False)
 
 
+def test_names_that_are_not_what_they_seem(tmp_path: Path) -> None:
+    def refused(table: Any, error: type[Exception], message: str) -> None:
+        if isinstance(table, bytes):
+            (file := tmp_path / "e.csv").write_bytes(table)
+        else:
+            file = tmp_path / "e.arrow"
+            with pa.OSFile(str(file), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
+                writer.write_table(table)
+        with pytest.raises(error, match=message):
+            made(tmp_path, edges=EdgeTable(file, "s", "d"))
+        assert nothing_left(tmp_path)
+
+    refused(b"s,d\n10,1\n0x0a,1\n", ValueError, r"e\.csv, row 3: id '0x0a' in column 's' is a hexadecimal number.* text=True")
+    refused("s,d\na,b".encode("utf-16"), FormatError, r"e\.csv: not UTF-8 text, perhaps UTF-16")
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+    refused(pa.table({"s": coded, "d": ["x", "y"]}), ValueError, r"e\.arrow, row 2: column 's' has no value")
+    raw = pa.array([b"caf\xe9", b"ok"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+    refused(pa.table({"s": text, "d": ["x", "y"]}), FormatError, r"e\.arrow, rows 1 to 2: damaged, or text that is not UTF-8")
+
+
+def test_numbers_with_and_without_hexadecimal_marks_are_the_same(tmp_path: Path) -> None:
+    pairs = [(12, -3), (-3, 2**63 - 1), (-(2**63), 12)]
+    for note in ("plain", "0x is in a column that is not read"):
+        (tmp_path / "e.csv").write_text("s,d,note\n" + "".join(f" {s},{d} ,{note}\n" for s, d in pairs))
+        made(tmp_path, edges=EdgeTable(tmp_path / "e.csv", "s", "d"), overwrite=True)
+        check_edges(tmp_path, pairs)
+
+
+def test_files_with_a_header_alone_say_no_types(tmp_path: Path) -> None:
+    (tmp_path / "e-0.csv").write_text("s,d\n")
+    (tmp_path / "e-1.csv").write_text("s,d\n1,2\n2,3\n")
+    (tmp_path / "n-0.csv").write_text("id,v\n")
+    (tmp_path / "n-1.csv").write_text("id,v\n1,4\n2,5\n3,6\n")
+    nodes = NodeTable(tmp_path / "n-*.csv", "id", features={"x": "v"})
+    made(tmp_path, nodes=nodes, edges=EdgeTable(tmp_path / "e-*.csv", "s", "d"))
+    check_edges(tmp_path, [(1, 2), (2, 3)])
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        assert g.features["x"][:].tolist() == [4, 5, 6]
+
+
+def test_values_beyond_a_dtype_are_refused(tmp_path: Path) -> None:
+    edges = EdgeTable(write_csv(tmp_path / "e.csv", {"s": ["a"], "t": ["b"]}), "s", "t")
+
+    def run(values: list[Any], **column: Any) -> Report:
+        pa.parquet.write_table(pa.table({"id": ["a", "b"], "v": pa.array(values)}), tmp_path / "n.parquet")
+        nodes = NodeTable(tmp_path / "n.parquet", "id", features={"x": Column("v", **column)})
+        return made(tmp_path, nodes=nodes, edges=edges, overwrite=True)
+
+    (tmp_path / "n.csv").write_text("id,v\na,inf\nb,1e300\n")
+    for dtype in ("float16", "float32"):
+        with pytest.raises(ValueError, match=rf"row 2: 1e\+300 in column 'v' is no {dtype}"):
+            run([1.0, 1e300], dtype=dtype)
+        with pytest.raises(ValueError, match=rf"n\.csv, row 3: 1e\+300 in column 'v' is no {dtype}"):
+            made(tmp_path, nodes=NodeTable(tmp_path / "n.csv", "id", features={"x": Column("v", dtype)}), edges=edges)
+    for fill, dtype in ((1.5, "int64"), (300, "uint8"), (-1, "uint8"), (float("nan"), "int64"), (1e9, "float16")):
+        with pytest.raises(ValueError, match=f"field 'x': fill={fill!r} is no {dtype}".replace("+", r"\+")):
+            run([1, None], fill=fill, dtype=dtype)
+    with pytest.raises(TypeError, match="fill must be a number, not str"):
+        run([1, None], fill="x")
+    with pytest.raises(TypeError, match="field 'x': 'foo' is no dtype"):
+        run([1, 2], dtype="foo")
+    with pytest.raises(ValueError, match=r"n\.parquet, row 2: column 'v' has no value"):
+        run([[1.0], None], fill=9)
+    with pytest.raises(ValueError, match=r"n\.parquet, row 2: column 'v' has no list there"):
+        run([[[1.0]], [None]], fill=9)
+    assert "2 cells without a value in x, filled" in run([[1.0, None], [None, 2.0]], fill=9).notes
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        assert g.features["x"][:].tolist() == [[1, 9], [9, 2]]
+
+
+def test_an_id_that_is_twice_names_both_rows(tmp_path: Path) -> None:
+    edges = EdgeTable(write_csv(tmp_path / "e.csv", {"s": ["a"], "t": ["b"]}), "s", "t")
+    write_csv(tmp_path / "n-0.csv", {"id": ["a", "b"]})
+    write_csv(tmp_path / "n-1.csv", {"id": ["c", "b"]})
+    with pytest.raises(ValueError, match=r"n-1\.csv, row 3: id 'b' is that of .*n-0\.csv, row 3, too"):
+        made(tmp_path, nodes=NodeTable(tmp_path / "n-*.csv", "id"), edges=edges)
+
+
 NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8) | st.sampled_from(PAPERS)
 
 
@@ -263,7 +342,7 @@ def test_wrong_cells_are_named(tmp_path: Path) -> None:
             made(tmp_path, nodes=NodeTable(tmp_path / "n.parquet", "id", **options), edges=good)
         assert nothing_left(tmp_path)
 
-    refused({"id": ["a", "b", "a"]}, ValueError, r"n\.parquet, row 3: id 'a' is that of row 1 of the table, too")
+    refused({"id": ["a", "b", "a"]}, ValueError, r"n\.parquet, row 3: id 'a' is that of row 1, too")
     refused({"id": ["a", None, "c"]}, ValueError, r"n\.parquet, row 2: column 'id' has no value")
     refused({"id": [1.5, 2.5, 3.5]}, TypeError, "ids are text or integers, and column 'id' has double")
     refused({"id": [1, 2, 3]}, TypeError, r"text in column 's' of .*e\.csv, and integers in column 'id' of .*n\.parquet")

@@ -96,3 +96,27 @@ def test_archives_that_are_no_graph(tmp_path: Path) -> None:
 def test_matrices_that_are_no_graph(tmp_path: Path) -> None:
     refused(ValueError, r"square, not \(2, 3\)", tmp_path / "g", lambda: scipy(sparse.csr_array((2, 3)), tmp_path / "g"))
     refused(TypeError, "sparse matrix of SciPy, not ndarray", tmp_path / "g", lambda: scipy(np.eye(3), tmp_path / "g"))
+
+
+def test_arrays_of_one_meaning_and_wrong_splits_are_named(tmp_path: Path) -> None:
+    edges = {"edge_index": np.array([[0, 1], [1, 2]]), "x": np.ones((3, 2), np.float32)}
+
+    def attempt(error: type[Exception], words: str, arrays: dict[str, Any]) -> None:
+        np.savez(tmp_path / "a.npz", **arrays)
+        with pytest.raises(error, match=words):
+            npz(tmp_path / "a.npz", tmp_path / "g", progress=False, memory="64MiB")
+        assert not list(tmp_path.glob("g*"))
+
+    three = np.array([1, 1, 1])
+    attempt(FormatError, "labels: there are other labels", {**edges, "y": three, "labels": three})
+    for first, second in (("val", "valid"), ("train", "train_idx"), ("test_idx", "test")):
+        attempt(FormatError, f"{second}: another array or file is ", {**edges, first: three, second: three})
+    attempt(IndexError, r"train\[1\]: 99 is not a node: ids are 0 … 2", {**edges, "train": np.array([0, 99, -7])})
+    attempt(FormatError, "train must hold ids of nodes, whole numbers", {**edges, "train": np.array([True, False, True])})
+    coo = {"row": np.array([0, 2**64 - 1], np.uint64), "col": np.array([1, 2]), "x": edges["x"]}
+    attempt(IndexError, r"row\[1\]: 18446744073709551615 is not a node", coo)
+    matrix = {"indptr": np.array([0, 1]), "indices": np.array([0]), "data": np.array([0.0]), "shape": np.array([1, 1])}
+    attempt(FormatError, "a matrix of format", {**matrix, "format": np.array([b"csr", b"a"])})
+    attempt(FormatError, "a matrix of format", {**matrix, "format": np.array(b"\xff\xfe")})
+    attempt(FormatError, "shape must hold whole numbers", {**matrix, "format": np.array(b"csr"), "shape": np.array([np.nan, 1])})
+    attempt(ValueError, r"a\.npz: indptr\[0\] is 1", {"indptr": np.array([1, 1]), "indices": np.array([0])})

@@ -478,3 +478,25 @@ def test_training_finds_splits_and_labels(tmp_path: Path, capsys: pytest.Capture
     found = run(capsys, "train", tmp_path / "g", "--epochs", "1", "--memory", "64MiB", "--fanouts", "2,2", "--hidden", "8")
     assert featstore.open(tmp_path / "g", memory="64MiB").close() is None
     assert found["epochs"]
+
+
+def test_dtypes_and_counts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    raw = tmp_path / "tiny" / "raw"
+    raw.mkdir(parents=True)
+
+    def put(**texts: str) -> None:
+        for name, text in texts.items():
+            (raw / f"{name.replace('_', '-')}.csv.gz").write_bytes(gzip.compress(text.encode()))
+
+    def attempt(error: type[Exception], words: str, **options: Any) -> None:
+        with pytest.raises(error, match=words):
+            ogb(tmp_path / "tiny", tmp_path / "g", progress=False, memory="64MiB", **options)
+        assert not list(tmp_path.glob("g*"))
+
+    put(edge="0,1\n1,2\n", num_node_list="3\n", num_edge_list="2\n", node_feat="1,2\n3,1e60\n5,6\n")
+    for dtype in ("foo", "uint64", "bool", "bfloat16", "float16"):
+        attempt(ValueError, f"feature_dtype: numbers of CSV files become one of float32.*not '{dtype}'", feature_dtype=dtype)
+        attempt(ValueError, "label_dtype: numbers", label_dtype=dtype)
+    attempt(FormatError, "line 2, column 2: 1e.60 is no float32", feature_dtype="float32")
+    put(num_edge_list="0\n", node_feat="1,2\n3,4\n5,6\n")
+    attempt(FormatError, r"edge\.csv\.gz has 2 lines; num-edge-list\.csv\.gz says that there are 0 edges")

@@ -140,3 +140,13 @@ def test_buckets_are_the_first_bits() -> None:
     hashes = np.array([0, 1 << 62, 1 << 63, (1 << 64) - 1], np.uint64)
     assert bucket_of(hashes, 0).tolist() == [0, 0, 0, 0]
     assert bucket_of(hashes, 2).tolist() == [0, 1, 2, 3]
+
+
+def test_few_names_take_little_memory(tmp_path: Path) -> None:
+    path = named_graph(tmp_path / "g", ["a", "b", "c"])
+    with featstore.open(path, memory="8MiB") as g:
+        left = g.budget.available
+        assert left < 16 << 20
+        assert g.ids().encode(["c"]).tolist() == [2]
+        assert g.ids().decode([1]) == ["b"]
+        assert left - g.budget.available < 1 << 20

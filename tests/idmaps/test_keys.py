@@ -22,8 +22,32 @@ def test_hashes_are_those_of_the_package() -> None:
     offsets = np.concatenate(([0], np.cumsum([len(name) for name in names])))
     keys = TextKeys(offsets, np.frombuffer(b"".join(names), np.uint8))
     found = keys.hashes()
-    for seed in range(2):
-        assert found[:, seed].tolist() == [xxhash.xxh3_64_intdigest(name, seed) for name in names]
+    assert found[:, 0].tolist() == [xxhash.xxh3_64_intdigest(name) for name in names]
+    prime = 2**61 - 1
+    for point in (0, 1, 123456789012345678, prime - 1):
+        hash_names(offsets, keys.data, point, found)
+        wanted = []
+        for name in names:
+            h = len(name) + 1
+            for first in range(0, len(name), 7):
+                h = (h * point + int.from_bytes(name[first : first + 7], "little")) % prime
+            wanted.append(h)
+        assert found[:, 1].tolist() == wanted
+
+
+def test_names_that_were_made_to_collide_are_told_apart() -> None:
+    # Products of xxh3's long form that are 0 for any seed below 2**32, so that the words there can change places.
+    at, words = (480, 672), (b"aaa\xc3\xa9\xde\xac\xd8\x80aaa", b"aaaa\xcd\xb4Y1aaaa")
+    one, other = bytearray(b"a" * 1280), bytearray(b"a" * 1280)
+    for first, word in zip(at, words, strict=True):
+        one[first : first + 12] = other[first : first + 12] = word
+    one[at[1]] += 1
+    other[at[0]] += 1
+    for seed in (0, 1):
+        assert xxhash.xxh3_64_intdigest(one, seed) == xxhash.xxh3_64_intdigest(other, seed)
+    hashes = TextKeys.of([one.decode(), other.decode()]).hashes()
+    assert hashes[0, 0] == hashes[1, 0]
+    assert hashes[0, 1] != hashes[1, 1]
 
 
 @given(st.lists(st.text()))
@@ -71,9 +95,11 @@ def test_wrong_arrays_are_refused() -> None:
     out = np.empty((1, 2), np.uint64)
     for offsets in ([0, 4], [2, 1], [-1, 1]):
         with pytest.raises(ValueError, match="name 0 does not lie within the 3 bytes"):
-            hash_names(np.array(offsets, np.int64), np.zeros(3, np.uint8), out)
+            hash_names(np.array(offsets, np.int64), np.zeros(3, np.uint8), 1, out)
     with pytest.raises(ValueError, match="one offset more"):
-        hash_names(np.zeros(3, np.int64), np.zeros(3, np.uint8), out)
+        hash_names(np.zeros(3, np.int64), np.zeros(3, np.uint8), 1, out)
+    with pytest.raises(ValueError, match="the point must be below"):
+        hash_names(np.array([0, 1]), np.zeros(3, np.uint8), 2**61 - 1, out)
     data = np.zeros(3, np.uint8)
     for begin, length, message in (
         (2, 2, "name 0 does not lie"),

@@ -72,7 +72,7 @@ class Archive:
         with self._open() as opened, naming_damage(self.path, name), opened.open(info) as file:
             try:
                 found: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-            except ValueError as error:
+            except (ValueError, OverflowError, MemoryError) as error:
                 raise FormatError(f"{self.path}: {name}: {error}", self.path) from None
         return found
 
@@ -165,13 +165,18 @@ class MemberSource(Source):
 
     def _unpacked(self, max_bytes: int) -> Iterator[UInt8s]:
         """Yield rows that are stored column after column: from a temporary copy, which can be read in any order."""
-        with tempfile.TemporaryDirectory(prefix="featstore-") as folder:
-            path = os.path.join(folder, "array.npy")
+        with tempfile.TemporaryFile() as out:  # without a name, so that a killed process leaves nothing
             with self._archive._open() as opened, naming_damage(self._archive.path, self._member):
-                with opened.open(self._info) as file, open(path, "wb") as out:
+                with opened.open(self._info) as file:
                     while piece := file.read(_COPY_BYTES):
                         out.write(piece)
-            yield from NpySource(self.name, path, wider=True).blocks(max_bytes)
+            out.flush()
+            if not self.n_rows or not self.row_bytes:
+                return
+            rows = np.memmap(out, self._native, "r", self._start, self.shape, "F")
+            step = self._step(max_bytes)
+            for first in range(0, self.n_rows, step):
+                yield array_bytes(np.ascontiguousarray(rows[first : first + step]))
 
     def columns(self, max_bytes: int) -> Iterator[npt.NDArray[Any]]:
         """Yield an array ``[2, n]`` in blocks of columns, ``[2, k]``."""

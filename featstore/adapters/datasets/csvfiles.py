@@ -6,8 +6,10 @@ one thread, which knows the line.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
+import importlib
 import os
 import re
 import zlib
@@ -23,7 +25,7 @@ from featstore.creation.source import Source, array_bytes, numpy_dtype
 from featstore.errors import CorruptionError, FormatError, MissingExtraError
 from featstore.storage.calls import close_quietly, open_regular
 
-__all__ = ["CsvSource", "count_lines", "read_ints", "read_records"]
+__all__ = ["CsvSource", "count_lines", "load_pandas", "read_ints", "read_records"]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -41,7 +43,14 @@ def _arrow(path: str) -> tuple[Any, Any]:
         import pyarrow.csv
     except ImportError as error:
         raise MissingExtraError(f"{path}: reading CSV needs pyarrow ({error}): pip install 'featstore[import]'") from None
+    load_pandas()
     return pyarrow, pyarrow.csv
+
+
+def load_pandas() -> None:
+    """Import pandas, where it is there: pyarrow does so with its first array, and swallows a Ctrl-C within that import."""
+    with contextlib.suppress(Exception):  # a broken one, too: pyarrow goes on without it
+        importlib.import_module("pandas")
 
 
 class CsvSource(Source):
@@ -93,6 +102,8 @@ def count_lines(path: str | os.PathLike[str]) -> int:
     """Count the lines of a file, by reading it; the last one may lack its end."""
     where = user_path(path)
     n, last = 0, b"\n"
+    fd, _ = open_regular(where)
+    close_quietly(fd)
     try:
         with gzip.open(where, "rb") if where.endswith(".gz") else open(where, "rb") as file:
             while piece := file.read(_BLOCK_BYTES):
@@ -156,9 +167,19 @@ def _arrays(path: str, width: int, dtype: str, is_guess: bool) -> Iterator[npt.N
                 empty = np.asarray(column.is_null().to_numpy(zero_copy_only=False))
                 text = f"{path}, line {done + int(empty.argmax()) + 1}: there is no value in column {number + 1}"
                 raise FormatError(text + _ADVICE * is_guess, path)
-            rows[:, number] = column.to_numpy(zero_copy_only=False)
+            values = column.to_numpy(zero_copy_only=False)
+            with np.errstate(over="ignore"):
+                rows[:, number] = values
+            if dtype.startswith("float") and (bad := np.isinf(rows[:, number]) & ~np.isinf(values)).any():
+                line = done + int(bad.argmax()) + 1
+                raise FormatError(f"{path}, line {line}, column {number + 1}: {values[bad][0]} is no {dtype}", path)
         done += len(rows)
         yield rows
+
+
+def _parsed_as(arrow: Any, dtype: str | None) -> Any:
+    """Get the type to which values are parsed: floats to float64, so that one beyond float32 is seen."""
+    return arrow.float64() if str(dtype).startswith("float") else getattr(arrow, str(dtype))()
 
 
 def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool = True, is_guess: bool = False) -> Iterator[Any]:
@@ -169,7 +190,7 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
     if not n_bytes:
         raise FormatError(f"{path}: the file is empty", path)
     names = None if width is None else [str(number) for number in range(width)]
-    types = None if names is None else dict.fromkeys(names, arrow.int64() if dtype == "int64" else getattr(arrow, str(dtype))())
+    types = None if names is None else dict.fromkeys(names, _parsed_as(arrow, dtype))
     try:
         with arrow.input_stream(path, compression="gzip" if path.endswith(".gz") else None) as stream:
             with reading.open_csv(

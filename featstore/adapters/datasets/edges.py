@@ -83,8 +83,13 @@ class EdgeList:
     @classmethod
     def of_lists(cls, name: str, indptr: Source, indices: Source, n_columns: int, *, from_rows: bool) -> EdgeList:
         """Make the edges of compressed rows, one list of columns a row; ``from_rows``: the rows are the sources."""
-        lists = CscInput(indptr, indices, n_columns)
-        lists.check_offsets()
+        try:
+            lists = CscInput(indptr, indices, n_columns)
+            lists.check_offsets()
+        except ValueError as error:
+            if type(error) is not ValueError:
+                raise
+            raise ValueError(f"{name}: {error}") from None
 
         def blocks(k: int) -> Iterator[npt.NDArray[Any]]:
             for columns, rows in lists.pairs(k, 16 * k):
@@ -104,7 +109,14 @@ class EdgeList:
 
         def blocks(k: int) -> Iterator[npt.NDArray[Any]]:
             pieces = (each.values(k * each.row_bytes) for each in (sources, destinations))
+            done = 0
             for pair in zip(*pieces, strict=True):
+                for source, each in zip((sources, destinations), pair, strict=True):
+                    if each.dtype.kind == "u" and len(each) and int(each.max()) >= n:  # before int64, which would change it
+                        at = int((each >= n).argmax())
+                        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
+                        raise IndexError(f"{source.name}[{done + at}]: {int(each[at])} is not a node: {nodes}")
+                done += len(pair[0])
                 yield np.stack([each.astype(np.int64) for each in pair])
 
         return cls(name, sources.n_rows, blocks, n, n, lambda row, edge: f"{(sources, destinations)[row].name}[{edge}]")

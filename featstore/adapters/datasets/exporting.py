@@ -22,7 +22,9 @@ from featstore.errors import BudgetError, MissingExtraError
 from featstore.graph.adjacency import write_edges
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.progress import Progress
-from featstore.storage.calls import close_fd, fsync_fd, pwrite_all
+from featstore.storage.builddir import sweep_builds
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_all
+from featstore.storage.lock import lock_directory
 from featstore.storage.writer import fsync_directory
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.types import EdgeKey, EdgeType, edge_name
@@ -103,7 +105,9 @@ def export(
     stores = [("features", g.features), *([("edge_features", g.edge_features)] if edges else [])]
     total = sum(each.nbytes for _, of in stores for each in of.values()) + 16 * g.num_edges * edges
     build = f"{target}.tmp-{uuid.uuid4().hex}"
+    sweep_builds(target)  # what killed exports left
     os.mkdir(build)
+    lock = lock_directory(build)
     try:
         with Progress("export", total, progress) as bar:
             files: list[str] = []
@@ -143,6 +147,9 @@ def export(
     except BaseException:
         shutil.rmtree(build, ignore_errors=True)
         raise
+    finally:
+        if lock is not None:
+            close_quietly(lock)
     return files
 
 

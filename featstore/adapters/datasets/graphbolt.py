@@ -20,7 +20,7 @@ from featstore.adapters.datasets.edges import EdgeList
 from featstore.adapters.datasets.folders import PICKLED, add_reverse
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
-from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, write
+from featstore.adapters.datasets.writing import CheckedIds, FoundEdges, FoundNodes, check_ids, check_room, write
 from featstore.config import user_path
 from featstore.creation.source import Source as Rows
 from featstore.creation.source import numpy_dtype
@@ -82,6 +82,7 @@ def graphbolt(
     begin = time.perf_counter()
     meta = _Metadata(folder)
     nodes, edges = meta.nodes(), {}
+    check_room(meta.path, sum(each.n for each in nodes.values()), path)
     for key, each in meta.edges(nodes).items():
         edges[key] = FoundEdges(each)
     notes = meta.add_features(nodes, edges)
@@ -110,11 +111,27 @@ class _Metadata:
             read = yaml.safe_load(text_bytes)
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
             raise self.error(f"not YAML: {' '.join(str(error).split())}") from None
+        self._refuse_repeats(read)
         self._all = self._mapping(read, "the file")
         self._graph = self._mapping(self._all.get("graph"), "graph")
 
     def error(self, text: str) -> FormatError:
         return FormatError(f"{self.path}: {text}", self.path)
+
+    def _refuse_repeats(self, read: Any) -> None:
+        """Raise FormatError if aliases stand for so much that writing it in a message would not end."""
+        left, size = [read], 0
+        while left:
+            value = left.pop()
+            size += 1 + (len(value) if isinstance(value, (str, bytes, list, dict, tuple, set)) else 0)
+            if isinstance(value, int) and value.bit_length() > 256:
+                raise self.error("a number has more than 256 bits")
+            if size > _MOST_BYTES:
+                raise self.error(f"more than {_MOST_BYTES} characters and entries, with those that aliases (*name) repeat")
+            if isinstance(value, dict):
+                left += [*value, *value.values()]
+            elif isinstance(value, (list, tuple, set)):
+                left += value
 
     def _mapping(self, value: Any, what: str) -> Mapping[str, Any]:
         if not isinstance(value, dict):
@@ -133,7 +150,7 @@ class _Metadata:
         for each in self._entries(self._graph, "nodes"):
             kind, n = each.get("type"), each.get("num")
             if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-                raise self.error(f"graph: nodes: num must be a number of nodes, not {n!r}")
+                raise self.error(f"graph: nodes: num must be a number of nodes, not {n!r:.80}")
             name = ONE_NODE if kind is None else str(kind)
             if name in found:
                 raise self.error(f"graph: nodes: type {name!r} is there twice")
@@ -150,6 +167,8 @@ class _Metadata:
         for each in self._entries(self._graph, "edges"):
             key = self._edge_key(each.get("type"), nodes)
             n_sources, n_destinations = nodes[key[0]].n, nodes[key[2]].n
+            if key in found:
+                raise self.error(f"graph: edges: type {':'.join(key)!r} is there twice")
             path = self._file(each, "graph: edges")
             if each.get("format") == "csv":
                 source: Rows = CsvSource(path, count_lines(path), "int64", 2)
@@ -173,7 +192,7 @@ class _Metadata:
 
     def _file(self, entry: Mapping[str, Any], what: str) -> str:
         path, form = entry.get("path"), entry.get("format")
-        if not isinstance(path, str):
+        if not isinstance(path, str) or "\0" in path:
             raise self.error(f"{what}: path must be a file, not {path!r}")
         where = os.path.join(self.folder, path)
         if form == "torch":
@@ -204,16 +223,22 @@ class _Metadata:
             if domain == "node":
                 of = self._node_type(kind, nodes)
                 check_rows(source, nodes[of].n)
+                self._refuse_second(name, nodes[of].features)
                 nodes[of].features[name] = source
             elif domain == "edge":
                 key = self._edge_key(kind, nodes)
                 if key not in edges:
                     raise self.error(f"feature_data: {name}: there are no edges {kind!r}")
                 check_rows(source, edges[key].edges.n_edges)
+                self._refuse_second(name, edges[key].features)
                 edges[key].features[name] = source
             else:
                 raise self.error(f"feature_data: {name}: domain {domain!r} is none of node, edge and graph")
         return notes
+
+    def _refuse_second(self, name: str, features: Mapping[str, Any]) -> None:
+        if name in features:
+            raise self.error(f"feature_data: {name} is there twice for one type")
 
     def _node_type(self, kind: Any, nodes: Mapping[str, FoundNodes]) -> str:
         name = ONE_NODE if kind is None else str(kind)
@@ -249,50 +274,28 @@ class _Metadata:
                     raise FormatError(f"{seeds.name} must hold whole numbers, not {seeds.dtype}")
                 if idx in nodes[of].data:
                     raise self.error(f"{set_name}: type {kind!r} is there twice")
-                nodes[of].data[idx] = _Checked(seeds, nodes[of].n)
+                nodes[of].data[idx] = CheckedIds(seeds, nodes[of].n)
                 if "labels" in arrays:
                     given = open_array(f"{set_name}: labels", self._file(arrays["labels"], set_name), seeds.n_rows)
-                    labels.setdefault(of, _NodeLabels(os.path.join(spare, f"{len(labels)}"), given, nodes[of].n))
+                    labels.setdefault(of, _NodeLabels(spare, given, nodes[of].n))
                     labels[of].put(seeds, given)
         for of, each_labels in labels.items():
             nodes[of].add_labels(each_labels)
         return notes
 
 
-class _Checked(Rows):
-    """Seeds whose ids are checked while they are read; IndexError names the array and the position."""
-
-    def __init__(self, seeds: Rows, n: int) -> None:
-        super().__init__(seeds.name, seeds.dtype, seeds.shape)
-        self._seeds, self._n = seeds, n
-
-    def blocks(self, max_bytes: int) -> Iterator[npt.NDArray[np.uint8]]:
-        done = 0
-        for block in self._seeds.blocks(max_bytes):
-            ids = block.view(numpy_dtype(self.dtype)).reshape(-1)
-            _check_ids(self.name, ids, self._n, done)
-            done += len(ids)
-            yield block
-
-
-def _check_ids(name: str, ids: npt.NDArray[Any], n: int, first: int) -> None:
-    bad = (ids < 0) | (ids >= n)
-    if bad.any():
-        at = int(bad.argmax())
-        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
-        raise IndexError(f"{name}[{first + at}]: {int(ids[at])} is not a node: {nodes}")
-
-
 class _NodeLabels(Rows):
     """A row of labels for each node, from the labels of seeds; in a temporary file, which has no label at first."""
 
-    def __init__(self, path: str, like: Rows, n: int) -> None:
+    def __init__(self, folder: str, like: Rows, n: int) -> None:
         super().__init__(like.name, like.dtype, (n, *like.shape[1:]))
         if like.dtype in ("uint8", "bool"):
             raise FormatError(f"{like.name}: labels of {like.dtype} have no value that stands for none; convert them to int64")
         kind = numpy_dtype(like.dtype)
-        self._rows = np.memmap(path, kind, "w+", shape=(max(1, n), *like.shape[1:]))
-        self._path = path
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # Space is allocated first: a write to mapped memory that the drive has no room for would kill the process.
+            os.posix_fallocate(file.fileno(), 0, max(1, n * self.row_bytes, self.row_bytes))
+            self._rows = np.memmap(file, kind, "r+", shape=(max(1, n), *like.shape[1:]))
         step = max(1, (1 << 20) // self.row_bytes)
         for first in range(0, n, step):
             self._rows[first : first + step] = np.nan if kind.kind == "f" else -1
@@ -305,7 +308,7 @@ class _NodeLabels(Rows):
             )
         k, done = 1 << 16, 0
         for ids, rows in zip(seeds.values(k * seeds.row_bytes), labels.values(k * labels.row_bytes), strict=True):
-            _check_ids(seeds.name, ids, self.n_rows, done)
+            check_ids(seeds.name, ids, self.n_rows, done)
             self._rows[ids] = rows
             done += len(ids)
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from featstore.adapters.datasets.arrays import Archive
+from featstore.adapters.datasets.arrays import Archive, small_ints
 from featstore.adapters.datasets.edges import EdgeList
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
-from featstore.adapters.datasets.writing import SPLITS, FoundEdges, FoundNodes, write
+from featstore.adapters.datasets.writing import SPLITS, CheckedIds, FoundEdges, FoundNodes, write
 from featstore.creation import source as inputs
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE
@@ -92,7 +92,12 @@ def npz(
         elif name in _LABELS:
             nodes.add_labels(source)
         else:
-            nodes.data[SPLITS.get(name, name)] = source
+            if SPLITS.get(name, name) in SPLITS.values():
+                nodes.add_split(name, CheckedIds(source, n), source.name)
+            elif name in nodes.data:
+                raise FormatError(f"{source.name}: another array is {name!r}, too; remove one of both")
+            else:
+                nodes.data[name] = source
     edges = FoundEdges(_edges(archive, form, n))
     if weights:
         edges.features["weight"] = archive.rows("data")
@@ -103,7 +108,7 @@ def _num_nodes(archive: Archive, others: dict[str, Any], wanted: list[str], give
     if given is not None:
         return given
     if "format" in archive and "shape" in archive:
-        shape = [int(each) for each in archive.small("shape").reshape(-1)]
+        shape = small_ints(archive, "shape")
         if len(shape) != 2 or shape[0] != shape[1]:
             raise FormatError(f"{archive.path}: a graph's matrix is square, not {shape}", archive.path)
         return shape[0]
@@ -123,8 +128,9 @@ def _edges(archive: Archive, form: tuple[str, ...], n: int) -> EdgeList:
         return EdgeList.of(first, n, n, pairs=False)
     if form == ("row", "col"):
         return EdgeList.of_columns(archive.path, first, second, n)
-    kind = archive.small("format").item() if "format" in archive else b"csr"
-    kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+    given = archive.small("format").reshape(-1).tolist() if "format" in archive else ["csr"]
+    kind = given[0] if len(given) == 1 else given
+    kind = kind.decode("utf-8", "backslashreplace") if isinstance(kind, bytes) else str(kind)
     if kind not in ("csr", "csc"):
         raise FormatError(f"{archive.path}: a matrix of format {kind!r}; convert it with .tocsr()", archive.path)
     if first.n_rows != n + 1:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from featstore.adapters.datasets.arrays import Archive, check_rows, small_ints
-from featstore.adapters.datasets.csvfiles import CsvSource, read_ints, read_records
+from featstore.adapters.datasets.csvfiles import CsvSource, count_lines, read_ints, read_records
 from featstore.adapters.datasets.edges import EdgeList
 from featstore.adapters.datasets.folders import (
     add_reverse,
@@ -28,6 +28,7 @@ __all__ = ["ogb"]
 
 # Data sets to whose edges OGB's own loader adds the inverse ones, by the names of their folders (its table is not in the folder).
 _INVERTED = ("ogbn_products", "products", "ogbn_proteins", "proteins")
+_CSV_DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64")
 _COUNTS = ("edge_index", "num_nodes_list", "num_edges_list")
 
 
@@ -89,6 +90,9 @@ def ogb(
     if add_inverse_edge is None:
         add_inverse_edge = os.path.basename(os.path.normpath(root)) in _INVERTED
     dtypes = (feature_dtype, label_dtype)
+    for name, dtype in (("feature_dtype", feature_dtype), ("label_dtype", label_dtype)):
+        if dtype not in (None, *_CSV_DTYPES):
+            raise ValueError(f"{name}: numbers of CSV files become one of {', '.join(_CSV_DTYPES)}, not {dtype!r}")
     if file_in(raw, "data.npz"):
         nodes, edges = _binary(raw)
     elif file_in(raw, "edge.csv.gz"):
@@ -154,6 +158,8 @@ def _csv(raw: str, dtypes: tuple[str | None, str | None]) -> tuple[dict[str, Fou
 def _csv_edges(folder: str, n_sources: int, n_destinations: int, dtype: str | None) -> FoundEdges:
     n_edges = _count_in(folder, "num-edge-list.csv.gz")
     path = os.path.join(folder, "edge.csv.gz")
+    if not n_edges and os.path.lexists(path) and (n_lines := count_lines(path)):
+        raise FormatError(f"{path} has {n_lines} lines; num-edge-list.csv.gz says that there are 0 edges", path)
     found = FoundEdges(
         EdgeList.of(CsvSource(path, n_edges, "int64", 2), n_sources, n_destinations, pairs=True)
         if n_edges

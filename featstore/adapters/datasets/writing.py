@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +18,25 @@ from featstore.adapters.datasets.edges import EdgeList, RepeatedRows
 from featstore.adapters.datasets.report import Report
 from featstore.config import user_path
 from featstore.creation.build import from_edge_index
-from featstore.creation.source import ArrayLike, Source, open_source, torch_dtype
+from featstore.creation.source import ArrayLike, Source, numpy_dtype, open_source, torch_dtype
 from featstore.creation.typed import Edges, Nodes, create_typed
 from featstore.errors import FormatError
 from featstore.storage.catalog import current_catalog
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
 
-__all__ = ["SPLITS", "FoundEdges", "FoundNodes", "Labels", "PaddedLabels", "Positions", "split_ids", "write"]
+__all__ = [
+    "SPLITS",
+    "CheckedIds",
+    "FoundEdges",
+    "FoundNodes",
+    "Labels",
+    "PaddedLabels",
+    "Positions",
+    "check_ids",
+    "check_room",
+    "split_ids",
+    "write",
+]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -42,13 +55,18 @@ class FoundNodes:
     def add_labels(self, source: Source, name: str = "y") -> None:
         """Add labels, one row a node; FormatError if there are others."""
         check_rows(source, self.n)
+        if name in self.data:
+            raise FormatError(f"{source.name}: there are other labels, which become {name!r}, too; remove one of both")
         self.data[name] = Labels(source)
 
     def add_split(self, split: str, ids: npt.NDArray[Any] | Source, name: str) -> None:
         """Add the nodes of a split, which another file names; IndexError if one of them is no node."""
         if not isinstance(ids, Source):
             ids = split_ids(ids, self.n, name)
-        self.data[SPLITS.get(split, split)] = ids
+        of = SPLITS.get(split, split)
+        if of in self.data:
+            raise FormatError(f"{name}: another array or file is {of!r}, too; remove one of both")
+        self.data[of] = ids
 
 
 @dataclass
@@ -76,11 +94,56 @@ class Labels(Source):
             yield block
 
 
+class CheckedIds(Source):
+    """Ids of nodes that are checked while they are read: IndexError names the array and the position.
+
+    FormatError for an array of something else.
+    """
+
+    def __init__(self, ids: Source, n: int) -> None:
+        if "int" not in ids.dtype or len(ids.shape) != 1:
+            raise FormatError(f"{ids.name} must hold ids of nodes, whole numbers [k], not {ids.dtype} {list(ids.shape)}")
+        super().__init__(ids.name, ids.dtype, ids.shape)
+        self._ids, self._n = ids, n
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        done = 0
+        for block in self._ids.blocks(max_bytes):
+            ids = block.view(numpy_dtype(self.dtype)).reshape(-1)
+            check_ids(self.name, ids, self._n, done)
+            done += len(ids)
+            yield block
+
+
+def check_ids(name: str, ids: npt.NDArray[Any], n: int, first: int) -> None:
+    """Raise IndexError for the first id that is no node; ``first`` is the position of ``ids[0]``."""
+    bad = (ids < 0) | (ids >= n)
+    if bad.any():
+        at = int(bad.argmax())
+        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
+        raise IndexError(f"{name}[{first + at}]: {int(ids[at])} is not a node: {nodes}")
+
+
+def check_room(name: str, n: int, path: str | os.PathLike[str]) -> None:
+    """Raise FormatError, which begins with ``name``, if the drive of a new dataset has no room for the offsets of ``n`` nodes."""
+    parent = os.path.dirname(os.path.abspath(user_path(path)))
+    free = shutil.disk_usage(parent).free if os.path.isdir(parent) else 1 << 63
+    if 8 * n > free:
+        raise FormatError(
+            f"{name}: {n} nodes are said to be there, whose offsets alone take {8 * n} bytes, and {free} are free in {parent}"
+        )
+
+
 class PaddedLabels(Source):
     """Labels of the first nodes, and none of the others: NaN, or -1 among whole numbers."""
 
     def __init__(self, source: Source, n: int) -> None:
         super().__init__(source.name, source.dtype, (n, *source.shape[1:]))
+        if source.dtype in ("uint8", "bool") and source.n_rows < n:
+            raise FormatError(
+                f"{source.name}: {source.n_rows} labels of {n} nodes, and {source.dtype} has no value that stands for none; "
+                "convert them to int64"
+            )
         self._source = source
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
@@ -157,6 +220,7 @@ def write(
     """
     begin = time.perf_counter() if begin is None else begin
     notes = list(notes or [])
+    check_room(os.fspath(folder), sum(each.n for each in nodes.values()), path)
     if set(nodes) == {ONE_NODE}:
         _write_one(path, nodes[ONE_NODE], edges[ONE_EDGE], options)
         if reverse:

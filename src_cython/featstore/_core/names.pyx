@@ -4,21 +4,36 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from featstore._core.bits cimport fs_fetch
-from featstore._core.xxh3 cimport FS_XXH_SHORT, fs_secret, fs_secret_init, fs_xxh3_best, fs_xxh3_fn, fs_xxh3_short
+from featstore._core.xxh3 cimport (
+    FS_POLY_PRIME,
+    FS_XXH_SHORT,
+    fs_poly61,
+    fs_secret,
+    fs_secret_init,
+    fs_xxh3_best,
+    fs_xxh3_fn,
+    fs_xxh3_short,
+)
 
 cdef enum:
     SLOTS_AHEAD = 32  # keys whose slots are fetched ahead, and of half of them what the slots lead to
     KEYS_AHEAD = 16
 
 
-def hash_names(const int64_t[::1] offsets not None, const uint8_t[::1] data not None, uint64_t[:, ::1] out not None):
-    """Write the xxh3_64 of name ``i``, ``data[offsets[i]:offsets[i + 1]]``, with the seeds 0 and 1 to ``out[i]``."""
+def hash_names(const int64_t[::1] offsets not None, const uint8_t[::1] data not None, uint64_t point,
+               uint64_t[:, ::1] out not None):
+    """Write two hashes of name ``i``, ``data[offsets[i]:offsets[i + 1]]``, to ``out[i]``.
+
+    The first is its xxh3_64. The second is the value at ``point``, below 2**61 - 1, of the polynomial modulo 2**61 - 1 whose
+    coefficients are the name's length plus 1 and its bytes, 7 by 7: two names of L bytes agree at L / 7 + 1 points at most.
+    """
     cdef int64_t i, n = out.shape[0], begin, length, n_bytes = data.shape[0], bad = -1
-    cdef fs_secret secrets[2]
+    cdef fs_secret secret
     cdef fs_xxh3_fn fn = fs_xxh3_best()
-    cdef uint64_t seed
     if offsets.shape[0] != n + 1 or out.shape[1] != 2:
         raise ValueError("there is one offset more than there are names, and out has two hashes a name")
+    if point >= FS_POLY_PRIME:
+        raise ValueError(f"the point must be below {FS_POLY_PRIME}")
     if n == 0:
         return
     cdef const uint8_t *base = &data[0] if n_bytes else NULL
@@ -26,19 +41,18 @@ def hash_names(const int64_t[::1] offsets not None, const uint8_t[::1] data not 
     if base == NULL:
         base = &nothing  # all names are empty
     with nogil:
-        for seed in range(2):
-            fs_secret_init(&secrets[seed], seed)
+        fs_secret_init(&secret, 0)
         for i in range(n):
             begin = offsets[i]
             length = offsets[i + 1] - begin
             if begin < 0 or length < 0 or begin + length > n_bytes:
                 bad = i
                 break
-            for seed in range(2):
-                if length <= FS_XXH_SHORT:
-                    out[i, seed] = fs_xxh3_short(base + begin, <size_t>length, seed)
-                else:
-                    out[i, seed] = fn(base + begin, <size_t>length, &secrets[seed])
+            if length <= FS_XXH_SHORT:
+                out[i, 0] = fs_xxh3_short(base + begin, <size_t>length, 0)
+            else:
+                out[i, 0] = fn(base + begin, <size_t>length, &secret)
+            out[i, 1] = fs_poly61(base + begin, <size_t>length, point)
     if bad >= 0:
         raise ValueError(f"name {bad} does not lie within the {n_bytes} bytes of names")
 

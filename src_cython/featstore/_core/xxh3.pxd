@@ -10,5 +10,7 @@ cdef extern from "kernels/xxh3.h" nogil:
     fs_xxh3_fn fs_xxh3_variant(int level)
     fs_xxh3_fn fs_xxh3_best()
     uint64_t fs_xxh3_short(const uint8_t *data, size_t len, uint64_t seed)
+    uint64_t fs_poly61(const uint8_t *data, size_t len, uint64_t point)
+    const uint64_t FS_POLY_PRIME
     enum:
         FS_XXH_SHORT

@@ -104,7 +104,8 @@ def import_tables(
     **Cost.** Each file is read once. A name takes 24 to 48 bytes of memory while it is numbered; where names would take more than
     half of ``memory``, ids are numbered through files, and the columns of ids are read twice more. Edges take 8 bytes, or 16, of
     temporary files beside the dataset, and then what :meth:`featstore.OutOfCoreGraph.from_edge_index` needs. pyarrow parses, in
-    threads of its own.
+    threads of its own, in memory of its own beside ``memory``: some blocks, and of Arrow IPC a whole record batch, so write such
+    files with batches of some MiB.
 
     Examples
     --------

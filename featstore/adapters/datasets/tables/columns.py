@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featstore.adapters.datasets.csvfiles import load_pandas
 from featstore.adapters.datasets.tables.files import Block, TableFile
 from featstore.creation.source import dtype_name
 from featstore.idmaps.keys import IntKeys, Keys, TextKeys
@@ -27,9 +28,10 @@ class Column:
     columns : str or sequence of str
         A column of numbers or of lists of one length, or several columns of numbers, which become one row.
     dtype : str, optional
-        Such as ``"float32"``: values are converted, and one that does not fit is an error. By default what the columns have.
+        Such as ``"float32"``: values are converted, and one that does not fit is an error. Among floats values are rounded, and
+        one that would become infinite is an error. By default what the columns have.
     fill : number, optional
-        Value of cells without one. By default such a cell is an error.
+        Value of cells without one, and of numbers in lists without one. By default such a cell is an error.
     """
 
     columns: str | Sequence[str]
@@ -55,6 +57,7 @@ class Field:
 
 def id_kind(file: TableFile, column: str, text: bool | None) -> str:
     """Decide what a column of ids holds: ``"text"`` or ``"int64"``; TypeError for other types of Parquet and Arrow."""
+    load_pandas()
     kind = file.schema.field(column).type
     if file.format == "csv":
         return "text" if text or (text is None and not pa.types.is_integer(kind)) else "int64"
@@ -78,16 +81,23 @@ def _refuse_nulls(block: Block, name: str, column: pa.Array) -> None:
 
 
 def names_of(block: Block, name: str, kind: str) -> Keys:
-    """Read names of nodes from a column; ValueError, which names the row, for a cell without a value."""
+    """Read names of nodes from a column; ValueError, which names the row, for a cell that is none."""
     column = block.column(name)
     _refuse_nulls(block, name, column)
     if kind == "int64":
-        if not pa.types.is_integer(column.type):
-            column = column.cast(column.type.value_type) if isinstance(column.type, pa.DictionaryType) else column
+        if _is_text(column.type):  # of CSV, where 0x0a would be read as 10
+            if (bad := np.flatnonzero(pc.match_substring_regex(column, "^ *-?0[xX]").to_numpy(zero_copy_only=False))).size:
+                row = int(bad[0])
+                raise ValueError(
+                    f"{block.where(row)}: id {column[row].as_py()!r} in column {name!r} is a hexadecimal number, "
+                    "and ids there are decimal ones; text=True reads ids as text"
+                )
+            column = pc.utf8_trim_whitespace(column)
         try:
             values = column.cast(pa.int64())
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{block.where(0)}, or shortly behind: an id is no int64: {error}") from None
+            hint = "; text=True reads ids as text" if _is_text(column.type) else ""
+            raise ValueError(f"{block.where(0)}, or shortly behind: an id is no int64: {error}{hint}") from None
         return IntKeys(values.to_numpy(zero_copy_only=False))
     text = column if pa.types.is_large_string(column.type) else column.cast(pa.large_string())
     return _text_keys(text)
@@ -112,19 +122,22 @@ def _numbers(column: pa.Array, width: tuple[int, ...] = ()) -> tuple[pa.Array, t
     """Take the numbers out of lists of one length; return them, and the shape of a row. ValueError if lengths differ."""
     if isinstance(column, pa.ExtensionArray):
         return _numbers(column.storage, width)
+    if pa.types.is_nested(column.type) and column.null_count:
+        at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise _LengthError(at // max(1, int(np.prod(width))), None, None)
     if pa.types.is_fixed_size_list(column.type):
         return _numbers(column.flatten(), (*width, column.type.list_size))
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         size = int(lengths[0]) if len(lengths) else 0
         if (bad := np.flatnonzero(lengths != size)).size:
-            raise _LengthError(int(bad[0]), int(lengths[bad[0]]), size)
+            raise _LengthError(int(bad[0]) // max(1, int(np.prod(width))), int(lengths[bad[0]]), size)
         return _numbers(column.flatten(), (*width, size))
     return column, width
 
 
 class _LengthError(Exception):
-    """Row, its length, and that of the first row."""
+    """Row, its length, and that of the first row; None: there is no list."""
 
 
 def _plain(kind: pa.DataType) -> np.dtype[Any] | None:
@@ -140,6 +153,10 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
     columns = (wanted.columns,) if isinstance(wanted.columns, str) else tuple(wanted.columns)
     if not columns:
         raise ValueError(f"field {name!r} has no columns")
+    try:
+        np.dtype(wanted.dtype)
+    except TypeError:
+        raise TypeError(f"field {name!r}: {wanted.dtype!r} is no dtype of numbers, such as 'float32'") from None
     file.check(columns)
     kinds, shape = [], None
     for column in columns:
@@ -155,11 +172,28 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
         shape = width
     dtype = np.result_type(*kinds) if wanted.dtype is None else np.dtype(wanted.dtype)
     dtype_name(dtype, of=f"field {name!r}")
+    _check_fill(name, wanted.fill, dtype)
     assert shape is not None
     is_row = not isinstance(wanted.columns, str) and not shape
-    is_parsed = dtype.kind in "biuf" and dtype.itemsize > (2 if dtype.kind == "f" else 0)
-    csv_type = pa.from_numpy_dtype(dtype) if is_parsed and (wanted.dtype is not None or dtype.kind == "f") else None
+    # Floats are parsed as float64, so that one beyond the dtype is seen.
+    csv_type = pa.float64() if dtype.kind == "f" else None if wanted.dtype is None else pa.from_numpy_dtype(dtype)
     return Field(name, columns, dtype.newbyteorder("<"), (len(columns),) if is_row else shape, wanted.fill, csv_type)
+
+
+def _check_fill(name: str, fill: Any, dtype: np.dtype[Any]) -> None:
+    """Raise TypeError for a fill that is no number, ValueError for one that the dtype does not hold."""
+    if fill is None:
+        return
+    if not isinstance(fill, (int, float, np.number, np.bool_)):
+        raise TypeError(f"field {name!r}: fill must be a number, not {type(fill).__name__}")
+    with np.errstate(all="ignore"):
+        try:
+            held = np.array(fill).astype(dtype)
+            fits = bool(np.isfinite(held) or not np.isfinite(fill)) if dtype.kind == "f" else bool(held == fill)
+        except (OverflowError, TypeError, ValueError):
+            fits = False
+    if not fits:
+        raise ValueError(f"field {name!r}: fill={fill!r} is no {dtype.name}")
 
 
 def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...]]:
@@ -174,6 +208,7 @@ def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...
             first = next(file.blocks({column: None}), None)
             if first is None:
                 raise ValueError(f"{file.path}: column {column!r} has lists, and no row tells their length")
+            _refuse_nulls(first, column, first.column(column))
             try:
                 numbers, shape = _numbers(first.column(column))
             except _LengthError as error:
@@ -185,18 +220,25 @@ def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...
 
 def _lengths_differ(block: Block, column: str, error: _LengthError) -> ValueError:
     row, length, size = error.args
+    if length is None:
+        text = f"{block.where(row)}: column {column!r} has no list there; fill is for numbers, not for whole lists"
+        return ValueError(text)
     return ValueError(f"{block.where(row)}: the list in column {column!r} has {length} numbers, and those before have {size}")
 
 
-def rows_of(block: Block, field: Field) -> npt.NDArray[Any]:
-    """Read the rows of a field, ``[k, *shape]``; ValueError, which names the row, for a cell that cannot be one."""
-    made = [_column_rows(block, column, field) for column in field.columns]
+def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], int]:
+    """Read the rows of a field, ``[k, *shape]``, and count the numbers that were filled.
+
+    ValueError, which names the row, for a cell that cannot be one.
+    """
+    each = [_column_rows(block, column, field) for column in field.columns]
+    made, n_filled = [rows for rows, _ in each], sum(n for _, n in each)
     if field.shape == (len(made),) and made[0].ndim == 1:
-        return np.stack(made, axis=1)
-    return made[0]
+        return np.stack(made, axis=1), n_filled
+    return made[0], n_filled
 
 
-def _column_rows(block: Block, name: str, field: Field) -> npt.NDArray[Any]:
+def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any], int]:
     column = block.column(name)
     if field.fill is None or not _plain(column.type):
         _refuse_nulls(block, name, column)
@@ -212,18 +254,20 @@ def _column_rows(block: Block, name: str, field: Field) -> npt.NDArray[Any]:
         raise ValueError(f"{block.where(at)}: column {name!r} has no value")
     if _plain(numbers.type) is None:
         raise TypeError(f"{block.where(0)}: column {name!r} has {numbers.type}, which no field stores")
-    missing = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
+    n_missing = int(numbers.null_count)
+    missing = numbers.is_null().to_numpy(zero_copy_only=False) if n_missing else None
     if missing is not None:
         numbers = pc.fill_null(numbers, pa.scalar(numbers.type.to_pandas_dtype()(0), numbers.type))
     values: npt.NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
     if missing is None and values.dtype == field.dtype:
-        return values.reshape(len(column), *width)
+        return values.reshape(len(column), *width), 0
     with np.errstate(all="ignore"):
         found: npt.NDArray[Any] = values.astype(field.dtype)
-        if field.dtype.kind != "f" and (bad := np.flatnonzero(found != values)).size:
+        differ = np.isinf(found) & ~np.isinf(values) if field.dtype.kind == "f" else found != values
+        if (bad := np.flatnonzero(differ)).size:
             at = int(bad[0]) // max(1, int(np.prod(width)))
             raise ValueError(f"{block.where(at)}: {values[bad[0]]} in column {name!r} is no {field.dtype.name}")
     if missing is not None:
         assert field.fill is not None
         found[missing] = field.fill
-    return found.reshape(len(column), *width)
+    return found.reshape(len(column), *width), n_missing

@@ -32,8 +32,8 @@ _FORMATS = {
 }
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_ROWS = 1 << 17
-_LEAST_ROWS = 256
-_QUOTE_BYTES = 1 << 20
+_LEAST_ROWS = 16
+_MARK_BYTES = 1 << 20
 _TEXT_BYTES = 32  # of a cell of text, as far as a schema can tell
 _ROW = re.compile(r"Row #(\d+): ")
 
@@ -47,7 +47,9 @@ class Block:
     batch: pa.RecordBatch
 
     def column(self, name: str) -> pa.Array:
-        return self.batch.column(self.batch.schema.get_field_index(name))
+        """Get a column; one that is stored as a dictionary with its values, as some of these may be missing."""
+        found = self.batch.column(self.batch.schema.get_field_index(name))
+        return found.dictionary_decode() if isinstance(found, pa.DictionaryArray) else found
 
     def where(self, row: int) -> str:
         """Say where a row of the block is."""
@@ -115,7 +117,7 @@ class TableFile:
         self._null_values = list(null_values)
         self._block_bytes = block_bytes
         self._schema: pa.Schema | None = None
-        self._may_break: bool | None = None  # whether cells may have line breaks
+        self._marks: tuple[bool, bool] | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -129,6 +131,7 @@ class TableFile:
                 if self.format == "csv":
                     with self._open_csv(None, {}, True) as reader:
                         self._schema = reader.schema
+                        self._schema.names  # noqa: B018  (raises for names that are not UTF-8)
                 elif self.format == "parquet":
                     with pa.parquet.ParquetFile(self.path) as file:
                         self._schema = file.schema_arrow
@@ -136,6 +139,14 @@ class TableFile:
                     with pa.OSFile(self.path) as source, _ipc(source) as reader:
                         self._schema = reader.schema
         return self._schema
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there are rows, as far as types need it: of a CSV file without any, they are unknown."""
+        schema = self.schema
+        if self.format != "csv" or not all(pa.types.is_null(kind) for kind in schema.types):
+            return True
+        return next(self.blocks({schema.names[0]: None}), None) is not None
 
     def check(self, names: Sequence[str]) -> None:
         """Raise KeyError unless each column is there, and once."""
@@ -155,8 +166,18 @@ class TableFile:
                 step = _rows_of(batch.nbytes, batch.num_rows, 2 * self._block_bytes)
                 for first in range(0, batch.num_rows, step):
                     some = batch.slice(first, step)
+                    if self.format != "csv":
+                        self._validate(some, row)
                     yield Block(self.path, row, some)
                     row += some.num_rows
+
+    def _validate(self, batch: pa.RecordBatch, row: int) -> None:
+        """Check what a file may say falsely, such as text that is not UTF-8; FormatError."""
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            rows = f"rows {row} to {row + batch.num_rows - 1}"
+            raise FormatError(f"{self.path}, {rows}: damaged, or text that is not UTF-8: {error}", self.path) from None
 
     def _batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
         if self.format == "csv":
@@ -164,7 +185,8 @@ class TableFile:
                 yield from reader
         elif self.format == "parquet":
             with pa.parquet.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
-                rows = _rows_of(sum(_cell_bytes(self.schema.field(name).type) for name in types), 1, self._block_bytes)
+                by_type = sum(_cell_bytes(self.schema.field(name).type) for name in types)
+                rows = _rows_of(max(by_type, _bytes_of_row(file.metadata, set(types))), 1, self._block_bytes)
                 yield from file.iter_batches(min(rows, _MOST_ROWS), columns=list(types))
         else:
             with pa.OSFile(self.path) as source, _ipc(source) as reader:
@@ -182,7 +204,7 @@ class TableFile:
             with pa.csv.open_csv(
                 source,
                 read_options=pa.csv.ReadOptions(use_threads=threads, block_size=self._block_bytes, column_names=self._header),
-                parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._has_quotes()),
+                parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._find_marks()[0]),
                 convert_options=pa.csv.ConvertOptions(
                     column_types={name: kind for name, kind in types.items() if kind is not None},
                     include_columns=columns,
@@ -193,14 +215,26 @@ class TableFile:
             ) as reader:
                 yield reader
 
-    def _has_quotes(self) -> bool:
-        """Look whether a quote is in the file: without one no cell has line breaks, and pyarrow parses by several threads."""
-        if self._may_break is None:
-            self._may_break = os.path.splitext(self.path.lower())[1] in _COMPRESSED
+    @property
+    def may_have_hex(self) -> bool:
+        """Whether numbers of a CSV file may be hexadecimal, which pyarrow reads as well."""
+        return self.format == "csv" and self._find_marks()[1]
+
+    def _find_marks(self) -> tuple[bool, bool]:
+        """Look whether a quote is in the file, and ``0x``; both may be in a compressed one.
+
+        Without a quote no cell has line breaks, and pyarrow parses by several threads.
+        """
+        if self._marks is None:
+            has_quotes = has_hex = os.path.splitext(self.path.lower())[1] in _COMPRESSED
             with open(self.path, "rb", buffering=0) as file:
-                while not self._may_break and (data := file.read(_QUOTE_BYTES)):
-                    self._may_break = b'"' in data
-        return self._may_break
+                last = b""
+                while not (has_quotes and has_hex) and (data := file.read(_MARK_BYTES)):
+                    has_quotes = has_quotes or b'"' in data
+                    has_hex = has_hex or b"0x" in (seen := last + data) or b"0X" in seen
+                    last = data[-1:]
+            self._marks = has_quotes, has_hex
+        return self._marks
 
     @contextmanager
     def _named(self, types: dict[str, Any] | None) -> Iterator[None]:
@@ -218,6 +252,8 @@ class TableFile:
             elif "conversion error" in text:
                 hint = "; cells have the type of the first ones: give text=True for ids that are text, or a dtype for numbers"
             raise FormatError(f"{self.path}{where}: {_ROW.sub('', text)}{hint}", self.path) from None
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{self.path}: not UTF-8 text, perhaps UTF-16: {error}", self.path) from None
         except pa.ArrowException as error:
             raise FormatError(f"{self.path}: {error}", self.path) from None
         except OSError as error:
@@ -243,6 +279,20 @@ def _ipc(source: Any) -> Iterator[Any]:
     source.seek(0)
     with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
         yield reader
+
+
+def _bytes_of_row(metadata: Any, columns: set[str]) -> int:
+    """Compute the bytes of a row of columns, unpacked, on average in the row group where they are most."""
+    most = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        pieces = map(group.column, range(group.num_columns))
+        n_bytes = sum(
+            piece.total_uncompressed_size
+            for piece in pieces
+            if piece.path_in_schema in columns or piece.path_in_schema.partition(".")[0] in columns
+        )
+        most = max(most, n_bytes // max(1, group.num_rows))
+    return most
 
 
 def _cell_bytes(kind: pa.DataType) -> int:

@@ -71,13 +71,20 @@ class _Ids:
         self.n = 0
         self.is_closed = False  # all nodes are in its node table
         self.seen: Ranks | None = None  # of a node table: which nodes have an edge
+        self._files: list[tuple[int, str, int]] = []  # of a node table: the first node of each file, its path, its first row
 
     def of_table(self, keys: Keys, block: Block) -> None:
         """Number the nodes of a node table; ValueError for an id that was there before."""
+        if not self._files or self._files[-1][1] != block.path:
+            self._files.append((self.n, block.path, block.first))
         ids, new = self.numbers.add(keys.hashes())
         if len(new) < len(keys):
             row = int(np.flatnonzero(ids != np.arange(self.n, self.n + len(keys)))[0])
-            raise ValueError(f"{block.where(row)}: id {keys.show(row)} is that of row {int(ids[row]) + 1} of the table, too")
+            begin, path, first = max(each for each in self._files if each[0] <= int(ids[row]))
+            other = (
+                f"row {first + int(ids[row]) - begin}" if path == block.path else f"{path}, row {first + int(ids[row]) - begin}"
+            )
+            raise ValueError(f"{block.where(row)}: id {keys.show(row)} is that of {other}, too")
         self._name(keys)
 
     def of_edges(self, keys: Keys | _BothEnds, hashes: UInt64s) -> Int64s:
@@ -196,7 +203,7 @@ class Importer:
         """Decide for each type of nodes whether ids are text; TypeError where tables differ."""
         found: dict[str, list[tuple[str, str, bool]]] = {}
         for name, table, column in self._id_columns():
-            for file in self._files[id(table)]:
+            for file in _with_rows(self._files[id(table)]):
                 may_be_text = file.format == "csv" and table.text is None  # digits are text, too
                 where = f"column {column!r} of {file.path}"
                 found.setdefault(name, []).append((id_kind(file, column, table.text), where, may_be_text))
@@ -223,7 +230,7 @@ class Importer:
         found: dict[str, tuple[str, Field]] = {}
         for name, role, given in wanted:
             check_field_name(name)
-            files = self._files[id(table)]
+            files = _with_rows(self._files[id(table)])
             each = [field_of(file, name, given) for file in files]
             for file, one in zip(files, each, strict=True):
                 if (one.dtype, one.shape) != (each[0].dtype, each[0].shape):
@@ -240,11 +247,12 @@ class Importer:
         self, table: Table, columns: Mapping[str, str], fields: Mapping[str, tuple[str, Field]], progress: Progress | None
     ) -> Iterator[Block]:
         """Yield the blocks of a table: its columns of ids, given with what they hold, and those of fields."""
-        types = {name: pa.string() if kind == "text" else pa.int64() for name, kind in columns.items()}
-        for _, each in fields.values():
-            for column in each.columns:
-                types.setdefault(column, each.csv_type)
         for file in self._files[id(table)]:
+            are_ints = not file.may_have_hex
+            types = {name: pa.int64() if kind == "int64" and are_ints else pa.string() for name, kind in columns.items()}
+            for _, each in fields.values():
+                for column in each.columns:
+                    types.setdefault(column, each.csv_type)
             done = 0
             for block in file.blocks(types):
                 yield block
@@ -371,12 +379,12 @@ class Importer:
 
     def _write(self, writer: RowFileWriter, block: Block, field: Field, keep: npt.NDArray[np.bool_] | None = None) -> int:
         """Append the rows of a field; return the number of cells without a value, which are filled."""
-        rows = rows_of(block, field)
+        rows, n_filled = rows_of(block, field)
         if keep is not None:
             rows = rows[keep]
         rows = np.ascontiguousarray(rows, field.dtype)
         writer.write(rows.view(np.uint8).reshape(len(rows), field.row_bytes))
-        return 0 if field.fill is None else sum(block.column(name).null_count for name in field.columns)
+        return n_filled
 
     def _read_edges(self, builder: Builder, number: int, ids: dict[str, _Ids], pairs: _Pairs, stack: contextlib.ExitStack) -> int:
         key, table = list(self._edges.items())[number]
@@ -460,6 +468,11 @@ class Importer:
         self.counts.reverses = sum(n_read) if cleaning.to_undirected else 0
         self.counts.duplicates = sum(n_read) + self.counts.reverses - sum(n_stored.values())
         return Types.of(counts, n_stored)
+
+
+def _with_rows(files: list[TableFile]) -> list[TableFile]:
+    """Choose the files whose types are known; all, if none has a row."""
+    return [file for file in files if file.has_rows] or files
 
 
 class _BothEnds:

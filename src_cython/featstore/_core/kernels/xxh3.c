@@ -222,3 +222,22 @@ fs_xxh3_fn fs_xxh3_best(void) {
     }
     return fs_xxh3_plain;
 }
+
+static inline uint64_t fs_poly_step(uint64_t h, uint64_t point, uint64_t more) {
+    unsigned __int128 product = (unsigned __int128)h * point + more;
+    uint64_t folded = ((uint64_t)product & FS_POLY_PRIME) + (uint64_t)(product >> 61);
+    return (folded & FS_POLY_PRIME) + (folded >> 61); /* below 2^61 + 2 */
+}
+
+uint64_t fs_poly61(const uint8_t *data, size_t len, uint64_t point) {
+    uint64_t h = (uint64_t)len + 1;
+    size_t at = 0;
+    for (; at + 8 <= len; at += 7) h = fs_poly_step(h, point, fs_read64(data + at) & (((uint64_t)1 << 56) - 1));
+    if (at < len) {
+        uint8_t rest[8] = {0};
+        size_t n = len - at < 7 ? len - at : 7;
+        memcpy(rest, data + at, n);
+        h = fs_poly_step(h, point, fs_read64(rest));
+    }
+    return h >= FS_POLY_PRIME ? h - FS_POLY_PRIME : h;
+}

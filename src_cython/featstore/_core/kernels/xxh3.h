@@ -40,4 +40,9 @@ fs_xxh3_fn fs_xxh3_best(void);
 /* Of inputs of at most FS_XXH_SHORT bytes, whose secret is the default one whatever the seed. */
 uint64_t fs_xxh3_short(const uint8_t *data, size_t len, uint64_t seed);
 
+#define FS_POLY_PRIME (((uint64_t)1 << 61) - 1)
+
+/* The value at a point, below the prime 2^61 - 1, of the polynomial modulo it of len + 1 and the data, 7 bytes a coefficient. */
+uint64_t fs_poly61(const uint8_t *data, size_t len, uint64_t point);
+
 #endif
