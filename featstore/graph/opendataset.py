@@ -410,8 +410,15 @@ class OpenDataset(StoredGraph):
                     self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
             column = self.column_of(full)
             self.drop_cache(self._stores[column])
-            kinds = self._column_rows[column].kinds
-            self._open_column([(kind, self.catalog.fields[f"node/{kind.name}/{name}"]) for kind in kinds])
+            # Another handle may have replaced or removed rows of some types: they stay in the old file here, beside the new one.
+            of_files: dict[str, list[tuple[NodeType, FieldRecord]]] = {}
+            for kind in self._column_rows[column].kinds:
+                record = self.catalog.fields[f"node/{kind.name}/{name}"]
+                of_files.setdefault(record.parts[0].file, []).append((kind, record))
+            if len(of_files) > 1:
+                del self._stores[column], self._column_rows[column]
+            for fields in of_files.values():
+                self._open_column(fields)
             self._list_features()
 
     def forget_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:

@@ -201,6 +201,37 @@ def test_types_that_share_a_column(tmp_path: Path) -> None:
         assert np.array_equal(g["b"].features["x"][:].numpy(), x["b"])
 
 
+@pytest.mark.parametrize("n_changed", [1, 500])  # a patch, and a file anew
+@pytest.mark.parametrize("removes", [False, True], ids=["overwritten", "removed"])
+def test_a_column_that_another_handle_has_divided(removes: bool, n_changed: int, tmp_path: Path) -> None:
+    """The older handle changes rows of one type: it reads these new rows, and the old ones of the other types."""
+    x = {name: RNG.standard_normal((n, 130)).astype(np.float32) for name, n in (("a", 300), ("b", 500), ("c", 40))}
+    nodes = {name: featstore.Nodes(len(rows), features={"x": rows}) for name, rows in x.items()}
+    edges = {("a", "to", "b"): np.stack([np.arange(300), np.arange(300)])}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges=edges, progress=False).close()
+    with featstore.open(tmp_path / "g") as g:
+        with featstore.open(tmp_path / "g") as other:
+            if removes:
+                other.remove_feature("x", type="a")
+            else:
+                other.add_feature("x", x["a"] * 2, type="a", overwrite=True, progress=False)
+        for name in ("b", "c", "b"):
+            x[name][:n_changed] += 1
+            rows = x[name][:n_changed]
+            found = g[name].features["x"].update(slice(0, len(rows)), rows, progress=False)
+            assert np.array_equal(found[:].numpy(), x[name])
+            for each, rows in x.items():
+                assert np.array_equal(g[each].features["x"][:].numpy(), rows)
+        g.verify(progress=False)
+    with featstore.open(tmp_path / "g") as g:
+        for name in ("b", "c"):
+            assert np.array_equal(g[name].features["x"][:].numpy(), x[name])
+        if removes:
+            assert "x" not in g["a"].features
+        else:
+            assert np.array_equal(g["a"].features["x"][:].numpy(), x["a"] * 2)
+
+
 @pytest.mark.parametrize("width", [60, 2000])
 def test_every_strategy_reads_patches(width: int, tmp_path: Path) -> None:
     n = 2000
