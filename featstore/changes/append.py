@@ -17,6 +17,7 @@ from featstore.errors import BusyError
 from featstore.progress import Progress
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord
 from featstore.storage.layout import choose_layout
+from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 
@@ -104,8 +105,11 @@ def append_nodes(
     *,
     budget: Budget,
     progress: bool,
+    own: FileLock | None,
 ) -> Catalog:
     """Append ``n`` nodes and commit; ``sources`` are those of :func:`appended_rows`. Return the new catalog.
+
+    See :class:`Update` for ``own``.
 
     Raises as :meth:`featstore.OutOfCoreGraph.append_nodes`.
     """
@@ -120,7 +124,7 @@ def append_nodes(
     block_bytes, buffer_bytes = room_for(budget, widest)
     most = max([0, *(source.n_rows for source in sources.values())])
     held = 3 * block_bytes + buffer_bytes + (2 << 20) + _ROW_BYTES * most
-    with budget.reserve(HOLDER, held), Update(root) as update:
+    with budget.reserve(HOLDER, held), Update(root, own) as update:
         catalog = update.catalog
         check_same_graph(opened, catalog, root)
         node_fields = {key for key in {*opened.fields, *catalog.fields} if key.startswith(f"{NODE}/")}

@@ -26,6 +26,7 @@ from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.rowindex import resolve_rows
 from featstore.progress import Progress
 from featstore.storage.catalog import BLOCKS, PATCHES, Catalog, FieldPart, FieldRecord
+from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord, Patch, RowFileWriter
@@ -197,15 +198,17 @@ def update_rows(
     *,
     budget: Budget,
     progress: bool,
+    own: FileLock | None,
 ) -> tuple[Catalog, list[str]]:
     """Write new rows of a field, and commit them; return the new catalog, and the keys of all fields in the same file.
 
-    ``opened`` is the commit of which ``old`` are the rows. BusyError if another handle has changed the field since.
+    ``opened`` is the commit of which ``old`` are the rows. See :class:`Update` for ``own``. BusyError if another
+    handle has changed the field since.
     """
     block_bytes, buffer_bytes = room_for(budget, old.row_bytes)
     unit_bytes = (old.layout.block[1] << 12) + _ROW_BYTES * old.layout.block[0]
     held = 3 * max(block_bytes // 4, unit_bytes) + buffer_bytes + (2 << 20) + _ID_BYTES * len(new.ids)
-    with budget.reserve(HOLDER, held), Update(root) as update:
+    with budget.reserve(HOLDER, held), Update(root, own) as update:
         catalog = update.catalog
         check_same_graph(opened, catalog, root)
         record = opened.fields[key]

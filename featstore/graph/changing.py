@@ -88,7 +88,7 @@ class ChangingDataset(OpenDataset):
             The type of nodes or edges, in a graph of several types. The edges of a graph of one type are ``("_", "_", "_")``.
         overwrite : bool
             Replace a feature of that name. Stores of it that were handed out go on reading the old one, whose file is removed
-            when the graph is closed.
+            by the next change, or when the graph is closed.
         progress : bool
             Show a progress bar, on a terminal and in a notebook.
 
@@ -177,6 +177,7 @@ class ChangingDataset(OpenDataset):
                 overwrite=overwrite,
                 budget=self.budget,
                 progress=progress,
+                own=self.snapshot.lock,
             )
             self._adopt(catalog, place, role, name)
 
@@ -245,6 +246,7 @@ class ChangingDataset(OpenDataset):
                 snapshot.blocks_of_patch,
                 budget=self.budget,
                 progress=progress,
+                own=self.snapshot.lock,
             )
         snapshot.committed(catalog)
         return range(self.num_nodes, self.num_nodes + n)
@@ -296,6 +298,7 @@ class ChangingDataset(OpenDataset):
                 snapshot.blocks_of_patch,
                 budget=self.budget,
                 progress=progress,
+                own=self.snapshot.lock,
             )
 
     def _change_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
@@ -355,7 +358,7 @@ class ChangingDataset(OpenDataset):
         place = self._place_to_change("remove_feature()", type)
         self._store(place, name)  # a KeyError lists the existing names
         self._check_replaceable(place, name)
-        catalog = remove_field(self.path, self.catalog, place, name)
+        catalog = remove_field(self.path, self.catalog, place, name, self.snapshot.lock)
         of = place.prefix.partition("/")[2]
         if place.is_of_edges:
             self.forget_edge_feature(catalog, name, _key_of(of))
@@ -368,7 +371,8 @@ class ChangingDataset(OpenDataset):
             raise TypeError(f"node data is of a type of nodes, not of edges {type!r}; edges have features: remove_feature()")
         place = self._place_to_change("remove_data()", type)
         self.data_shape(place.label + name)  # a KeyError lists the existing names
-        self.forget_data(remove_field(self.path, self.catalog, place, name), name, place.prefix.partition("/")[2])
+        catalog = remove_field(self.path, self.catalog, place, name, self.snapshot.lock)
+        self.forget_data(catalog, name, place.prefix.partition("/")[2])
 
 
 def _edge_of(name: str) -> tuple[EdgeKey, str]:

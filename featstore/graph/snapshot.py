@@ -126,7 +126,8 @@ def check_memory(path: str, files: Collection[FileRecord], options: Options) -> 
 class Snapshot:
     """One commit of a dataset: its catalog, and every file that the catalog names, ready to be read.
 
-    The snapshot takes over the files and the lock of ``opened``.
+    The snapshot takes over the files and the lock of ``opened``. Its files are open until it is closed, so that a writer which
+    has ``lock`` may remove them, see :func:`~featstore.storage.update.sweep`.
     """
 
     def __init__(self, root: str, opened: DatasetFiles, reader: Reader) -> None:
@@ -138,7 +139,7 @@ class Snapshot:
         self._old_patched: Living[PatchedRows] = Living()
         self._reader = reader
         self._is_superseded = False
-        self._lock, opened.lock = opened.lock, None
+        self.lock, opened.lock = opened.lock, None
         try:
             reader.expect([file.record.n_sums_bytes for file in opened.files.values()])
             for name, file in opened.files.items():
@@ -262,8 +263,8 @@ class Snapshot:
         with contextlib.ExitStack() as stack:  # runs all calls, even if one fails
             if is_superseded:
                 stack.callback(sweep_unused, self.root)
-            if self._lock is not None:
-                stack.callback(self._lock.release)
+            if self.lock is not None:
+                stack.callback(self.lock.release)
             for file in (*self.files.values(), *self._replaced):
                 stack.callback(file.close)
             for rows in (*self._old_patched, *(found[1] for found in self._patched.values())):

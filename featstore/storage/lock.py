@@ -8,10 +8,12 @@ exclusively: an open file survives its removal, a name does not.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 
 from featstore.errors import BusyError
 from featstore.storage.calls import close_quietly, flock_fd
@@ -103,6 +105,26 @@ class FileLock:
         except FileNotFoundError:
             return False
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Hold a shared lock exclusively during the block, if nobody else holds it; gives whether that is so.
+
+        flock gives a shared lock up to try, and takes it again afterwards. So the caller holds another lock, which all hold that
+        take this one exclusively.
+        """
+        if self._fd < 0 or os.getpid() != self._pid:
+            yield False
+            return
+        try:
+            try:
+                flock_fd(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.path)
+                is_alone = True
+            except OSError:  # held, or a network file system that gives it only to those who can write
+                is_alone = False
+            yield is_alone
+        finally:
+            flock_fd(self._fd, fcntl.LOCK_SH, self.path)
 
     def release(self) -> None:
         """Release the lock; may be called again. OSError if unlocking an exclusive lock fails: a forked child may hold it."""

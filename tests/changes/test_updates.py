@@ -153,6 +153,35 @@ def test_a_handle_makes_any_number_of_changes(tmp_path: Path) -> None:
         assert torch.equal(g.features["x"][[40 * 59]], torch.from_numpy(x[59:60]))
 
 
+def test_a_handle_removes_what_it_replaced(tmp_path: Path) -> None:
+    """The disk has the last two states, unless another handle may read older ones."""
+    x = RNG.standard_normal((3000, 256)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        most = 2 * x.nbytes + sum(bytes_of(tmp_path / "g").values())
+        held = g.features["x"]
+        expected = held[:].clone()
+        for k in range(8):
+            x[: 1500 + k] = k
+            g.features["x"].update(slice(0, 1500 + k), x[: 1500 + k], progress=False)
+            g.add_data("z", np.arange(k), overwrite=True, progress=False)
+            assert sum(bytes_of(tmp_path / "g").values()) <= most
+            assert len([name for name in bytes_of(tmp_path / "g") if ".x." in name]) <= 4
+        assert torch.equal(held[:], expected)
+        with featstore.open(tmp_path / "g") as other:
+            old = x.copy()
+            for k in range(3):
+                x[:2000] = -k
+                g.features["x"].update(slice(0, 2000), x[:2000], progress=False)
+            assert np.array_equal(other.features["x"][:].numpy(), old)
+            assert len([name for name in bytes_of(tmp_path / "g") if ".x." in name]) == 8
+        g.features["x"].update([1], x[:1], progress=False)
+        assert len([name for name in bytes_of(tmp_path / "g") if name.startswith("node.x.")]) == 2
+        g.verify(progress=False)
+    with featstore.open(tmp_path / "g") as g:
+        assert np.array_equal(g.features["x"][:].numpy(), x)
+
+
 def test_edge_features_and_node_data(tmp_path: Path) -> None:
     x = RNG.standard_normal((3000, 8)).astype(np.float32)
     make(tmp_path / "g", x=x)
