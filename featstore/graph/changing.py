@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from featstore.changes.append import append_nodes, appended_rows
@@ -10,6 +11,7 @@ from featstore.changes.fields import Place, add_field, remove_field
 from featstore.changes.updates import given_rows, update_rows
 from featstore.config import check_at_least, check_flag
 from featstore.creation.source import ArrayLike
+from featstore.gather.rowindex import resolve_rows
 from featstore.graph.derive.provenance import stale_features
 from featstore.graph.feature import FeatureStore
 from featstore.graph.opendataset import OpenDataset
@@ -284,8 +286,10 @@ class ChangingDataset(OpenDataset):
         progress, key = check_flag("progress", progress), place.key(name)
         record = self.catalog.fields[key]
         what = f"{place.label}{name}"
-        new = given_rows(repr(what), ids, rows, record.shape, record.dtype, record.parts[0].at or 0)
-        if not len(new.ids):
+        index, axes = resolve_rows(ids, record.shape)
+        make = partial(given_rows, repr(what), index, axes, rows, record.shape, record.dtype, record.parts[0].at or 0)
+        if not len(index):
+            make()  # checks
             return self.catalog, [key]
         snapshot = self.snapshot
         with self.or_closed():
@@ -293,7 +297,8 @@ class ChangingDataset(OpenDataset):
                 self.path,
                 self.catalog,
                 key,
-                new,
+                len(index),
+                make,
                 snapshot.rows_of(record),
                 snapshot.blocks_of_patch,
                 budget=self.budget,

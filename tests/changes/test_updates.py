@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 import featstore
 from featstore.changes.updates import MOST_PATCHES
-from featstore.errors import BusyError, CorruptionError, StaleError
+from featstore.errors import BudgetError, BusyError, CorruptionError, StaleError
 from featstore.storage.catalog import read_catalog
 from featstore.testing.faults import flipped
 
@@ -313,6 +314,11 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
     ([1], np.zeros((1, 9), np.float32), ValueError, "not (1, 9)"),
     ([1], np.zeros((1, 8)), TypeError, "float32, not float64"),
     ([1], np.zeros((1, 8), np.complex64), TypeError, "complex64"),
+    ([[0, 1], [2, 3]], np.zeros((4, 8), np.float32), ValueError, "4 rows of 'x' have shape (2, 2, 8), not (4, 8)"),
+    ([1], torch.zeros(1, 8, device="meta"), TypeError, "dense tensor, with values"),
+    ([1], torch.zeros(1, 8).to_sparse(), TypeError, "torch.sparse_coo"),
+    ([1], [["1"] * 8], TypeError, "<U1 is not cast"),
+    ([1], [[1e39] * 8], ValueError, "1e+39 do not fit"),
 ]
 
 
@@ -326,6 +332,65 @@ def test_wrong_arguments_change_nothing(ids: Any, rows: Any, error: type[Excepti
         assert g.features["x"].update([], np.empty((0, 8), np.float32)) is g.features["x"]
     assert bytes_of(tmp_path / "g") == before
     assert read_catalog(tmp_path / "g").generation == 1
+
+
+LISTS: list[tuple[str, Any, Any]] = [
+    ("int64", [True, 5], [1, 5]),
+    ("int64", [1.9, 0], TypeError),
+    ("int64", [float("nan"), 0], TypeError),
+    ("int64", [2**63 + 5, 2**63], ValueError),
+    ("int64", [2**70, 0], TypeError),
+    ("int64", [None, 0], TypeError),
+    ("int64", (-(2**63), 2**63 - 1), [-(2**63), 2**63 - 1]),
+    ("uint8", [0, 255], [0, 255]),
+    ("uint8", [-1, 0], ValueError),
+    ("int8", [128, 0], ValueError),
+    ("bool", [True, False], [True, False]),
+    ("bool", [1, 0], TypeError),
+    ("float16", [1, 65504], [1, 65504]),
+    ("float16", [65536, 0], ValueError),
+    ("float16", [float("inf"), 2.5], [float("inf"), 2.5]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "rows", "expected"), LISTS)
+def test_lists_are_cast_where_values_fit(dtype: str, rows: Any, expected: Any, tmp_path: Path) -> None:
+    make(tmp_path / "g", x=np.ones(30, dtype))
+    with featstore.open(tmp_path / "g") as g:
+        if isinstance(expected, type):
+            with pytest.raises(expected, match="rows of 'x' are"):
+                g.features["x"].update([4, 2], rows, progress=False)
+            assert g.features["x"][[4, 2]].tolist() == [1, 1]
+        else:
+            assert g.features["x"].update([4, 2], rows, progress=False)[[4, 2]].tolist() == expected
+
+
+def test_ids_of_several_axes(tmp_path: Path) -> None:
+    x = RNG.standard_normal((300, 8)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    ids, rows = np.array([[7, 1], [-1, 7]]), RNG.standard_normal((2, 2, 8)).astype(np.float32)
+    x[ids] = rows
+    with featstore.open(tmp_path / "g") as g:
+        assert np.array_equal(g.features["x"].update(ids, rows, progress=False)[:].numpy(), x)
+        assert np.array_equal(g.features["x"].update(ids, torch._neg_view(torch.tensor(rows)), progress=False)[7].numpy(), -x[7])
+
+
+def test_room_is_asked_for_before_ids_are_sorted(tmp_path: Path) -> None:
+    n = 400_000
+    path, ids = tmp_path / "g", np.arange(n)[::-1]
+    featstore.OutOfCoreGraph.create(
+        path, np.zeros(n + 1, np.int64), np.empty(0, np.int64), features={"x": np.zeros(n, np.uint8)}, progress=False
+    ).close()
+    with featstore.open(path, memory="16MiB") as g:
+        tracemalloc.start()
+        try:
+            with pytest.raises(BudgetError, match="changes"):
+                g.features["x"].update(ids, np.ones(n, np.uint8), progress=False)
+            assert tracemalloc.get_traced_memory()[1] < 12 * n  # the ids as int64
+        finally:
+            tracemalloc.stop()
+        some = RNG.integers(0, n, 100_000)
+        assert g.features["x"].update(some, np.ones(100_000, np.uint8), progress=False)[:].sum() == len(np.unique(some))
 
 
 def test_damage_of_a_patch_is_found(tmp_path: Path) -> None:
