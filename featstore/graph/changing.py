@@ -15,6 +15,7 @@ from featstore.gather.rowindex import resolve_rows
 from featstore.graph.derive.provenance import stale_features
 from featstore.graph.feature import FeatureStore
 from featstore.graph.opendataset import OpenDataset
+from featstore.idmaps.idmap import maps_of
 from featstore.storage.catalog import Catalog
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
 
@@ -215,8 +216,8 @@ class ChangingDataset(OpenDataset):
             A field lacks rows, or is not there; rows have a wrong number, shape or dtype; there would be 2³¹ nodes or more,
             whose ids are wider.
         NotImplementedError
-            The graph has several types, or is a part; or its adjacency is in chunks (:func:`featstore.convert` converts it to
-            ``"csc"`` and back).
+            The graph has several types, or is a part; its nodes have names (:meth:`ids`); or its adjacency is in chunks
+            (:func:`featstore.convert` converts it to ``"csc"`` and back).
         BudgetError, BusyError, CommittedError, FormatError, CorruptionError, OSError
             See :meth:`add_feature`. BusyError also if another handle has changed a field since this one was opened.
 
@@ -234,6 +235,10 @@ class ChangingDataset(OpenDataset):
         self.check_open()
         self.refuse_part("append_nodes()")
         self.refuse_types("append_nodes()")
+        if maps_of(self.catalog):
+            raise NotImplementedError(
+                f"the nodes of {self.path} have names, which new ones would lack: import the tables with the new nodes in them"
+            )
         n, progress = check_at_least("n", n, 1), check_flag("progress", progress)
         snapshot = self.snapshot
         sources = appended_rows(self.catalog, n, features, data)
@@ -249,6 +254,7 @@ class ChangingDataset(OpenDataset):
                 budget=self.budget,
                 progress=progress,
                 own=self.snapshot.lock,
+                stale=self.stale_features,
             )
         snapshot.committed(catalog)
         return range(self.num_nodes, self.num_nodes + n)
@@ -284,6 +290,8 @@ class ChangingDataset(OpenDataset):
     def _update(self, place: Place, name: str, ids: Any, rows: Any, progress: Any) -> tuple[Catalog, list[str]]:
         """Write and commit new rows of a field; return the new catalog, and the keys of the fields in the same file."""
         progress, key = check_flag("progress", progress), place.key(name)
+        if key not in self.catalog.fields:
+            raise KeyError(f"{place.label}{name!r} was removed from {self.path}")
         record = self.catalog.fields[key]
         what = f"{place.label}{name}"
         index, axes = resolve_rows(ids, record.shape)

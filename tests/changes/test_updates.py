@@ -231,6 +231,33 @@ def test_types_that_share_a_column(tmp_path: Path) -> None:
         assert np.array_equal(g["b"].features["x"][:].numpy(), x["b"])
 
 
+def test_a_change_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is committed, and the error says so; the handle shows the old rows, and changes nothing from then on."""
+    x = np.zeros((3000, 8), np.float32)
+    make(tmp_path / "g", x=x)
+
+    def refuse(*_: Any) -> None:
+        raise BudgetError("patch tables needs more", 1)
+
+    with featstore.open(tmp_path / "g") as g:
+        with monkeypatch.context() as patch:
+            patch.setattr("featstore.graph.snapshot.PatchedRows", refuse)
+            with pytest.raises(BudgetError, match=r"'x' is in .*, but opening it failed: patch tables"):
+                g.features["x"].update([1], x[:1] + 1, progress=False)
+        assert not g.features["x"][:].any()
+        with featstore.open(tmp_path / "g") as other:
+            assert other.features["x"][[1, 2], 0].tolist() == [1, 0]
+        with pytest.raises(BusyError, match="open it again"):
+            g.features["x"].update([2], x[:1] + 1, progress=False)
+        old = g.features["x"]
+        g.remove_feature("x")
+        with pytest.raises(KeyError, match="'x' was removed from"):
+            old.update([2], x[:1], progress=False)
+        assert not old[:].any()
+        with featstore.open(tmp_path / "g") as other:
+            assert "x" not in other.features
+
+
 @pytest.mark.parametrize("n_changed", [1, 500])  # a patch, and a file anew
 @pytest.mark.parametrize("removes", [False, True], ids=["overwritten", "removed"])
 def test_a_column_that_another_handle_has_divided(removes: bool, n_changed: int, tmp_path: Path) -> None:
