@@ -1,8 +1,8 @@
 """Locks of a dataset: flock on files inside it, so that the lock of a dead process ends with the process.
 
 A committing writer holds ``writer.lock`` exclusively. Every open dataset holds ``readers.lock`` shared. A sweep of files that
-the catalog no longer names holds it exclusively, so that a snapshot's files stay as long as a process reads it. A process that
-opens the files of a dataset holds ``opening.lock`` shared meanwhile. A process that removes a replaced directory holds it
+the catalog no longer names holds it exclusively, so that a snapshot's files stay as long as another handle reads it. A process
+that opens the files of a dataset holds ``opening.lock`` shared meanwhile. A process that removes a replaced directory holds it
 exclusively: an open file survives its removal, a name does not.
 """
 
@@ -124,7 +124,8 @@ class FileLock:
                 is_alone = False
             yield is_alone
         finally:
-            flock_fd(self._fd, fcntl.LOCK_SH, self.path)
+            if self._fd >= 0:  # else it was released meanwhile
+                flock_fd(self._fd, fcntl.LOCK_SH, self.path)
 
     def release(self) -> None:
         """Release the lock; may be called again. OSError if unlocking an exclusive lock fails: a forked child may hold it."""
