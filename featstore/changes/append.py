@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from featstore.errors import BusyError
 from featstore.progress import Progress
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord
 from featstore.storage.layout import choose_layout
+from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 
@@ -104,8 +105,12 @@ def append_nodes(
     *,
     budget: Budget,
     progress: bool,
+    own: FileLock | None,
+    stale: Collection[str],
 ) -> Catalog:
     """Append ``n`` nodes and commit; ``sources`` are those of :func:`appended_rows`. Return the new catalog.
+
+    See :class:`Update` for ``own``. ``stale`` are the names of derived features that are stale, and stay so.
 
     Raises as :meth:`featstore.OutOfCoreGraph.append_nodes`.
     """
@@ -120,7 +125,7 @@ def append_nodes(
     block_bytes, buffer_bytes = room_for(budget, widest)
     most = max([0, *(source.n_rows for source in sources.values())])
     held = 3 * block_bytes + buffer_bytes + (2 << 20) + _ROW_BYTES * most
-    with budget.reserve(HOLDER, held), Update(root) as update:
+    with budget.reserve(HOLDER, held), Update(root, own) as update:
         catalog = update.catalog
         check_same_graph(opened, catalog, root)
         node_fields = {key for key in {*opened.fields, *catalog.fields} if key.startswith(f"{NODE}/")}
@@ -137,7 +142,10 @@ def append_nodes(
                 made = patch_rows(update, base, rows_of(record), new, tables, (block_bytes // 4, buffer_bytes), bar.add, count)
                 rows.finish()
                 part = FieldPart(made.name, 0, count)
-                update.add([], [replace(record, shape=(count, *record.shape[1:]), generation=update.generation, parts=(part,))])
+                derived = f"derived/{key}"  # of stale rows, which the new ones do not make right
+                kept = {derived: {**catalog.extra[derived], "made": made.rows_id}} if record.name in stale else {}
+                longer = replace(record, shape=(count, *record.shape[1:]), generation=update.generation, parts=(part,))
+                update.add([], [longer], kept)
             for name, value in (("indptr", opened.num_edges), ("out_degree", 0)):
                 record = opened.fields[f"{EDGE}/{name}"]
                 with update.writer(f"edge.{name}", choose_layout(8), kind=name, dtype="int64", buffer_bytes=buffer_bytes) as out:

@@ -13,6 +13,7 @@ from featstore.errors import BusyError
 from featstore.progress import Progress
 from featstore.storage.catalog import Catalog, FieldPart, FieldRecord
 from featstore.storage.layout import choose_layout
+from featstore.storage.lock import FileLock
 from featstore.storage.update import Update
 
 __all__ = ["HOLDER", "Place", "add_field", "check_new_field", "check_same_graph", "remove_field", "room_for"]
@@ -98,15 +99,16 @@ def add_field(
     overwrite: bool,
     budget: Budget,
     progress: bool,
+    own: FileLock | None,
 ) -> Catalog:
-    """Write a new field of a type, and commit it; return the new catalog.
+    """Write a new field of a type, and commit it; return the new catalog. See :class:`Update` for ``own``.
 
     Raises as :meth:`featstore.OutOfCoreGraph.add_feature`.
     """
     source = open_rows(place, role, name, rows)
     block_bytes, buffer_bytes = room_for(budget, source.row_bytes)
     held = block_bytes + buffer_bytes + _WRITER_BYTES
-    with budget.reserve(HOLDER, held), Update(root) as update:
+    with budget.reserve(HOLDER, held), Update(root, own) as update:
         check_same_graph(opened, update.catalog, root)
         check_new_field(update.catalog, place.prefix, role, name, overwrite, place.label)
         layout, stem = choose_layout(source.row_bytes), field_stem(place.prefix, name)
@@ -125,9 +127,9 @@ def add_field(
         return update.commit()
 
 
-def remove_field(root: str, opened: Catalog, place: Place, name: str) -> Catalog:
+def remove_field(root: str, opened: Catalog, place: Place, name: str, own: FileLock | None) -> Catalog:
     """Remove a field of a type in one commit; return the new catalog. KeyError if the last commit has no such field."""
-    with Update(root) as update:
+    with Update(root, own) as update:
         check_same_graph(opened, update.catalog, root)
         key = place.key(name)
         if key not in update.catalog.fields:

@@ -8,9 +8,11 @@ number of times. If a quarter of all blocks would lie in patches, the file is wr
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -23,9 +25,9 @@ from featstore.creation.source import dtype_name, numpy_dtype, torch_dtype
 from featstore.errors import BusyError
 from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
-from featstore.gather.rowindex import resolve_rows
 from featstore.progress import Progress
 from featstore.storage.catalog import BLOCKS, PATCHES, Catalog, FieldPart, FieldRecord
+from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord, Patch, RowFileWriter
@@ -39,7 +41,8 @@ Rows = RowFile | PatchedRows
 MOST_PATCHES: Final = 8
 PATCHED_SHARE: Final = 4  # divisor of the blocks: as many may lie in patches
 _ROW_BYTES: Final = 32  # of a row of a block beside its own: its number, and those of its place
-_ID_BYTES: Final = 40  # of an id: its number, its place, and what sorting takes
+_ID_BYTES: Final = 48  # of an id: its number, its place, and what sorting takes
+_KINDS: Final = {"b": 0, "u": 1, "i": 1, "f": 2}  # a list is cast to its own kind, or to a later one
 
 
 @dataclass(frozen=True)
@@ -53,41 +56,66 @@ class NewRows:
     take: Callable[[int, int], Uint8s]
 
 
-def given_rows(what: str, ids: Any, rows: Any, shape: tuple[int, ...], dtype: str, first: int = 0) -> NewRows:
-    """Check ids and rows of an update; of ids that occur twice the last counts, as in NumPy.
+def given_rows(
+    what: str, index: Int64s | range, axes: tuple[int, ...] | None, rows: Any, shape: tuple[int, ...], dtype: str, first: int = 0
+) -> NewRows:
+    """Check the rows of an update, and put them in order; of ids that occur twice the last counts, as in NumPy.
 
-    ``what`` names the field in messages, ``shape`` and ``dtype`` are the field's, and ``first`` is the row of its file with
-    which it begins. IndexError, TypeError or ValueError for wrong ids or rows.
+    ``what`` names the field in messages, ``index`` and ``axes`` are the ids as
+    :func:`~featstore.gather.rowindex.resolve_rows` gives them, ``shape`` and ``dtype`` are the field's, and ``first`` is the row
+    of its file with which it begins. Takes :data:`_ID_BYTES` an id. TypeError or ValueError for wrong rows.
     """
-    index, _ = resolve_rows(ids, shape)
-    numbers = np.asarray(index, np.int64)
+    values: Any = rows
     if isinstance(rows, (list, tuple, int, float)):
-        rows = torch.from_numpy(np.array(as_array(f"rows of {what}", rows))).to(torch_dtype(dtype))
-    values: Any = rows if isinstance(rows, torch.Tensor) else as_array(f"rows of {what}", rows)
+        values = _cast(what, rows, dtype)
+    elif not isinstance(rows, torch.Tensor):
+        values = as_array(f"rows of {what}", rows)
+    elif rows.layout != torch.strided or rows.is_meta:
+        raise TypeError(f"rows of {what} are a dense tensor, with values, not one of {rows.layout} on {rows.device}")
     if (found := dtype_name(values.dtype, of=f"rows of {what}", wider=True)) != dtype:
         raise TypeError(f"rows of {what} are {dtype}, not {found}: cast them before")
-    expected = (numbers.size, *shape[1:])
-    if tuple(values.shape) == shape[1:] and numbers.size == 1:
-        values = values[None]
-    if numbers.ndim > 1 and tuple(values.shape) == (*numbers.shape, *shape[1:]):
-        values, numbers = values.reshape(expected), numbers.reshape(-1)
-    if tuple(values.shape) != expected:
-        raise ValueError(f"{numbers.size} rows of {what} have shape {expected}, not {tuple(values.shape)}")
+    expected, n = (*((1,) if axes is None else axes), *shape[1:]), len(index)
+    if tuple(values.shape) != expected and not (n == 1 and tuple(values.shape) == shape[1:]):
+        raise ValueError(f"{n} rows of {what} have shape {expected}, not {tuple(values.shape)}")
+    values = values.reshape(n, *shape[1:])
+    numbers = np.asarray(index, np.int64)
+    if isinstance(index, range) or bool((numbers[1:] > numbers[:-1]).all()):
+        return NewRows(numbers + first if first else numbers, partial(_take, values, dtype, None))
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
-    last = np.ones(len(ordered), np.bool_)
+    last = np.ones(n, np.bool_)
     last[:-1] = ordered[1:] != ordered[:-1]
-    order, ordered = order[last], ordered[last]
+    return NewRows(ordered[last] + first, partial(_take, values, dtype, order[last]))
 
-    def take(begin: int, n: int) -> Uint8s:
-        some = order[begin : begin + n]
-        if isinstance(values, torch.Tensor):
-            found: Uint8s = values[torch.from_numpy(some)].detach().cpu().contiguous().reshape(n, -1).view(torch.uint8).numpy()
-            return found
-        part = np.ascontiguousarray(values[some], dtype=numpy_dtype(dtype).newbyteorder("<"))
-        return part.reshape(n, -1).view(np.uint8)
 
-    return NewRows(ordered + first, take)
+def _take(values: Any, dtype: str, order: Int64s | None, begin: int, n: int) -> Uint8s:
+    """Get some rows as bytes, in the order of their ids; without ``order`` they are given in it."""
+    some: Any = slice(begin, begin + n) if order is None else order[begin : begin + n]
+    if isinstance(values, torch.Tensor):
+        of = values[some if order is None else torch.from_numpy(some)].detach().cpu().resolve_neg().contiguous()
+        found: Uint8s = of.reshape(n, -1).view(torch.uint8).numpy()
+        return found
+    part = np.ascontiguousarray(values[some], dtype=numpy_dtype(dtype).newbyteorder("<"))
+    return part.reshape(n, -1).view(np.uint8)
+
+
+def _cast(what: str, given: Any, dtype: str) -> Any:
+    """Cast numbers and lists, if that keeps their kind, and they are in the range of the dtype."""
+    array, target = as_array(f"rows of {what}", given), torch_dtype(dtype)
+    if not array.size:
+        return torch.empty(array.shape, dtype=target, device="cpu")
+    kind = 2 if target.is_floating_point else 0 if target == torch.bool else 1
+    if _KINDS.get(array.dtype.kind, 3) > kind:
+        raise TypeError(f"rows of {what} are {dtype}, and a list of {array.dtype} is not cast to it: cast it before")
+    if kind != 2:
+        if kind and not torch.iinfo(target).min <= int(array.min()) <= int(array.max()) <= torch.iinfo(target).max:
+            raise ValueError(f"rows of {what} are {dtype}, and values from {array.min()} to {array.max()} do not fit it")
+        return array.astype(numpy_dtype(dtype))
+    exact = torch.from_numpy(array.astype(np.float64))
+    found = exact.to(target)
+    if bool((found.isinf() & ~exact.isinf()).any()):
+        raise ValueError(f"rows of {what} are {dtype}, and values from {array.min()} to {array.max()} do not fit it")
+    return found
 
 
 class _Overlay:
@@ -191,21 +219,27 @@ def update_rows(
     root: str,
     opened: Catalog,
     key: str,
-    new: NewRows,
+    n_ids: int,
+    make: Callable[[], NewRows],
     old: Rows,
     tables: Callable[[str], Int64s],
     *,
     budget: Budget,
     progress: bool,
+    own: FileLock | None,
 ) -> tuple[Catalog, list[str]]:
     """Write new rows of a field, and commit them; return the new catalog, and the keys of all fields in the same file.
 
-    ``opened`` is the commit of which ``old`` are the rows. BusyError if another handle has changed the field since.
+    ``make`` makes the new rows of ``n_ids`` ids, when there is room. ``opened`` is the commit of which ``old`` are the rows. See
+    :class:`Update` for ``own``. BusyError if another handle has changed the field since.
     """
     block_bytes, buffer_bytes = room_for(budget, old.row_bytes)
     unit_bytes = (old.layout.block[1] << 12) + _ROW_BYTES * old.layout.block[0]
-    held = 3 * max(block_bytes // 4, unit_bytes) + buffer_bytes + (2 << 20) + _ID_BYTES * len(new.ids)
-    with budget.reserve(HOLDER, held), Update(root) as update:
+    held = 3 * max(block_bytes // 4, unit_bytes) + buffer_bytes + (2 << 20) + _ID_BYTES * n_ids
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(budget.reserve(HOLDER, held))
+        new = make()
+        update = stack.enter_context(Update(root, own))
         catalog = update.catalog
         check_same_graph(opened, catalog, root)
         record = opened.fields[key]

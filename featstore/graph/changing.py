@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from featstore.changes.append import append_nodes, appended_rows
@@ -10,9 +11,11 @@ from featstore.changes.fields import Place, add_field, remove_field
 from featstore.changes.updates import given_rows, update_rows
 from featstore.config import check_at_least, check_flag
 from featstore.creation.source import ArrayLike
+from featstore.gather.rowindex import resolve_rows
 from featstore.graph.derive.provenance import stale_features
 from featstore.graph.feature import FeatureStore
 from featstore.graph.opendataset import OpenDataset
+from featstore.idmaps.idmap import maps_of
 from featstore.storage.catalog import Catalog
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
 
@@ -88,7 +91,7 @@ class ChangingDataset(OpenDataset):
             The type of nodes or edges, in a graph of several types. The edges of a graph of one type are ``("_", "_", "_")``.
         overwrite : bool
             Replace a feature of that name. Stores of it that were handed out go on reading the old one, whose file is removed
-            when the graph is closed.
+            by the next change, or when the graph is closed.
         progress : bool
             Show a progress bar, on a terminal and in a notebook.
 
@@ -177,6 +180,7 @@ class ChangingDataset(OpenDataset):
                 overwrite=overwrite,
                 budget=self.budget,
                 progress=progress,
+                own=self.snapshot.lock,
             )
             self._adopt(catalog, place, role, name)
 
@@ -212,8 +216,8 @@ class ChangingDataset(OpenDataset):
             A field lacks rows, or is not there; rows have a wrong number, shape or dtype; there would be 2³¹ nodes or more,
             whose ids are wider.
         NotImplementedError
-            The graph has several types, or is a part; or its adjacency is in chunks (:func:`featstore.convert` converts it to
-            ``"csc"`` and back).
+            The graph has several types, or is a part; its nodes have names (:meth:`ids`); or its adjacency is in chunks
+            (:func:`featstore.convert` converts it to ``"csc"`` and back).
         BudgetError, BusyError, CommittedError, FormatError, CorruptionError, OSError
             See :meth:`add_feature`. BusyError also if another handle has changed a field since this one was opened.
 
@@ -231,6 +235,10 @@ class ChangingDataset(OpenDataset):
         self.check_open()
         self.refuse_part("append_nodes()")
         self.refuse_types("append_nodes()")
+        if maps_of(self.catalog):
+            raise NotImplementedError(
+                f"the nodes of {self.path} have names, which new ones would lack: import the tables with the new nodes in them"
+            )
         n, progress = check_at_least("n", n, 1), check_flag("progress", progress)
         snapshot = self.snapshot
         sources = appended_rows(self.catalog, n, features, data)
@@ -245,6 +253,8 @@ class ChangingDataset(OpenDataset):
                 snapshot.blocks_of_patch,
                 budget=self.budget,
                 progress=progress,
+                own=self.snapshot.lock,
+                stale=self.stale_features,
             )
         snapshot.committed(catalog)
         return range(self.num_nodes, self.num_nodes + n)
@@ -280,10 +290,14 @@ class ChangingDataset(OpenDataset):
     def _update(self, place: Place, name: str, ids: Any, rows: Any, progress: Any) -> tuple[Catalog, list[str]]:
         """Write and commit new rows of a field; return the new catalog, and the keys of the fields in the same file."""
         progress, key = check_flag("progress", progress), place.key(name)
+        if key not in self.catalog.fields:
+            raise KeyError(f"{place.label}{name!r} was removed from {self.path}")
         record = self.catalog.fields[key]
         what = f"{place.label}{name}"
-        new = given_rows(repr(what), ids, rows, record.shape, record.dtype, record.parts[0].at or 0)
-        if not len(new.ids):
+        index, axes = resolve_rows(ids, record.shape)
+        make = partial(given_rows, repr(what), index, axes, rows, record.shape, record.dtype, record.parts[0].at or 0)
+        if not len(index):
+            make()  # checks
             return self.catalog, [key]
         snapshot = self.snapshot
         with self.or_closed():
@@ -291,11 +305,13 @@ class ChangingDataset(OpenDataset):
                 self.path,
                 self.catalog,
                 key,
-                new,
+                len(index),
+                make,
                 snapshot.rows_of(record),
                 snapshot.blocks_of_patch,
                 budget=self.budget,
                 progress=progress,
+                own=self.snapshot.lock,
             )
 
     def _change_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
@@ -355,7 +371,7 @@ class ChangingDataset(OpenDataset):
         place = self._place_to_change("remove_feature()", type)
         self._store(place, name)  # a KeyError lists the existing names
         self._check_replaceable(place, name)
-        catalog = remove_field(self.path, self.catalog, place, name)
+        catalog = remove_field(self.path, self.catalog, place, name, self.snapshot.lock)
         of = place.prefix.partition("/")[2]
         if place.is_of_edges:
             self.forget_edge_feature(catalog, name, _key_of(of))
@@ -368,7 +384,8 @@ class ChangingDataset(OpenDataset):
             raise TypeError(f"node data is of a type of nodes, not of edges {type!r}; edges have features: remove_feature()")
         place = self._place_to_change("remove_data()", type)
         self.data_shape(place.label + name)  # a KeyError lists the existing names
-        self.forget_data(remove_field(self.path, self.catalog, place, name), name, place.prefix.partition("/")[2])
+        catalog = remove_field(self.path, self.catalog, place, name, self.snapshot.lock)
+        self.forget_data(catalog, name, place.prefix.partition("/")[2])
 
 
 def _edge_of(name: str) -> tuple[EdgeKey, str]:

@@ -452,8 +452,9 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         ----------
         ids : int, slice, list, integer array of any width, or boolean mask
             The rows to change, as for indexing. Of an id that occurs twice the last row counts, as in NumPy.
-        rows : array or Tensor of self.dtype, shape (len(ids), *self.shape[1:])
-            In memory or memory-mapped; numbers and lists are cast.
+        rows : array or Tensor of self.dtype, shape (*shape of ids, *self.shape[1:])
+            In memory or memory-mapped. Numbers and lists are cast to the dtype if they are of its kind, or of a simpler one
+            (booleans, integers, floats), and in its range.
         progress : bool
             Show a progress bar, on a terminal and in a notebook.
 
@@ -466,11 +467,11 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         Raises
         ------
         IndexError, TypeError, ValueError
-            An id is out of range; rows have a wrong dtype or shape. Nothing is written then.
+            An id is out of range; rows have a wrong dtype or shape, or numbers do not fit. Nothing is written then.
         NotImplementedError
             The store is of a part, or of rows that no file of the dataset has.
         BudgetError
-            The budget has no room for the blocks.
+            The budget has no room for the blocks, or for the ids.
         BusyError
             Another process is writing the dataset, or has changed the feature; or a loader uses the feature's cache.
         CommittedError
@@ -483,7 +484,8 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         Rows are not written in place. An update writes the *blocks* that it changes to a new file, a patch: a block is a page
         of 4 KiB, or the few pages that hold a whole number of rows. Patches are merged as they grow, so that there are at most
         eight, and a block is copied a logarithmic number of times. If more than a quarter of the blocks would lie in patches,
-        the feature is written anew, so the file at most doubles for a moment. Memory: 40 bytes an id, and a few blocks.
+        the feature is written anew, so the file at most doubles for a moment. Memory: 48 bytes an id, and a few blocks.
+        A cache of the feature in this handle has old rows, so it is dropped: make it again with :meth:`cache`.
 
         Whatever was made of the old rows is stale: packs, saved layouts, and features that are being made of it. Features that
         were made of it before keep their rows.

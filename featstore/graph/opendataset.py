@@ -113,7 +113,7 @@ class OpenDataset(StoredGraph):
         catalog, types = self.catalog, self.snapshot.types
         self.num_nodes = catalog.num_nodes
         self.num_edges = catalog.num_edges
-        of_files: dict[str, list[tuple[NodeType, FieldRecord]]] = {}
+        of_types: list[tuple[NodeType, FieldRecord]] = []
         for kind in types.nodes.values():
             n = kind.n if self.own_part is None or self.own_part.row_of is None else self.own_part.n_nodes
             for name, record in catalog.by_role("feature", f"node/{kind.name}").items():
@@ -122,9 +122,8 @@ class OpenDataset(StoredGraph):
                 if types.is_one:
                     self._open_feature_file(name, record)
                 else:
-                    of_files.setdefault(" ".join(part.file for part in record.parts), []).append((kind, record))
-        for fields in of_files.values():
-            self._open_column(fields)
+                    of_types.append((kind, record))
+        self._open_columns(of_types)
         self._list_features()
         for of in types.edges.values():
             for name, record in catalog.by_role("feature", f"edge/{edge_name(of.key)}").items():
@@ -148,6 +147,14 @@ class OpenDataset(StoredGraph):
             data |= {qualified(kind, name): each for name, each in self.catalog.by_role("data", f"node/{kind}").items()}
         self._data_records = data
         self.node_data = Fields("node data", list(data), self._load_data, lambda name: (data[name].dtype, data[name].shape))
+
+    def _open_columns(self, fields: list[tuple[NodeType, FieldRecord]]) -> None:
+        """Open features of types, of which some may share a file."""
+        of_files: dict[str, list[tuple[NodeType, FieldRecord]]] = {}
+        for kind, record in fields:
+            of_files.setdefault(" ".join(part.file for part in record.parts), []).append((kind, record))
+        for of_file in of_files.values():
+            self._open_column(of_file)
 
     def _open_column(self, fields: list[tuple[NodeType, FieldRecord]]) -> None:
         """Open a file of features that some types of nodes share, and a store of the rows of each."""
@@ -410,8 +417,10 @@ class OpenDataset(StoredGraph):
                     self.snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
             column = self.column_of(full)
             self.drop_cache(self._stores[column])
-            kinds = self._column_rows[column].kinds
-            self._open_column([(kind, self.catalog.fields[f"node/{kind.name}/{name}"]) for kind in kinds])
+            del self._stores[column]
+            kinds = self._column_rows.pop(column).kinds
+            # Another handle may have replaced or removed rows of some types: they stay in the old file here, beside the new one.
+            self._open_columns([(kind, self.catalog.fields[f"node/{kind.name}/{name}"]) for kind in kinds])
             self._list_features()
 
     def forget_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
@@ -491,5 +500,4 @@ class OpenDataset(StoredGraph):
         del self._stores[column], self._type_stores[own]
         others = (each for each in self._column_rows.pop(column).kinds if each != kind)
         left = [(each, self.catalog.fields[f"node/{each.name}/{name}"]) for each in others]
-        if left:
-            self._open_column(left)
+        self._open_columns(left)

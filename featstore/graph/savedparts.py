@@ -186,7 +186,7 @@ def save_parts(
     the writer is still held.
     """
     key = PARTS_KEY + name
-    with Update(snapshot.root) as update:
+    with Update(snapshot.root, snapshot.lock) as update:
         if made_of(update.catalog) != made_of(snapshot.catalog):
             raise BusyError("the dataset was replaced since it was opened", snapshot.root)
         files: dict[str, FileRecord] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -126,7 +126,8 @@ def check_memory(path: str, files: Collection[FileRecord], options: Options) -> 
 class Snapshot:
     """One commit of a dataset: its catalog, and every file that the catalog names, ready to be read.
 
-    The snapshot takes over the files and the lock of ``opened``.
+    The snapshot takes over the files and the lock of ``opened``. Its files are open until it is closed, so that a writer which
+    has ``lock`` may remove them, see :func:`~featstore.storage.update.sweep`.
     """
 
     def __init__(self, root: str, opened: DatasetFiles, reader: Reader) -> None:
@@ -138,7 +139,7 @@ class Snapshot:
         self._old_patched: Living[PatchedRows] = Living()
         self._reader = reader
         self._is_superseded = False
-        self._lock, opened.lock = opened.lock, None
+        self.lock, opened.lock = opened.lock, None
         try:
             reader.expect([file.record.n_sums_bytes for file in opened.files.values()])
             for name, file in opened.files.items():
@@ -163,8 +164,8 @@ class Snapshot:
     def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
         """Add an entry or a field that this process has just committed, and its files, to the opened commit.
 
-        Files that are open already stay so; patches over them may be new. OSError if a file cannot be opened; the snapshot is
-        unchanged then.
+        Files that are open already stay so; patches over them may be new. OSError if a file cannot be opened, BudgetError if
+        there is no room for the tables of patches; the snapshot is unchanged then.
         """
         with contextlib.ExitStack() as undo:
             added: dict[str, RowFile] = {}
@@ -174,9 +175,17 @@ class Snapshot:
                 file = undo.enter_context(contextlib.closing(open_file(self.root, catalog.files[name])))
                 added[name] = self._open(file)
                 undo.callback(added[name].close)
+            record, patched = catalog.fields.get(key), {}
+            for name in [part.file for part in record.parts] if record is not None else []:
+                found = self._patched.get(name)
+                if catalog.files[name].patches and (found is None or found[0] != catalog.files[name]):
+                    patched[name] = catalog.files[name], self._patch(catalog.files[name], {**self.files, **added})
             undo.pop_all()
         self.committed(catalog)
         self.files |= added
+        for name in patched.keys() & self._patched.keys():
+            self._old_patched.add(self._patched[name][1])
+        self._patched |= patched
         old, before = self.catalog, self.catalog.fields.get(key)
         self.catalog = replace(
             self.catalog,
@@ -215,19 +224,17 @@ class Snapshot:
         of = self.catalog.files[name]
         if not of.patches:
             return base
-        found = self._patched.get(name)
-        if found is None or found[0] != of:
-            if found is not None:
-                self._old_patched.add(found[1])
-            patches = [(self.files[each.file], self.blocks_of_patch(each.blocks)) for each in of.patches]
-            rows = PatchedRows(base, patches, of.total_rows, of.rows_id, self._reader.budget)
-            found = self._patched[name] = of, rows
-        return found[1]
+        if name not in self._patched:
+            self._patched[name] = of, self._patch(of, self.files)
+        return self._patched[name][1]
+
+    def _patch(self, of: FileRecord, files: Mapping[str, RowFile]) -> PatchedRows:
+        patches = [(files[each.file], _numbers(files[each.blocks])) for each in of.patches]
+        return PatchedRows(files[of.name], patches, of.total_rows, of.rows_id, self._reader.budget)
 
     def blocks_of_patch(self, name: str) -> npt.NDArray[np.int64]:
         """Read the numbers of the blocks of a patch, given the name of their file."""
-        file = self.files[name]
-        return file.read(0, file.n_rows).view("<i8").reshape(-1).astype(np.int64, copy=False)
+        return _numbers(self.files[name])
 
     def file_of(self, record: FieldRecord) -> RowFile:
         """Get the file of a field that lies in one file, without patches over it; VersionError for a field in several."""
@@ -262,12 +269,16 @@ class Snapshot:
         with contextlib.ExitStack() as stack:  # runs all calls, even if one fails
             if is_superseded:
                 stack.callback(sweep_unused, self.root)
-            if self._lock is not None:
-                stack.callback(self._lock.release)
+            if self.lock is not None:
+                stack.callback(self.lock.release)
             for file in (*self.files.values(), *self._replaced):
                 stack.callback(file.close)
             for rows in (*self._old_patched, *(found[1] for found in self._patched.values())):
                 stack.callback(rows.close)
+
+
+def _numbers(file: RowFile) -> npt.NDArray[np.int64]:
+    return file.read(0, file.n_rows).view("<i8").reshape(-1).astype(np.int64, copy=False)
 
 
 def fingerprint_of(catalog: Catalog) -> dict[str, str]:

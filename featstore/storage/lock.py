@@ -1,17 +1,19 @@
 """Locks of a dataset: flock on files inside it, so that the lock of a dead process ends with the process.
 
 A committing writer holds ``writer.lock`` exclusively. Every open dataset holds ``readers.lock`` shared. A sweep of files that
-the catalog no longer names holds it exclusively, so that a snapshot's files stay as long as a process reads it. A process that
-opens the files of a dataset holds ``opening.lock`` shared meanwhile. A process that removes a replaced directory holds it
+the catalog no longer names holds it exclusively, so that a snapshot's files stay as long as another handle reads it. A process
+that opens the files of a dataset holds ``opening.lock`` shared meanwhile. A process that removes a replaced directory holds it
 exclusively: an open file survives its removal, a name does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 
 from featstore.errors import BusyError
 from featstore.storage.calls import close_quietly, flock_fd
@@ -103,6 +105,27 @@ class FileLock:
         except FileNotFoundError:
             return False
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Hold a shared lock exclusively during the block, if nobody else holds it; gives whether that is so.
+
+        flock gives a shared lock up to try, and takes it again afterwards. So the caller holds another lock, which all hold that
+        take this one exclusively.
+        """
+        if self._fd < 0 or os.getpid() != self._pid:
+            yield False
+            return
+        try:
+            try:
+                flock_fd(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.path)
+                is_alone = True
+            except OSError:  # held, or a network file system that gives it only to those who can write
+                is_alone = False
+            yield is_alone
+        finally:
+            if self._fd >= 0:  # else it was released meanwhile
+                flock_fd(self._fd, fcntl.LOCK_SH, self.path)
 
     def release(self) -> None:
         """Release the lock; may be called again. OSError if unlocking an exclusive lock fails: a forked child may hold it."""

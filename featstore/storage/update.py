@@ -104,22 +104,26 @@ def check_file(root: Root, record: FileRecord) -> str:
     return found.path
 
 
-def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
+def sweep(root: str | os.PathLike[str], catalog: Catalog, own: FileLock | None = None) -> list[str]:
     """Remove files that the catalog does not name: unfinished ones, and files that a later commit replaced; return their names.
 
     The caller holds the writer's lock and has written no files yet. So unfinished files, and files of a commit that never
-    happened, belong to a dead writer and are removed at once. Files of earlier commits are removed only while no process reads
-    the dataset. A stripe whose drive fails stays, for the next sweep.
+    happened, belong to a dead writer and are removed at once. Files of earlier commits are removed only while nobody reads the
+    dataset; but ``own`` is the readers' lock of the caller's handle, which has all of its files open. A stripe whose drive fails
+    stays, for the next sweep.
     """
     directory = os.fspath(root)
     named = {name for record in catalog.files.values() for name in (record.name, record.sums_name)}
     removed = []
     with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(FileLock(os.path.join(directory, READERS_LOCK), exclusive=True))
-            is_read = False
-        except BusyError:
-            is_read = True
+        if own is not None and own.is_held and own.in_place:
+            is_read = not stack.enter_context(own.alone())
+        else:
+            try:
+                stack.enter_context(FileLock(os.path.join(directory, READERS_LOCK), exclusive=True))
+                is_read = False
+            except BusyError:
+                is_read = True
 
         def may_be_read(name: str) -> bool:
             rows = _ROWS.fullmatch(name)
@@ -153,11 +157,12 @@ class Update:
     """An update of a dataset under the writer's lock; a context manager. One owner thread.
 
     ``catalog`` is that of the last commit. BusyError if another process, or another handle of this one, is writing. Making the
-    object sweeps files that killed writers left, and files of earlier commits unless the dataset is being read. Leaving without
-    :meth:`commit` leaves the dataset as it was. Readers see the commit when they open the dataset again.
+    object sweeps files that killed writers left, and files of earlier commits unless the dataset is being read, see
+    :func:`sweep` for ``own``. Leaving without :meth:`commit` leaves the dataset as it was. Readers see the commit when they open
+    the dataset again.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], own: FileLock | None = None) -> None:
         self.root = os.fspath(root)
         self._lock = writer_lock(self.root)
         self._writers: list[RowFileWriter] = []
@@ -173,7 +178,7 @@ class Update:
         self._dropped_fields: set[str] = set()
         try:
             self.catalog = read_catalog(self.root)
-            sweep(self.root, self.catalog)
+            sweep(self.root, self.catalog, own)
         except BaseException:
             self._lock.release()
             raise

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.adapters.datasets.tables import EdgeTable, import_tables
 from featstore.errors import BusyError, StaleError
 from featstore.storage.catalog import read_catalog
 
@@ -171,3 +172,13 @@ def test_a_graph_of_types_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=re.escape("append_nodes()")):
         g.append_nodes(1)
     g.close()
+
+
+def test_a_graph_whose_nodes_have_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("from,to\nb,a\nc,b\n")
+    table = EdgeTable(tmp_path / "edges.csv", src="from", dst="to")
+    import_tables(tmp_path / "g", edges=table, progress=False)
+    with featstore.open(tmp_path / "g") as g:
+        with pytest.raises(NotImplementedError, match="have names"):
+            g.append_nodes(2, progress=False)
+        assert len(g.ids()) == g.num_nodes == 3

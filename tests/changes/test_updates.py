@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 import featstore
 from featstore.changes.updates import MOST_PATCHES
-from featstore.errors import BusyError, CorruptionError, StaleError
+from featstore.errors import BudgetError, BusyError, CorruptionError, StaleError
 from featstore.storage.catalog import read_catalog
 from featstore.testing.faults import flipped
 
@@ -153,6 +154,35 @@ def test_a_handle_makes_any_number_of_changes(tmp_path: Path) -> None:
         assert torch.equal(g.features["x"][[40 * 59]], torch.from_numpy(x[59:60]))
 
 
+def test_a_handle_removes_what_it_replaced(tmp_path: Path) -> None:
+    """The disk has the last two states, unless another handle may read older ones."""
+    x = RNG.standard_normal((3000, 256)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    with featstore.open(tmp_path / "g") as g:
+        most = 2 * x.nbytes + sum(bytes_of(tmp_path / "g").values())
+        held = g.features["x"]
+        expected = held[:].clone()
+        for k in range(8):
+            x[: 1500 + k] = k
+            g.features["x"].update(slice(0, 1500 + k), x[: 1500 + k], progress=False)
+            g.add_data("z", np.arange(k), overwrite=True, progress=False)
+            assert sum(bytes_of(tmp_path / "g").values()) <= most
+            assert len([name for name in bytes_of(tmp_path / "g") if ".x." in name]) <= 4
+        assert torch.equal(held[:], expected)
+        with featstore.open(tmp_path / "g") as other:
+            old = x.copy()
+            for k in range(3):
+                x[:2000] = -k
+                g.features["x"].update(slice(0, 2000), x[:2000], progress=False)
+            assert np.array_equal(other.features["x"][:].numpy(), old)
+            assert len([name for name in bytes_of(tmp_path / "g") if ".x." in name]) == 8
+        g.features["x"].update([1], x[:1], progress=False)
+        assert len([name for name in bytes_of(tmp_path / "g") if name.startswith("node.x.")]) == 2
+        g.verify(progress=False)
+    with featstore.open(tmp_path / "g") as g:
+        assert np.array_equal(g.features["x"][:].numpy(), x)
+
+
 def test_edge_features_and_node_data(tmp_path: Path) -> None:
     x = RNG.standard_normal((3000, 8)).astype(np.float32)
     make(tmp_path / "g", x=x)
@@ -199,6 +229,64 @@ def test_types_that_share_a_column(tmp_path: Path) -> None:
     with featstore.open(tmp_path / "g") as g:
         assert np.array_equal(g["a"].features["x"][:].numpy(), x["a"] + 1)
         assert np.array_equal(g["b"].features["x"][:].numpy(), x["b"])
+
+
+def test_a_change_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is committed, and the error says so; the handle shows the old rows, and changes nothing from then on."""
+    x = np.zeros((3000, 8), np.float32)
+    make(tmp_path / "g", x=x)
+
+    def refuse(*_: Any) -> None:
+        raise BudgetError("patch tables needs more", 1)
+
+    with featstore.open(tmp_path / "g") as g:
+        with monkeypatch.context() as patch:
+            patch.setattr("featstore.graph.snapshot.PatchedRows", refuse)
+            with pytest.raises(BudgetError, match=r"'x' is in .*, but opening it failed: patch tables"):
+                g.features["x"].update([1], x[:1] + 1, progress=False)
+        assert not g.features["x"][:].any()
+        with featstore.open(tmp_path / "g") as other:
+            assert other.features["x"][[1, 2], 0].tolist() == [1, 0]
+        with pytest.raises(BusyError, match="open it again"):
+            g.features["x"].update([2], x[:1] + 1, progress=False)
+        old = g.features["x"]
+        g.remove_feature("x")
+        with pytest.raises(KeyError, match="'x' was removed from"):
+            old.update([2], x[:1], progress=False)
+        assert not old[:].any()
+        with featstore.open(tmp_path / "g") as other:
+            assert "x" not in other.features
+
+
+@pytest.mark.parametrize("n_changed", [1, 500])  # a patch, and a file anew
+@pytest.mark.parametrize("removes", [False, True], ids=["overwritten", "removed"])
+def test_a_column_that_another_handle_has_divided(removes: bool, n_changed: int, tmp_path: Path) -> None:
+    """The older handle changes rows of one type: it reads these new rows, and the old ones of the other types."""
+    x = {name: RNG.standard_normal((n, 130)).astype(np.float32) for name, n in (("a", 300), ("b", 500), ("c", 40))}
+    nodes = {name: featstore.Nodes(len(rows), features={"x": rows}) for name, rows in x.items()}
+    edges = {("a", "to", "b"): np.stack([np.arange(300), np.arange(300)])}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges=edges, progress=False).close()
+    with featstore.open(tmp_path / "g") as g:
+        with featstore.open(tmp_path / "g") as other:
+            if removes:
+                other.remove_feature("x", type="a")
+            else:
+                other.add_feature("x", x["a"] * 2, type="a", overwrite=True, progress=False)
+        for name in ("b", "c", "b"):
+            x[name][:n_changed] += 1
+            rows = x[name][:n_changed]
+            found = g[name].features["x"].update(slice(0, len(rows)), rows, progress=False)
+            assert np.array_equal(found[:].numpy(), x[name])
+            for each, rows in x.items():
+                assert np.array_equal(g[each].features["x"][:].numpy(), rows)
+        g.verify(progress=False)
+    with featstore.open(tmp_path / "g") as g:
+        for name in ("b", "c"):
+            assert np.array_equal(g[name].features["x"][:].numpy(), x[name])
+        if removes:
+            assert "x" not in g["a"].features
+        else:
+            assert np.array_equal(g["a"].features["x"][:].numpy(), x["a"] * 2)
 
 
 @pytest.mark.parametrize("width", [60, 2000])
@@ -253,6 +341,11 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
     ([1], np.zeros((1, 9), np.float32), ValueError, "not (1, 9)"),
     ([1], np.zeros((1, 8)), TypeError, "float32, not float64"),
     ([1], np.zeros((1, 8), np.complex64), TypeError, "complex64"),
+    ([[0, 1], [2, 3]], np.zeros((4, 8), np.float32), ValueError, "4 rows of 'x' have shape (2, 2, 8), not (4, 8)"),
+    ([1], torch.zeros(1, 8, device="meta"), TypeError, "dense tensor, with values"),
+    ([1], torch.zeros(1, 8).to_sparse(), TypeError, "torch.sparse_coo"),
+    ([1], [["1"] * 8], TypeError, "<U1 is not cast"),
+    ([1], [[1e39] * 8], ValueError, "1e+39 do not fit"),
 ]
 
 
@@ -266,6 +359,65 @@ def test_wrong_arguments_change_nothing(ids: Any, rows: Any, error: type[Excepti
         assert g.features["x"].update([], np.empty((0, 8), np.float32)) is g.features["x"]
     assert bytes_of(tmp_path / "g") == before
     assert read_catalog(tmp_path / "g").generation == 1
+
+
+LISTS: list[tuple[str, Any, Any]] = [
+    ("int64", [True, 5], [1, 5]),
+    ("int64", [1.9, 0], TypeError),
+    ("int64", [float("nan"), 0], TypeError),
+    ("int64", [2**63 + 5, 2**63], ValueError),
+    ("int64", [2**70, 0], TypeError),
+    ("int64", [None, 0], TypeError),
+    ("int64", (-(2**63), 2**63 - 1), [-(2**63), 2**63 - 1]),
+    ("uint8", [0, 255], [0, 255]),
+    ("uint8", [-1, 0], ValueError),
+    ("int8", [128, 0], ValueError),
+    ("bool", [True, False], [True, False]),
+    ("bool", [1, 0], TypeError),
+    ("float16", [1, 65504], [1, 65504]),
+    ("float16", [65536, 0], ValueError),
+    ("float16", [float("inf"), 2.5], [float("inf"), 2.5]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "rows", "expected"), LISTS)
+def test_lists_are_cast_where_values_fit(dtype: str, rows: Any, expected: Any, tmp_path: Path) -> None:
+    make(tmp_path / "g", x=np.ones(30, dtype))
+    with featstore.open(tmp_path / "g") as g:
+        if isinstance(expected, type):
+            with pytest.raises(expected, match="rows of 'x' are"):
+                g.features["x"].update([4, 2], rows, progress=False)
+            assert g.features["x"][[4, 2]].tolist() == [1, 1]
+        else:
+            assert g.features["x"].update([4, 2], rows, progress=False)[[4, 2]].tolist() == expected
+
+
+def test_ids_of_several_axes(tmp_path: Path) -> None:
+    x = RNG.standard_normal((300, 8)).astype(np.float32)
+    make(tmp_path / "g", x=x)
+    ids, rows = np.array([[7, 1], [-1, 7]]), RNG.standard_normal((2, 2, 8)).astype(np.float32)
+    x[ids] = rows
+    with featstore.open(tmp_path / "g") as g:
+        assert np.array_equal(g.features["x"].update(ids, rows, progress=False)[:].numpy(), x)
+        assert np.array_equal(g.features["x"].update(ids, torch._neg_view(torch.tensor(rows)), progress=False)[7].numpy(), -x[7])
+
+
+def test_room_is_asked_for_before_ids_are_sorted(tmp_path: Path) -> None:
+    n = 400_000
+    path, ids = tmp_path / "g", np.arange(n)[::-1]
+    featstore.OutOfCoreGraph.create(
+        path, np.zeros(n + 1, np.int64), np.empty(0, np.int64), features={"x": np.zeros(n, np.uint8)}, progress=False
+    ).close()
+    with featstore.open(path, memory="16MiB") as g:
+        tracemalloc.start()
+        try:
+            with pytest.raises(BudgetError, match="changes"):
+                g.features["x"].update(ids, np.ones(n, np.uint8), progress=False)
+            assert tracemalloc.get_traced_memory()[1] < 12 * n  # the ids as int64
+        finally:
+            tracemalloc.stop()
+        some = RNG.integers(0, n, 100_000)
+        assert g.features["x"].update(some, np.ones(100_000, np.uint8), progress=False)[:].sum() == len(np.unique(some))
 
 
 def test_damage_of_a_patch_is_found(tmp_path: Path) -> None:

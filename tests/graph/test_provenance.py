@@ -62,6 +62,14 @@ def test_other_nodes_make_a_feature_stale(tmp_path: Path) -> None:
     with featstore.open(tmp_path / "g") as g:
         # Its rows of the new nodes were given, so it is the user's now.
         assert g.stale_features == {}
+        g.aggregate("x", "sum", name="s", overwrite=True, progress=False)
+        g.features["x"].update([0], X[1:2], progress=False)
+        assert g.stale_features == {"s": ["x"]}
+        g.append_nodes(2, dict.fromkeys(g.features, X[:2]), progress=False)
+    with featstore.open(tmp_path / "g") as g:
+        assert set(g.stale_features) == {"s"}  # its old rows are as they were
+        g.aggregate("x", "sum", name="s", overwrite=True, progress=False)
+        assert g.stale_features == {}
 
 
 def test_features_of_types_are_named_as_in_the_graph(tmp_path: Path) -> None:

@@ -70,6 +70,21 @@ def test_a_forked_child_does_not_release_the_parents_lock(tmp_path: Path) -> Non
     FileLock(path, exclusive=True).release()
 
 
+def test_a_reader_that_is_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    with FileLock(path, exclusive=False) as lock:
+        for _ in range(2):
+            with lock.alone() as is_alone:
+                assert is_alone
+                refuses(BusyError, "", lambda: FileLock(path, exclusive=False))
+            with FileLock(path, exclusive=False), lock.alone() as is_alone:
+                assert not is_alone
+            refuses(BusyError, "", lambda: FileLock(path, exclusive=True))  # it is held as before
+    with lock.alone() as is_alone:
+        assert not is_alone
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
