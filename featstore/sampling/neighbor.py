@@ -68,7 +68,7 @@ class NeighborSampler(FanoutSampler):
     With ``weight`` neighbours are drawn one after the other, each in proportion to its weight among those that are left (A-Res).
     So are they with ``replace``, among all. A neighbour of weight 0 is never drawn, also not with a fan-out of -1. A list with
     fewer positive weights than the fan-out gives all of these. Blocks hold no weights: ask for the feature with ``edges=True``
-    and the loader's ``edge_features``.
+    and the loader's ``edge_features``. A positive weight below 1.2e-38 of the mean of its list counts as that much.
 
     A batch is a pure function of the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`). It
     does not depend on caches, threads or the order of batches.

@@ -164,6 +164,24 @@ def test_shapes_and_dtypes_of_a_weight(small_weighted: featstore.OutOfCoreGraph)
         assert np.array_equal(np.sort(numbers), np.flatnonzero(np.round(ARRAYS.weights)))
 
 
+@pytest.mark.parametrize("fanouts", [[-1], [60], [3], [2, -1], [-1, 2]])
+def test_positive_weights_on_the_drive_are_not_needed_for_whole_lists(tmp_path: Path, fanouts: list[int]) -> None:
+    """Lists of 40 to 0 edges, without a weight of 0: turns in which all lists are taken whole, some, or none."""
+    degrees = [40, 3, 0, 1, 7]
+    ends = np.repeat(np.arange(5), degrees)
+    edges = np.stack([np.arange(len(ends)) % 45, ends])
+    w = np.random.default_rng(4).exponential(size=len(ends)).astype(np.float32)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, 45, edge_features={"w": w}, progress=False).close()
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        for replace in (False, True):
+            sampler = NeighborSampler(g, fanouts, replace=replace, edges=True, weight="w")
+            kept = sampler.sample(torch.arange(5))
+            not_in_memory(sampler)
+            assert same(sampler.sample(torch.arange(5)), kept)
+            if fanouts in ([-1], [60]) and not replace:
+                assert kept.blocks[0].edge_pos.sort().values.equal(torch.arange(len(ends)))
+
+
 def test_what_is_no_weight_is_refused(small_weighted: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
     for name, kind, message in (
         ("v", KeyError, "no edge feature 'v'; there is 'column', 'count'"),
