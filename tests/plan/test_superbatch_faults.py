@@ -140,7 +140,10 @@ def run_files_fail(folder: str, step: int) -> None:
         seeds = g.node_data["train_idx"]
         for overlap in (True, False):
             options: dict[str, Any] = {"superbatch": 4, "feature_cache": 0.1, "overlap": overlap, "run_dir": runs, "seed": 3}
+            g.cache_neighbors(0)
             with make_loader(g, sampler, seeds, 40, labels=None, strategy="superbatch", **options) as loader:
+                kept = g.neighbor_cache
+                assert (kept is not None) == overlap, "Ginex has lists while it samples alone"
                 for operation, name in (("write", "ENOSPC"), ("write", "EIO"), ("open", "EMFILE"), ("rename", "ENOSPC")):
                     for fault in sweep(runs, operation, name, step=step):
                         loader.set_epoch(0)
@@ -157,7 +160,7 @@ def run_files_fail(folder: str, step: int) -> None:
                                 assert not fault.fired or len(found) == EPOCH, f"{name} at {operation} {fault.k} went unnoticed"
                         assert same(found, expected[: len(found)])
                         assert not runs.exists()
-                        assert g.neighbor_cache is None
+                        assert g.neighbor_cache is kept
                         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featstore-")]
                 loader.set_epoch(0)
                 assert same([(batch.input_ids, batch.x) for batch in loader], expected)

@@ -163,7 +163,7 @@ def test_bad_seeds_and_options() -> None:
     assert sampler.sample([99]).n_nodes >= 1
     assert repr(sampler).endswith("disjoint=True)")
     again = pickle.loads(pickle.dumps(sampler.__reduce__()[1][1:]))
-    assert again[-1] is True
+    assert again[-2] is True
 
 
 def test_offsets_of_the_kernel() -> None:
