@@ -111,6 +111,11 @@ class NeighborSampler(FanoutSampler):
         self.replace, self.disjoint = check_flag("replace", replace), check_flag("disjoint", disjoint)
         self.weight, self._weights = weight, None if weight is None else self._list_weights(weight)
 
+    @property
+    def weights_bytes(self) -> int:
+        """See :class:`~featstore.sampling.hops.HopSampler`."""
+        return 0 if self._weights is None else self._weights.read_bytes
+
     def __repr__(self) -> str:
         more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges + ", disjoint=True" * self.disjoint
         more += "" if self.weight is None else f", weight={self.weight!r}"
