@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.rowmap import private_array
 from featstore.cache.sharedrows import check_shareable
 from featstore.config import check_at_least, check_flag, parse_cache_size
+from featstore.errors import ClosedError
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
@@ -197,8 +198,8 @@ class NeighborLists:
             return self.cache is not None
 
     def drop_passing(self) -> None:
-        """Drop the cache of a call that is over, unless it is no longer there, or others use it."""
-        with self._graph.locked():
+        """Drop the cache of a call that is over, unless it is no longer there, or others use it, or the graph is closed."""
+        with suppress(ClosedError), self._graph.locked():
             passing, self._passing = self._passing, None
             if passing is not None and self.cache is passing:
                 self.drop()
