@@ -141,6 +141,8 @@ def _sample(graph: Graph, batches: SampledBatches, position: int, rows: Mapping[
     ids = sampled.input_ids.numpy()
     rows_of = {name: len(each.of(ids)) for name, each in rows.items() if each.kinds}
     size = BatchSize(len(ids), stored, held, max(held, drawn), n_edges, scratch, rows_of)
+    # The longest list may be in another batch.
+    size = replace(size, sampling_bytes=size.sampling_bytes + batches.weights_bytes)
     if sampled.copies is not None:
         nodes = sampled.nodes.numpy()
         size = replace(size, delivered_of={name: len(each.of(nodes)) for name, each in rows.items()}, n_nodes=len(nodes))
@@ -197,11 +199,12 @@ def most_of(graph: Graph, batches: SampledBatches, features: Iterable[str] = ())
     for fanout in [-1] if batches.fanouts is None else batches.fanouts:
         nodes = n_nodes if fanout < 0 else min(n_nodes, nodes * (1 + fanout))
         edges += n_edges if fanout < 0 else min(n_edges, (nodes if batches.disjoint else rows) * fanout)
-    held = 8 * rows + 16 * edges
+    held, weights = 8 * rows + 16 * edges, batches.weights_bytes
     if not batches.disjoint:
-        return BatchSize(rows, edges + rows, held, 2 * held, edges)
+        return BatchSize(rows, edges + rows, held, 2 * held + weights, edges)
     held += 16 * nodes
-    return BatchSize(rows, edges + 3 * nodes, held, 2 * held, edges, delivered_of=dict.fromkeys(features, nodes), n_nodes=nodes)
+    delivered = dict.fromkeys(features, nodes)
+    return BatchSize(rows, edges + 3 * nodes, held, 2 * held + weights, edges, delivered_of=delivered, n_nodes=nodes)
 
 
 def _others(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows]) -> list[BatchSize]:
@@ -218,4 +221,5 @@ def _others(graph: Graph, batches: SampledBatches, rows: Mapping[str, NodeRows])
 def is_tight(graph: Graph, batches: SampledBatches, row_bytes: int) -> bool:
     """Tell whether two batches may need more than half of the free memory; a batch is then measured before anything begins."""
     rows = most_rows(graph, batches)
-    return bool(2 * rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)
+    needed = 2 * rows * (row_bytes + ROW_BYTES) + batches.weights_bytes
+    return bool(needed > (graph.budget.available + graph.budget.on_loan) // 2)

@@ -94,6 +94,11 @@ class HopSampler(CheckedSampler):
             self._topology = self._g.topology  # kept, since this takes the graph's lock
         return self._topology
 
+    @property
+    def weights_bytes(self) -> int:
+        """Memory to read the weights of the longest list; 0 without weights, and if they are in memory."""
+        return 0
+
     def stats(self) -> Stats:
         """Return totals since the sampler was made, over all threads.
 

@@ -113,6 +113,19 @@ class ListWeights:
         """Whether the weights are in memory."""
         return self._kept is not None
 
+    @property
+    def read_bytes(self) -> int:
+        """Memory to read the weights of the longest list, or of a turn of shorter ones; 0 if the weights are in memory."""
+        if self.in_memory:
+            return 0
+        n_edges = max(each.kind.n_edges for each in self._of_types)
+        return _BYTES_AN_EDGE * min(n_edges, max(self._most, self._g.topology.largest_degree))
+
+    @property
+    def _most(self) -> int:
+        """The most edges whose weights are read at once, unless a list is longer."""
+        return min(max(self._g.budget.total // (_BYTES_AN_EDGE * _DIVISOR), _LEAST), _MOST)
+
     # -- memory ------------------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -162,7 +175,8 @@ class ListWeights:
             self._load_moved(of, columns)
         for begin in range(kind.first_list, kind.first_list + kind.n_lists, _PIECE):
             stop = min(begin + _PIECE, kind.first_list + kind.n_lists)
-            _core.make_columns(columns, topology.offsets_between(begin, stop) - kind.first_edge)
+            too_long = _core.make_columns(columns, topology.offsets_between(begin, stop) - kind.first_edge)
+            assert too_long < 0, "no list is longer than LONGEST, as the constructor checked"
         return columns
 
     def _load_moved(self, of: _OfType, weights: Doubles) -> None:
@@ -206,7 +220,7 @@ class ListWeights:
                     starts = np.subtract(starts, of.kind.first_edge, out=pool.array((n_dst,), np.int64))
                 n_edges, n_missing = _core.draw(hops, 0, n_dst, fanout, replace, key, kept[number], starts, *arrays, 0, words)
                 return src[:n_edges], dst[:n_edges], n_missing
-        most = min(max(self._g.budget.total // (_BYTES_AN_EDGE * _DIVISOR), _LEAST), _MOST)
+        most = self._most
         first = pool.array((n_dst,), np.int64)
         begin = n_edges = n_missing = 0
         may_skip = of.all_positive and not replace

@@ -68,7 +68,7 @@ class NeighborSampler(FanoutSampler):
     With ``weight`` neighbours are drawn one after the other, each in proportion to its weight among those that are left (A-Res).
     So are they with ``replace``, among all. A neighbour of weight 0 is never drawn, also not with a fan-out of -1. A list with
     fewer positive weights than the fan-out gives all of these. Blocks hold no weights: ask for the feature with ``edges=True``
-    and the loader's ``edge_features``.
+    and the loader's ``edge_features``. A positive weight below 1.2e-38 of the mean of its list counts as that much.
 
     A batch is a pure function of the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`). It
     does not depend on caches, threads or the order of batches.
@@ -110,6 +110,11 @@ class NeighborSampler(FanoutSampler):
         super().__init__(g, fanouts, seed, redraw, edges)
         self.replace, self.disjoint = check_flag("replace", replace), check_flag("disjoint", disjoint)
         self.weight, self._weights = weight, None if weight is None else self._list_weights(weight)
+
+    @property
+    def weights_bytes(self) -> int:
+        """See :class:`~featstore.sampling.hops.HopSampler`."""
+        return 0 if self._weights is None else self._weights.read_bytes
 
     def __repr__(self) -> str:
         more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges + ", disjoint=True" * self.disjoint

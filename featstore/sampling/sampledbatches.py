@@ -156,6 +156,11 @@ class SampledBatches(ABC):
     lists: MacroLists | None = None
     _memos: tuple[Memo, ...] = ()
 
+    @property
+    def weights_bytes(self) -> int:
+        """Memory to read the weights of the longest list, of a sampler whose weights are on the drive now; else 0."""
+        return 0
+
     @abstractmethod
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -244,6 +249,10 @@ class _Reordered(SampledBatches):
         self.disjoint = batches.disjoint
         self.run_length, self.nbytes, self.lists = batches.run_length, batches.nbytes, batches.lists
 
+    @property
+    def weights_bytes(self) -> int:
+        return self._batches.weights_bytes
+
     def __repr__(self) -> str:
         return f"{self._batches!r} {self._name}"
 
@@ -313,6 +322,10 @@ class Drawn(SampledBatches):
         self.order = order = _Orders(batches)
         self.number: Callable[[int], int] = operator.index if self._share is None else self._share.number
         self._coming = None if self._many is None else self._many.coming(lambda epoch: Seeds(order(epoch).seeds, self.number))
+
+    @property
+    def weights_bytes(self) -> int:
+        return 0 if self._hops is None else self._hops.weights_bytes
 
     def __repr__(self) -> str:
         return f"Drawn({self.sampler!r}, {self.batches!r})"

@@ -23,6 +23,7 @@ __all__ = ["DiskQuota", "RunDirectory", "finalize_here", "remove_file", "runs_di
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # marks a parent that was made for run directories, and is removed with the last of them
+RUN_FILES = "run files"  # in messages
 
 
 def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) -> str:
@@ -82,9 +83,10 @@ class DiskQuota:
     delete files that are only kept for reuse.
     """
 
-    def __init__(self, total: int | None, what: str = "run files", path: str | None = None) -> None:
+    def __init__(self, total: int | None, what: str = RUN_FILES, path: str | None = None) -> None:
         self.total = total
         self._what, self._path = what, path
+        self._remedy = ": give a larger disk=, or a smaller length=" if what == RUN_FILES else ""
         self.reclaim: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._used = 0
@@ -106,7 +108,8 @@ class DiskQuota:
             if self.total is not None and self._used + n_bytes > self.total:
                 raise OSError(
                     errno.ENOSPC,
-                    f"{self._what} would take {format_size(self._used + n_bytes)} of a disk budget of {format_size(self.total)}",
+                    f"{self._what} would take {format_size(self._used + n_bytes)} of a disk budget of {format_size(self.total)}"
+                    f"{self._remedy}",
                     self._path or path,
                 )
             self._used += n_bytes

@@ -164,6 +164,51 @@ def test_shapes_and_dtypes_of_a_weight(small_weighted: featstore.OutOfCoreGraph)
         assert np.array_equal(np.sort(numbers), np.flatnonzero(np.round(ARRAYS.weights)))
 
 
+@pytest.mark.parametrize("strategy", ["ondemand", "streamed"])
+def test_a_loader_asks_for_memory_to_read_the_weights_of_the_longest_list(tmp_path: Path, strategy: str) -> None:
+    """Node 0, a seed of the last batch, has 100,000 in-edges: the first batches say nothing of it."""
+    n = 100_000
+    edges = np.concatenate([np.stack([np.arange(n), np.zeros(n, np.int64)]), np.stack([np.arange(2000), np.arange(2000) + 1])], 1)
+    features: dict[str, Any] = {"features": {"x": np.ones((n, 1), np.float32)}, "progress": False}
+    w = {"w": np.ones(edges.shape[1], np.float32)}
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, n, edge_features=w, **features).close()
+    seeds = torch.cat([torch.arange(1, 2000), torch.tensor([0])])
+
+    made = featstore.OnDemand(cache=None) if strategy == "ondemand" else featstore.Streamed(cache=None)
+    delivered = []
+
+    def run(memory: int) -> None:
+        with featstore.open(tmp_path / "g", memory=memory, threads=1) as g:
+            sampler = NeighborSampler(g, [5], weight="w")
+            not_in_memory(sampler)
+            with Loader(g, sampler, seeds, 200, features=["x"], shuffle=False, strategy=made) as loader:
+                delivered.extend(len(batch.seeds) for batch in loader)
+
+    with pytest.raises(BudgetError) as caught:
+        run(3 << 20)
+    assert not delivered
+    run(caught.value.needed)
+    assert sum(delivered) == 2000
+
+
+@pytest.mark.parametrize("fanouts", [[-1], [60], [3], [2, -1], [-1, 2]])
+def test_positive_weights_on_the_drive_are_not_needed_for_whole_lists(tmp_path: Path, fanouts: list[int]) -> None:
+    """Lists of 40 to 0 edges, without a weight of 0: turns in which all lists are taken whole, some, or none."""
+    degrees = [40, 3, 0, 1, 7]
+    ends = np.repeat(np.arange(5), degrees)
+    edges = np.stack([np.arange(len(ends)) % 45, ends])
+    w = np.random.default_rng(4).exponential(size=len(ends)).astype(np.float32)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, 45, edge_features={"w": w}, progress=False).close()
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        for replace in (False, True):
+            sampler = NeighborSampler(g, fanouts, replace=replace, edges=True, weight="w")
+            kept = sampler.sample(torch.arange(5))
+            not_in_memory(sampler)
+            assert same(sampler.sample(torch.arange(5)), kept)
+            if fanouts in ([-1], [60]) and not replace:
+                assert kept.blocks[0].edge_pos.sort().values.equal(torch.arange(len(ends)))
+
+
 def test_what_is_no_weight_is_refused(small_weighted: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
     for name, kind, message in (
         ("v", KeyError, "no edge feature 'v'; there is 'column', 'count'"),

@@ -145,7 +145,7 @@ def test_three_hundred_builders_killed_at_random(tmp_path: Path) -> None:
 def kill_careless(folder: str) -> None:
     """The control, in the child: a builder that works at the final place. Its killed builds are noticed."""
 
-    def build_in_place(self: builddir.BuildDirectory) -> None:
+    def build_in_place(self: builddir.BuildDirectory, kept: str) -> None:
         os.mkdir(self.target)
         self.path = self.target
 

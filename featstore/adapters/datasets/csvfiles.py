@@ -42,7 +42,7 @@ def _arrow(path: str) -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.csv
     except ImportError as error:
-        raise MissingExtraError(f"{path}: reading CSV needs pyarrow ({error}): pip install 'featstore[import]'") from None
+        raise MissingExtraError(f"{path}: reading CSV needs pyarrow ({error}): pip install pyarrow") from None
     load_pandas()
     return pyarrow, pyarrow.csv
 

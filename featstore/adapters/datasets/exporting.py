@@ -319,5 +319,5 @@ def _writer_of(form: str) -> type[_Writer]:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
-            raise MissingExtraError(f"Parquet needs pyarrow ({error}): pip install 'featstore[import]'") from None
+            raise MissingExtraError(f"Parquet needs pyarrow ({error}): pip install pyarrow") from None
     return _WRITERS[form]

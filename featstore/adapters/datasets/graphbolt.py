@@ -101,7 +101,7 @@ class _Metadata:
         try:
             import yaml
         except ImportError as error:
-            text = f"{self.path}: reading it needs PyYAML ({error}): pip install 'featstore[import]'"
+            text = f"{self.path}: reading it needs PyYAML ({error}): pip install pyyaml"
             raise MissingExtraError(text) from None
         with open(self.path, "rb") as file:
             text_bytes = file.read(_MOST_BYTES + 1)

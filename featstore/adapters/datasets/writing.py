@@ -149,7 +149,7 @@ class PaddedLabels(Source):
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         yield from self._source.blocks(max_bytes)
         kind = torch_dtype(self.dtype)
-        none = torch.tensor(float("nan") if kind.is_floating_point else -1, dtype=kind)
+        none = torch.tensor(float("nan") if kind.is_floating_point else -1, dtype=kind, device="cpu")
         step = self._step(max_bytes)
         for first in range(self._source.n_rows, self.n_rows, step):
             rows = none.repeat(min(step, self.n_rows - first), self.row_bytes // none.element_size())

@@ -137,7 +137,7 @@ def draw(Hops hops not None, int64_t begin, int64_t end, int64_t fanout, bint re
                 n = fanout
                 if first[i] < 0 and fanout:
                     bad = i
-            if fanout and first[i] > n_columns - hop.degree[i]:
+            if fanout and first[i] >= 0 and first[i] > n_columns - hop.degree[i]:
                 bad = i
             needed += n
     if bad >= 0:
@@ -228,10 +228,12 @@ def make_columns_of(Hops hops not None, int64_t begin, int64_t end, const int64_
         raise ValueError("more destinations than lists, or than their first columns")
     with nogil:
         for i in range(begin, end):
+            if first[i] < 0:
+                continue
             if first[i] > n - hops.hop.degree[i] or hops.hop.degree[i] > FS_LONGEST:
                 is_bad = True
                 break
-            if first[i] >= 0 and hops.hop.degree[i]:
+            if hops.hop.degree[i]:
                 fs_make_columns(&weights[first[i]], hops.hop.degree[i])
     if is_bad:
         raise ValueError(f"the weights of list {i} are not there")

@@ -233,10 +233,10 @@ FS_INLINE int64_t fs_take_positive(const fs_column *columns, int64_t degree, int
 FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, fs_trials *trials)
 {
     const int64_t degree = hop->degree[i], fanout = hop->fanout;
-    const fs_column *columns = hop->columns + hop->first[i];
+    const fs_column *columns = hop->first[i] < 0 ? NULL : hop->columns + hop->first[i];
     trials->n_ahead = 0;
     if (!fs_is_weighed(hop, i)) {
-        for (int64_t j = 0; hop->first[i] >= 0 && fanout && j < degree && j < 64; j += 8)
+        for (int64_t j = 0; columns && fanout && j < degree && j < 64; j += 8)
             fs_fetch(columns + j);
         return;
     }
