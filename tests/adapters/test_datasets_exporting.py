@@ -133,7 +133,7 @@ def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         refuses(BudgetError, "", lambda: export(g, tmp_path / "out", memory="1GiB"))
         with monkeypatch.context() as patched:
             patched.setitem(sys.modules, "pyarrow.parquet", None)
-            refuses(MissingExtraError, r"featstore\[import\]", lambda: export(g, tmp_path / "out", "parquet"))
+            refuses(MissingExtraError, r"pip install pyarrow", lambda: export(g, tmp_path / "out", "parquet"))
         with monkeypatch.context() as patched:
             patched.setattr(exporting, "_paired", lambda *columns: 1 / 0)
             refuses(ZeroDivisionError, "", lambda: export(g, tmp_path / "out", progress=False))
