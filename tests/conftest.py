@@ -195,6 +195,13 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(sys.modules[module], constant, 61)
 
 
+@pytest.fixture
+def no_kept_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no loader keep neighbour lists by itself: for tests about reads of lists, or about other memory."""
+    for module in ("lists", "auto"):
+        monkeypatch.setattr(f"featstore.strategies.{module}.may_keep_lists", lambda context: False)
+
+
 # -- data ----------------------------------------------------------------------------------------------------------------------
 
 
