@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -50,9 +52,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two processors: a test waits for the drive for a third of its time and more."""
-    n_processors = len(os.sched_getaffinity(0))
-    return n_processors + (n_processors + 1) // 2
+    """Two workers for each processor: a test waits for half of its time, for the drive, for children and for time-outs."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
+TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each of several workers begin to import elsewhere, if all tests are collected.
+
+    In a fresh clone the assertions of a module are rewritten by the worker that comes to it first, and read by the others, which
+    would all rewrite the same module at a time.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or [Path(each).resolve() for each in session.config.args] != [TESTS]:
+        return
+    paths = sorted(TESTS.rglob("test_*.py"))
+    first = int(worker["workerid"].removeprefix("gw")) * len(paths) // worker["workercount"]
+    for path in paths[first:] + paths[:first]:
+        with contextlib.suppress(Exception):  # it is told when the module is collected
+            importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
