@@ -103,11 +103,14 @@ class PackingPasses:
         Other bytes moved in an epoch: missed rows, written to extents and read from them.
     n_gathered : int
         Bytes gathered in an epoch: every row of every batch.
+    n_extents : int, optional
+        Bytes of an epoch's extents, as the disk is provided for. None: half of ``n_others``.
     """
 
     n_bytes: int
     n_others: int
     n_gathered: int = 0
+    n_extents: int | None = None
 
     @property
     def cheap(self) -> int:
@@ -171,9 +174,10 @@ def judge_length(
     return Length(size, -(-n_batches // max(1, size)), advice)
 
 
-def passes_over(n_bytes: int, n_batches: int, gathered: int, miss_share: float) -> PackingPasses:
-    """Compute the cost of passes over features of ``n_bytes``: a batch has ``gathered`` bytes, of which a share is not cached."""
-    return PackingPasses(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
+def passes_over(n_bytes: int, n_batches: int, gathered: int, misses: Misses, capacity: int) -> PackingPasses:
+    """Compute the cost of passes over features of ``n_bytes``: a batch has ``gathered`` bytes, the caches ``capacity`` rows."""
+    packed, most = (int(gathered * share) * n_batches for share in (misses.of_epoch(capacity), misses.share(capacity)))
+    return PackingPasses(n_bytes, 2 * packed, gathered * n_batches, most)
 
 
 def least_size(planning: Planning, n_batches: int) -> int:
@@ -291,7 +295,9 @@ def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPas
     disk = planning.disk
     if disk is None:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // FREE
-    packed = 0 if passes is None else passes.n_others // 2
+    packed = 0
+    if passes is not None:
+        packed = passes.n_others // 2 if passes.n_extents is None else passes.n_extents
     if planning.overlap and n_batches * stored + packed // 2 < disk:  # `stored` includes a half of them
         return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
