@@ -34,7 +34,7 @@ MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # longer superbatches are no reason to plan with next positions on disk
 SEVERAL = 2  # an epoch that moves more than this many times the minimum is worth a warning
 FREE = 2  # this fraction of the free disk is used if the user sets no limit
-LEAST = 2  # superbatches of an epoch without look-ahead: one is made while the other runs
+LEAST = 2  # superbatches of an epoch without look-ahead, if one can be made while the other runs
 CHEAP, MOST_CHEAP = 4, 8  # passes are cheap if they read at most 1/CHEAP of the other bytes moved, and are at most MOST_CHEAP
 
 
@@ -116,6 +116,11 @@ class PackingPasses:
     def cheap(self) -> int:
         """Number of passes that cost little, since a superbatch is made while the previous one is gathered and trained on."""
         return max(1, min(MOST_CHEAP, (self.n_others + self.n_gathered) // (CHEAP * max(1, self.n_bytes))))
+
+    @property
+    def least(self) -> int:
+        """Number of superbatches of an epoch without look-ahead: two, if one is gathered about as long as the next is packed."""
+        return LEAST if LEAST * self.n_bytes <= self.n_gathered + self.n_others // 2 else 1
 
     def are_few(self, n: int) -> bool:
         """Tell whether ``n`` passes read no more than all other bytes moved; one pass always counts as few."""
@@ -239,7 +244,7 @@ def choose_size(planning: Planning, n_batches: int, n_accesses: int, stored: int
 
 def _longest(planning: Planning, n_batches: int, passes: PackingPasses) -> int:
     """Compute the most batches of a superbatch that still give the epoch as many superbatches as passes are cheap."""
-    return -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else LEAST))
+    return -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else passes.least))
 
 
 def what_would_help(
