@@ -254,13 +254,5 @@ def cache_neighbors(
     cache, unless only saving failed.
     """
     self.neighbor_lists.choose(
-        budget,
-        policy,
-        counts=counts,
-        parts=parts,
-        seed=seed,
-        edges=edges,
-        save=save,
-        progress=progress,
-        shared=shared,
+        budget, policy, counts=counts, parts=parts, seed=seed, edges=edges, save=save, progress=progress, shared=shared
     )
