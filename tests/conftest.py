@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,16 +104,17 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _threads() -> dict[int, str]:
-    """Threads that Python knows and native ones that the library named, by thread id."""
-    found = {thread.native_id or 0: thread.name for thread in threading.enumerate()}
-    for task in os.listdir("/proc/self/task"):
+def _threads(known: Set[str] = frozenset()) -> dict[str, str]:
+    """Threads that are not ``known``: those of Python, and native ones that the library named, by thread id."""
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    found = {}
+    for task in set(os.listdir("/proc/self/task")) - known:
         try:
-            name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+            name = names.get(task) or Path(f"/proc/self/task/{task}/comm").read_text().strip()
         except OSError:
             continue  # it ended meanwhile
-        if name.startswith(("fs-", "featstore")):
-            found[int(task)] = name
+        if task in names or name.startswith(("fs-", "featstore")):
+            found[task] = name
     return found
 
 
@@ -122,7 +123,6 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.descriptors = _descriptors()
-        self.threads = _threads()
         self.tasks = set(os.listdir("/proc/self/task"))  # those that have not named themselves yet, too
 
     def leaked(self, patience_s: float = 30.0) -> list[str]:
@@ -130,11 +130,7 @@ class Snapshot:
         deadline = time.monotonic() + patience_s
         while True:
             new = [f"fd {fd}: {what}" for fd, what in _descriptors().items() if self.descriptors.get(fd) != what]
-            new += [
-                f"thread {tid}: {name}"
-                for tid, name in _threads().items()
-                if tid not in self.threads and str(tid) not in self.tasks
-            ]
+            new += [f"thread {task}: {name}" for task, name in _threads(self.tasks).items()]
             if not new or time.monotonic() > deadline:
                 return new
             gc.collect()
