@@ -14,6 +14,7 @@ from featstore.errors import BudgetError, BusyError, CorruptionError, FeatstoreE
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.pack.offline import Pack
 from featstore.pack.record import RECORD, SAMPLES
+from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.drive import measure_drive
 from featstore.storage.reader import Reader
@@ -112,7 +113,8 @@ def rates(path: str, graph: OutOfCoreGraph | None, backend: str) -> Finding:
     except CorruptionError as error:
         return Finding("drive", "error", "not measured", brief(error), RESTORE)
     except OSError as error:
-        return Finding("drive", "warning", "not measured", brief(error), "give a directory that may be written")
+        cause = f"{os.path.dirname(run_dir)} may not be written" if error.errno in CANNOT_WRITE else brief(error)
+        return Finding("drive", "warning", "not measured", cause, "give a directory that may be written, with room for 64 MiB")
     values = asdict(speed)
     of = f"reads {speed.bandwidth / 1e9:.2f} GB/s, writes {speed.write_bandwidth / 1e9:.2f} GB/s"
     text = f"{of}, {speed.iops:,.0f} random reads a second"

@@ -156,7 +156,8 @@ def test_another_drive_has_the_files_of_runs(dataset: str, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("error", "status", "cause", "remedy"),
     [
-        (OSError(errno.EROFS, "Read-only file system", "/here"), "warning", "/here: Read-only file system", "may be written"),
+        (OSError(errno.EROFS, "Read-only file system", "/here"), "warning", "{} may not be written", "may be written"),
+        (OSError(errno.ENOSPC, "No space left", "/here"), "warning", "/here: No space left", "room for 64 MiB"),
         (BudgetError("reads need more", 1 << 20), "warning", "reads need more", "more memory"),
         (CorruptionError("a page is not what was written", "/g/x"), "error", "/g/x: ", "featstore verify"),
     ],
@@ -170,5 +171,5 @@ def test_a_drive_that_cannot_be_measured(
     monkeypatch.setattr(contents, "measure_drive", fails)
     found = contents.rates(str(tmp_path), None, "auto")
     assert (found.status, found.text) == (status, "not measured")
-    assert found.cause.startswith(cause)
+    assert found.cause.startswith(cause.format(tmp_path))
     assert remedy in found.remedy
