@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import check_at_least
-from featstore.creation.build import Builder, build_memory, write_pairs
+from featstore.creation.build import build_memory, write_pairs
+from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.cleaning import Cleaning
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import Field, check_edge_rows, check_field_name, open_fields, total_bytes
 from featstore.creation.source import ArrayLike, Source
+from featstore.creation.steps import BuildSteps, Inputs
 from featstore.creation.topologyfiles import Form
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
@@ -181,8 +183,12 @@ def create_typed(
     overwrite: bool = False,
     progress: bool = True,
     memory: int | str | None = None,
+    inputs: Inputs | None = None,
 ) -> None:
-    """Write a dataset of several types; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
+    """Write a dataset of several types; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it.
+
+    ``inputs`` as of :func:`~featstore.creation.build.from_edge_index`.
+    """
     form = Form.of(topology, chunk_bytes, stripes, path)
     n_bytes = build_memory(memory, form)
     node_types = _check_nodes(nodes)
@@ -209,15 +215,23 @@ def create_typed(
     n_known = sum(known) if len(known) == len(lists) else None
     total = sum(map(total_bytes, (*of_nodes.values(), *of_edges.values())))
 
+    n_read: dict[str, int] = {}  # edges, by type
+
     def check(_: int) -> None:
+        if not n_read:  # otherwise an earlier call has read them
+            n_read.update((edge_name(key), each.n_edges) for key, each in lists.items())
         for key, fields in of_edges.items():
             with _of_edges(key):
-                check_edge_rows(fields, lists[key].n_edges)
+                check_edge_rows(fields, n_read[edge_name(key)])
 
     cleaning = Cleaning(coalesce=False, remove_self_loops=False, to_undirected=False)
-    with BuildDirectory(path, overwrite=overwrite) as build:
+    inputs = inputs_of(inputs, form)
+    with BuildDirectory(path, overwrite=overwrite, resume=inputs.digest) as build:
+        steps = BuildSteps(build.path, build.target, inputs, progress=progress)
+        steps.begin()
+        n_read = steps.more.setdefault("read", n_read)
         with Progress("create", total + cleaning.work_bytes(n_known or 0, 24), progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+            builder = Builder(build.path, n_bytes, bar, steps)
 
             def pairs(n: int) -> Iterator[tuple[Int64s, Int64s]]:
                 for key, each in lists.items():
@@ -239,5 +253,5 @@ def create_typed(
                 with _of_edges(key):
                     for _, role, of, source in fields:
                         builder.add(f"edge/{edge_name(key)}", role, of, source)
-        builder.finish(Types.of(counts, {key: each.n_edges for key, each in lists.items()}), form)
+        builder.finish(Types.of(counts, {key: n_read[edge_name(key)] for key in lists}), form)
         build.commit()

@@ -15,10 +15,12 @@ import torch
 
 from featstore.adapters.datasets.arrays import check_rows
 from featstore.adapters.datasets.edges import EdgeList, RepeatedRows
+from featstore.adapters.datasets.recipes import inputs_of_folder
 from featstore.adapters.datasets.report import Report
 from featstore.config import user_path
 from featstore.creation.build import from_edge_index
 from featstore.creation.source import ArrayLike, Source, numpy_dtype, open_source, torch_dtype
+from featstore.creation.steps import Inputs
 from featstore.creation.typed import Edges, Nodes, create_typed
 from featstore.errors import FormatError
 from featstore.storage.catalog import current_catalog
@@ -79,19 +81,30 @@ class FoundEdges:
 
 
 class Labels(Source):
-    """Labels that are counted while they are read: ``n_missing`` rows are all NaN, or all negative whole numbers."""
+    """Labels that are counted while they are read: rows that are all NaN, or all negative whole numbers, are missing."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source.name, source.dtype, source.shape)
-        self._source, self.n_missing = source, 0
+        self._source = source
+        self._counts: dict[str, int] = {}
+        self._key = "missing"
+
+    def count_in(self, counts: dict[str, int], name: str) -> None:
+        """Put the number of missing rows into ``counts``, once all are read."""
+        self._counts, self._key = counts, f"missing {name}"
+
+    @property
+    def n_missing(self) -> int:
+        return self._counts[self._key]
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
-        self.n_missing = 0
+        n_missing = 0
         for block in self._source.blocks(max_bytes):
             rows = torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))
             missing = rows.isnan() if rows.is_floating_point() else rows < 0
-            self.n_missing += int(missing.all(1).sum())
+            n_missing += int(missing.all(1).sum())
             yield block
+        self._counts[self._key] = n_missing
 
 
 class CheckedIds(Source):
@@ -216,11 +229,14 @@ def write(
 
     Notes
     -----
-    Raises as ``from_edge_index`` and ``create`` do. After an error there is no new dataset, and an old one is as it was.
+    Raises as ``from_edge_index`` and ``create`` do. After an error there is no new dataset, and an old one is as it was. If the
+    call is killed, or the drive is full, the same call goes on with the adjacency and the fields that were finished, as long as
+    all files are the same.
     """
     begin = time.perf_counter() if begin is None else begin
     notes = list(notes or [])
     check_room(os.fspath(folder), sum(each.n for each in nodes.values()), path)
+    options["inputs"] = _inputs(source, folder, path, nodes, edges, reverse)
     if set(nodes) == {ONE_NODE}:
         _write_one(path, nodes[ONE_NODE], edges[ONE_EDGE], options)
         if reverse:
@@ -248,6 +264,34 @@ def write(
                 found.splits[full] = open_source(name, field_).n_rows
     found.seconds = time.perf_counter() - begin
     return found
+
+
+def _inputs(
+    source: str,
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    nodes: Mapping[str, FoundNodes],
+    edges: Mapping[EdgeKey, FoundEdges],
+    reverse: bool,
+) -> Inputs:
+    """Describe all that is read, and have it counted where a later call finds the counts."""
+    fields: dict[str, ArrayLike] = {}
+    for kind, each in nodes.items():
+        for role, given in (("feature", each.features), ("data", each.data)):
+            fields.update((f"{role} {qualified(kind, name)}", value) for name, value in given.items())
+    of_edges = {}
+    for key, found in edges.items():
+        of_edges[edge_name(key)] = [found.edges.name, found.edges.n_edges, found.both]
+        fields.update((f"feature {qualified(edge_name(key), name)}", value) for name, value in found.features.items())
+    sizes = {kind: each.n for kind, each in nodes.items()}
+    inputs = inputs_of_folder(folder, path, fields, source=source, nodes=sizes, edges=of_edges, reverse=reverse)
+    for kind, each in nodes.items():
+        for name, value in each.data.items():
+            if isinstance(value, Labels):
+                value.count_in(inputs.counts, qualified(kind, name))
+    for key, found in edges.items():
+        found.edges.count_in(inputs.counts, edge_name(key))
+    return inputs
 
 
 def _write_one(path: str | os.PathLike[str], nodes: FoundNodes, found: FoundEdges, options: Mapping[str, Any]) -> None:

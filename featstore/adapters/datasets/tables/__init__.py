@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -26,10 +27,14 @@ except ImportError as error:
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.tables.columns import Column
 from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable
-from featstore.adapters.datasets.tables.importer import Counts, Importer
+from featstore.adapters.datasets.tables.importer import Importer
+from featstore.adapters.datasets.tables.opened import Tables
+from featstore.adapters.datasets.tables.reading import Counts
 from featstore.config import check_flag, user_path
-from featstore.creation.build import Builder, build_memory
+from featstore.creation.build import build_memory
+from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.cleaning import Cleaning
+from featstore.creation.steps import BuildSteps, Inputs
 from featstore.creation.topologyfiles import Form
 from featstore.creation.typed import check_types
 from featstore.progress import Progress
@@ -127,14 +132,19 @@ def import_tables(
     cleaning = Cleaning.of(coalesce, False, to_undirected, edge_features, stripes)
     form = Form.of(topology, chunk_bytes, stripes, path)
     n_bytes = build_memory(memory, form)
-    importer = Importer(of_nodes, of_edges, missing=missing, drop_loops=remove_self_loops, memory=n_bytes, progress=progress)
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("import", importer.n_bytes, progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+    tables = Tables(of_nodes, of_edges, n_bytes)
+    importer = Importer(tables, missing=missing, drop_loops=remove_self_loops, memory=n_bytes, progress=progress)
+    recipe = {"files": Inputs.of_files(tables.files), **tables.describe(), "missing": missing, "loops": remove_self_loops}
+    inputs = inputs_of(Inputs(recipe), form, cleaning=dataclasses.astuple(cleaning))
+    with BuildDirectory(path, overwrite=overwrite, resume=inputs.digest) as build:
+        steps = BuildSteps(build.path, build.target, inputs, progress=progress)
+        steps.begin()
+        with Progress("import", tables.n_bytes, progress) as bar:
+            builder = Builder(build.path, n_bytes, bar, steps)
             types, maps = importer.run(builder, cleaning, form)
         builder.finish(types, form, extra=maps)
         build.commit()
-    report = _report(os.path.abspath(user_path(path)), importer.files, importer.counts)
+    report = _report(os.path.abspath(user_path(path)), tables.files, importer.counts)
     report.seconds = time.perf_counter() - started
     return report
 
