@@ -13,6 +13,7 @@ from typing import Any
 
 import xxhash
 
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import Source
 from featstore.creation.steps import BuildSteps, Field, Inputs
 from featstore.creation.topologyfiles import Form
@@ -151,11 +152,11 @@ class Builder:
         write_catalog(self.directory, Catalog(dataset, self.files, self.fields, dict(extra or {})))
 
 
-def inputs_of(inputs: Inputs | None, form: Form, **options: Any) -> Inputs:
+def inputs_of(inputs: Inputs | None, options: CreateOptions) -> Inputs:
     """Add to a recipe what making a dataset adds. With stripes no call goes on, as their files lie elsewhere."""
-    if inputs is None or form.stripes:
+    if inputs is None or options.form.stripes:
         return Inputs(None, {} if inputs is None else inputs.counts)
-    return inputs.with_options(form=form.entry(), release=_release(), **options)
+    return inputs.with_options(form=options.form.entry(), cleaning=vars(options.cleaning), release=_release())
 
 
 def _release() -> str:

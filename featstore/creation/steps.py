@@ -26,7 +26,7 @@ from featstore.progress import note
 from featstore.storage.builddir import BUILD_STATE
 from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
-from featstore.storage.layout import RowLayout, choose_layout
+from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
@@ -89,6 +89,13 @@ class _Left:
     @property
     def final(self) -> list[str]:
         return [self.name, f"{self.name}.sums"]
+
+    def is_in(self, folder: str) -> bool:
+        """Check whether its rows are there, under one name or the other, as far as the record says."""
+        for name in (self.temporary[0], self.final[0]):
+            with contextlib.suppress(FileNotFoundError):
+                return os.stat(os.path.join(folder, name)).st_size >= (self.state.offset if self.state.offset > PAGE_BYTES else 0)
+        return False
 
 
 class Steps:
@@ -398,15 +405,15 @@ class BuildSteps(Steps):
             return
         is_kept = os.path.lexists(self._state_path)
         why = self._take_over()
+        if not all(each.is_in(self.folder) for each in self._left.values()):  # others have what follows from their rows
+            why = "what an earlier call left is cut short"
         if why is None:
             self._inputs.counts.update(self.more["counts"])
             self.more["counts"] = self._inputs.counts
             note(f"featstore: going on with {self.name!r}, which an earlier call had begun", self._shows)
             return
         note(f"featstore: making {self.name!r} from the start: {why}", self._shows and is_kept)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._state_path)
-        self._sweep()
+        self.restart()
 
     def restart(self) -> None:
         """Forget, and remove, all that was made so far; writers are closed."""

@@ -9,8 +9,9 @@ from typing import Any, Literal, overload
 import torch
 
 from featstore.cache.base import Policy
-from featstore.config import Options, check_flag, user_path
+from featstore.config import Options, check_flag
 from featstore.creation import build
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import StaleError
@@ -207,44 +208,18 @@ class OutOfCoreGraph(ChangingDataset):
         >>> g["paper"].features["x"][2]
         tensor([0., 0., 1.], dtype=torch.float64)
         """
+        options = CreateOptions.of(
+            path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
+        )
         if nodes is not None or edges is not None:
             arrays = {"indptr": indptr, "indices": indices, "features": features, "node_data": node_data}
-            refuse_one_type(
-                arrays | {"edge_features": edge_features},
-                {"coalesce": coalesce, "remove_self_loops": remove_self_loops, "to_undirected": to_undirected},
-            )
-            create_typed(
-                path,
-                {} if nodes is None else nodes,
-                {} if edges is None else edges,
-                topology=topology,
-                chunk_bytes=chunk_bytes,
-                stripes=stripes,
-                overwrite=overwrite,
-                progress=progress,
-                memory=memory,
-            )
-            return cls._open_made(path, memory)
-        if indptr is None or indices is None:
+            refuse_one_type(arrays | {"edge_features": edge_features}, options.cleaning)
+            create_typed(options, {} if nodes is None else nodes, {} if edges is None else edges)
+        elif indptr is None or indices is None:
             raise TypeError("a graph is made of indptr and indices, or of nodes and edges")
-        build.create(
-            path,
-            indptr,
-            indices,
-            features,
-            node_data,
-            edge_features=edge_features,
-            coalesce=coalesce,
-            remove_self_loops=remove_self_loops,
-            to_undirected=to_undirected,
-            topology=topology,
-            chunk_bytes=chunk_bytes,
-            stripes=stripes,
-            overwrite=overwrite,
-            progress=progress,
-            memory=memory,
-        )
-        return cls._open_made(path, memory)
+        else:
+            build.create(options, indptr, indices, features, node_data, edge_features)
+        return cls._open_made(options)
 
     @classmethod
     def from_edge_index(
@@ -301,24 +276,11 @@ class OutOfCoreGraph(ChangingDataset):
         The sort also handles a single destination with more in-neighbours than memory holds. Each pair is written and read once,
         and once more for every level at which its bucket had to be split.
         """
-        build.from_edge_index(
-            path,
-            edge_index,
-            num_nodes,
-            features,
-            node_data,
-            edge_features=edge_features,
-            coalesce=coalesce,
-            remove_self_loops=remove_self_loops,
-            to_undirected=to_undirected,
-            topology=topology,
-            chunk_bytes=chunk_bytes,
-            stripes=stripes,
-            overwrite=overwrite,
-            progress=progress,
-            memory=memory,
+        options = CreateOptions.of(
+            path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
         )
-        return cls._open_made(path, memory)
+        build.from_edge_index(options, edge_index, num_nodes, features, node_data, edge_features)
+        return cls._open_made(options)
 
     @classmethod
     def from_pyg(
@@ -354,11 +316,11 @@ class OutOfCoreGraph(ChangingDataset):
         return made
 
     @classmethod
-    def _open_made(cls, path: str | os.PathLike[str], memory: int | str | None) -> OutOfCoreGraph:
+    def _open_made(cls, made: CreateOptions) -> OutOfCoreGraph:
         """Open a dataset that was just made; an error says that it need not be made again."""
-        where = os.path.abspath(user_path(path))
+        where = os.path.abspath(made.path)
         with opening_committed(f"the dataset at {where} is complete and in place, but opening it failed", where):
-            return cls.open(path, memory=memory)
+            return cls.open(made.path, memory=made.memory)
 
     @classmethod
     def open(

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import check_flag, format_size, parse_memory, user_path
-from featstore.creation.build import LEAST_MEMORY, count_ids
+from featstore.creation.build import count_ids
 from featstore.creation.builder import Builder, file_stem
+from featstore.creation.options import LEAST_MEMORY
 from featstore.creation.steps import FILES, BuildSteps, Field, Inputs
 from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, lists_in_order, open_topology_files, stored_ids
 from featstore.errors import BudgetError, CorruptionError, FormatError

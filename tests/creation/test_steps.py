@@ -103,15 +103,21 @@ def test_a_record_brings_back_counts_arrays_and_files(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [BUILD_STATE]
 
 
-@pytest.mark.parametrize("damage", ["recipe", "kept file", "finished file", "record", "release"])
+@pytest.mark.parametrize("damage", ["recipe", "kept file", "finished file", "unfinished file", "record", "release"])
 def test_what_cannot_be_gone_on_with_is_removed(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = begun(tmp_path)
     steps.writer(0, Field(0, (), "uint8"), 64 << 10, name="a.rows").write(rows(1, 0, 9))
     steps.finish(0)
     (tmp_path / "kept").touch()
     steps.kept.add("kept")
-    steps.skip(1)
-    if damage in ("kept file", "finished file"):
+    steps.writer(1, Field(0, (), "uint8"), 64 << 10, name="b.rows").write(rows(1, 0, 20_000))
+    steps.keep()
+    steps.leave()
+    assert begun(tmp_path).is_done(0)
+    if damage == "unfinished file":
+        (left,) = tmp_path.glob("b.rows.*.tmp")
+        os.truncate(left, 10_000)
+    elif damage in ("kept file", "finished file"):
         (tmp_path / ("kept" if damage == "kept file" else "a.rows")).unlink()
     elif damage == "record":
         os.truncate(tmp_path / BUILD_STATE, 100)

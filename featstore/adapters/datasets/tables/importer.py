@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ from featstore.adapters.datasets.tables.reading import Counts, Reading, names_of
 from featstore.adapters.datasets.tables.stepfiles import StepFiles
 from featstore.creation.build import write_pairs
 from featstore.creation.builder import Builder
-from featstore.creation.cleaning import Cleaning
 from featstore.creation.extsort import PairSorter
-from featstore.creation.topologyfiles import Form
+from featstore.creation.options import CreateOptions
 from featstore.idmaps.numbering import MemoryNumbers, Numbers, Room, SpilledNumbers, TableFullError
 from featstore.progress import Progress
 from featstore.topology.types import EdgeKey, Types, edge_name
@@ -36,12 +36,14 @@ class Importer:
     ``counts`` are those of what was read, when all is done.
     """
 
-    def __init__(self, tables: Tables, *, missing: str, drop_loops: bool, memory: int, progress: bool) -> None:
-        self._tables, self._memory, self._shows = tables, memory, progress
-        self._missing, self._drop_loops = missing, drop_loops
+    def __init__(self, tables: Tables, missing: str, options: CreateOptions) -> None:
+        self._tables, self._missing, self._options, self._memory = tables, missing, options, options.work_bytes
+        # Loops are left out while edges are read, with their rows of features.
+        self._cleaning = replace(options.cleaning, remove_self_loops=False)
+        self._cleaning.refuse_rows({name: each for table in tables.edges.values() for name, each in table.features.items()})
         self.counts = Counts()
 
-    def run(self, builder: Builder, cleaning: Cleaning, form: Form) -> tuple[Types, dict[str, Any]]:
+    def run(self, builder: Builder) -> tuple[Types, dict[str, Any]]:
         """Write all files; return the types, and the catalog's entries of the maps of ids. An earlier call is gone on with."""
         files, steps = StepFiles(self._tables, builder), builder.steps
         if steps.is_done(files.last_step):
@@ -58,12 +60,13 @@ class Importer:
         read = steps.more["read"]
         self.counts = Counts.of_json(read["counts"])
         self._register(builder, files, read)
-        return self._write_edges(builder, cleaning, form, read), read["maps"]
+        return self._write_edges(builder, read), read["maps"]
 
     def _read(self, builder: Builder, files: StepFiles, numbers: Mapping[str, Numbers], counts: Counts, *, keeps: bool) -> None:
-        options: dict[str, Any] = {"missing": self._missing, "drop_loops": self._drop_loops, "keeps": keeps}
+        drop_loops = self._options.cleaning.remove_self_loops
         with contextlib.ExitStack() as stack:
-            reading = stack.enter_context(contextlib.closing(Reading(self._tables, builder, files, numbers, counts, **options)))
+            reading = Reading(self._tables, builder, files, numbers, counts, self._missing, drop_loops=drop_loops, keeps=keeps)
+            stack.callback(reading.close)
             stack.enter_context(builder.steps.leaving())
             reading.run()
 
@@ -112,8 +115,8 @@ class Importer:
                 shape = (n_edges, *each.shape)
                 builder.register(f"edge/{edge_name(key)}/{of}", "feature", files.made("edge", key, of), shape)
 
-    def _write_edges(self, builder: Builder, cleaning: Cleaning, form: Form, read: Mapping[str, Any]) -> Types:
-        steps, counts = builder.steps, self.counts
+    def _write_edges(self, builder: Builder, read: Mapping[str, Any]) -> Types:
+        steps, counts, cleaning, form = builder.steps, self.counts, self._cleaning, self._options.form
         n_kept = dict(zip(self._tables.edges, read["n_kept"], strict=True))
         n_all = sum(n_kept.values())
         laid_out = Types.of(counts.nodes, n_kept)
@@ -134,7 +137,7 @@ class Importer:
             np.add(stored, np.diff(np.searchsorted(lists, begins)), out=stored)
             steps.more["stored by type"] = stored.tolist()
 
-        with Progress("sort edges", cleaning.work_bytes(n_all, 24), self._shows) as bar:
+        with Progress("sort edges", cleaning.work_bytes(n_all, 24), self._options.progress) as bar:
             before, builder.progress = builder.progress, bar
             try:
                 n_lists = laid_out.num_lists

@@ -101,8 +101,8 @@ class Reading:
         files: StepFiles,
         numbers: Mapping[str, Numbers],
         counts: Counts,
-        *,
         missing: str,
+        *,
         drop_loops: bool,
         keeps: bool,
     ) -> None:
@@ -124,6 +124,7 @@ class Reading:
                 writer = IdMapWriter(kind, partial(files.open_map, name))
                 self._ids[name] = Ids(name, kind, numbers[name], self._stack.enter_context(writer))
         except BaseException:
+            self._steps.leave()
             self.close()
             raise
         self._left = left
