@@ -251,6 +251,7 @@ def write_pairs(
     if steps.is_done(of_files[-1]):
         check(more["edges"])
         _take_adjacency(builder, of_files)
+        _drop_spilled(builder)
         builder.progress.add(cleaning.work_bytes(more["edges"], 24))
         return int(more["stored"])
     # If duplicates are removed, edges are numbered as they are stored, and carry no numbers.
@@ -278,11 +279,16 @@ def write_pairs(
                 stored(dst)
                 writer.add_pairs(dst, src, edges)
             more["stored"] = writer.finish()
-    spilled = more.pop("sorter", {}).get("files", [])
     _keep_adjacency(builder, of_files)
-    if spilled:
-        steps.drop(spilled)
+    _drop_spilled(builder)
     return int(more["stored"])
+
+
+def _drop_spilled(builder: Builder) -> None:
+    """Remove spilled edges, if they were kept, once the adjacency is recorded."""
+    kept = builder.steps.more.pop("sorter", None)
+    if kept is not None:
+        builder.steps.drop(kept["files"])
 
 
 def _keep_adjacency(builder: Builder, steps: Sequence[int]) -> None:

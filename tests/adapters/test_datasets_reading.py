@@ -28,7 +28,7 @@ from tests.support.imports import Interrupts, assert_same, contents, same_report
 from tests.support.programs import run_in_fork
 
 N, N_EDGES = 1500, 9_000
-MEMORY = "8MiB"
+MEMORY = "10MiB"
 
 
 def write_tables(folder: Path, n: int = N, n_edges: int = N_EDGES) -> None:
@@ -85,7 +85,7 @@ def test_each_call_goes_on_where_the_last_one_stopped(
     interrupts = Interrupts(monkeypatch)
     report, n_calls = interrupts.until_done(lambda: make(made, tmp_path / "g"), tmp_path / "g", n_each)
     assert n_calls == interrupts.records // n_each + 1
-    assert interrupts.records >= 15, "several in each file"
+    assert interrupts.records >= 12, "several in each file"
     assert same_reports(report, whole)
     assert contents(tmp_path / "g") == contents(made / "whole")
     assert os.listdir(tmp_path) == ["g"]
@@ -150,7 +150,7 @@ def test_another_memory_goes_on(made: Path, tmp_path: Path, monkeypatch: pytest.
     for number in range(100):
         interrupts.left = 3
         try:
-            make(made, tmp_path / "g", memory=("8MiB", "40MiB", "100MiB")[number % 3])
+            make(made, tmp_path / "g", memory=("10MiB", "40MiB", "100MiB")[number % 3])
             break
         except KeyboardInterrupt:
             pass
@@ -162,7 +162,7 @@ def test_names_that_were_changed_are_found(made: Path, tmp_path: Path, monkeypat
     interrupts.left = 8
     with pytest.raises(KeyboardInterrupt):
         make(made, tmp_path / "g")
-    (file,) = tmp_path.glob("g.tmp-*/ids@paper.names.1.rows.*.tmp")
+    (file,) = (each for each in tmp_path.glob("g.tmp-*/ids@paper.names.1.rows.*.tmp") if ".sums." not in each.name)
     data = bytearray(file.read_bytes())
     data[4096:8192] = bytes(4096)
     file.write_bytes(data)
@@ -235,6 +235,6 @@ def kill_each(folder: str, step: int) -> None:
 
 
 @pytest.mark.usefixtures("_program_server")
-@pytest.mark.parametrize("step", [97, pytest.param(3, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [401, pytest.param(3, marks=pytest.mark.stress)])
 def test_killed_in_place_of_another(tmp_path: Path, step: int) -> None:
     run_in_fork(kill_each, str(tmp_path), step, timeout_s=3000)

@@ -147,6 +147,8 @@ class Interrupts:
 
         def recorded(*args: Any) -> None:
             record(*args)
+            if args[0]._recipe is None:  # nothing was recorded
+                return
             self.records += 1
             self.left -= 1
             if self.left < 0:
