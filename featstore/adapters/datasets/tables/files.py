@@ -257,7 +257,9 @@ class TableFile:
                 last = b""
                 while not (has_quotes and has_hex) and (data := file.read(_MARK_BYTES)):
                     has_quotes = has_quotes or b'"' in data
-                    has_hex = has_hex or b"0x" in (seen := last + data) or b"0X" in seen
+                    # One letter is found much faster than two where there are many zeros.
+                    if not has_hex and (b"x" in data or b"X" in data):
+                        has_hex = b"0x" in (seen := last + data) or b"0X" in seen
                     last = data[-1:]
             self._marks = has_quotes, has_hex
         return self._marks

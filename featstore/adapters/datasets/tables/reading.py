@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore.adapters.datasets.ahead import ahead
 from featstore.adapters.datasets.tables.columns import Field, names_of, rows_of, texts_of
 from featstore.adapters.datasets.tables.files import Block
 from featstore.adapters.datasets.tables.given import EdgeTable
@@ -32,6 +33,7 @@ __all__ = ["Counts", "Reading", "names_of_ends"]
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -204,6 +206,10 @@ class Reading:
         self._steps.arrays = {f"seen {name}": each for name, each in bits if each is not None}
         self._steps.kept.add(Pairs.name)
 
+    def _ahead(self, blocks: Iterator[Item]) -> Iterator[Item]:
+        """Parse the next block, and hash its names, while the rows of one are stored."""
+        return self._stack.enter_context(contextlib.closing(ahead(blocks)))
+
     def _have_read(self, number: int, file: int, block: Block) -> None:
         """Record the progress behind a block, if the last record is old enough."""
         self._at = [number, file, block.end]
@@ -219,9 +225,12 @@ class Reading:
         data = {of: files.open("data", name, of) for of, (role, _) in fields.items() if role == "data"}
         splits = _Splits(files, name, self._splits.setdefault(name, []), data)
         columns = {table.id: own.kind} | ({} if table.split is None else {table.split: "text"})
-        for file, block in tables.blocks(table, columns, fields, self._builder.progress, start):
+        for file, block, names in self._ahead(
+            (file, block, names_of(block, table.id, own.kind))
+            for file, block in tables.blocks(table, columns, fields, self._builder.progress, start)
+        ):
             before = own.n
-            own.of_table(names_of(block, table.id, own.kind), block)
+            own.of_table(names, block)
             for of, (_, each) in fields.items():
                 writer = data[of] if of in data else self._features[of, each.dtype.name, each.shape]
                 without = self._counts.unlabelled if of in data else self._counts.filled
@@ -244,8 +253,10 @@ class Reading:
         tables, table, counts = self._tables, self._tables.edges[key], self._counts
         fields, place = tables.fields(table), number - len(tables.nodes)
         writers = {of: self._files.open("edge", key, of) for of in fields}
-        for file, block in tables.blocks(table, tables.ends(key), fields, self._builder.progress, start):
-            names = names_of_ends(tables, key, block)
+        for file, block, names in self._ahead(
+            (file, block, names_of_ends(tables, key, block))
+            for file, block in tables.blocks(table, tables.ends(key), fields, self._builder.progress, start)
+        ):
             found = [self._ids[name].of_edges(keys, hashes) for name, keys, hashes in names]
             src, dst = found if len(found) == 2 else (found[0][0::2], found[0][1::2])
             counts.edges_read += len(src)
