@@ -16,6 +16,7 @@ from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.estimate.cost import Estimate, Machine, Workload, table
+from featstore.estimate.epochmodel import MODEL_BYTES, EpochModel
 from featstore.estimate.misses import MissCurves, Misses
 from featstore.estimate.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.estimate.unseen import distinct_rows, tally, tally_bytes
@@ -191,7 +192,10 @@ def observe(
         online_loads=None if seen.online_loads is None else round(seen.online_loads),
         online_again=round(seen.online_again),
         ahead_bytes=ahead_bytes,
-        misses=MissCurves(*(_curve(min(capacity, trace.n), shares) for shares in (seen.planned_misses, seen.degree_misses))),
+        misses=MissCurves(
+            _curve(min(capacity, trace.n), seen.planned_misses, seen.planned_loads),
+            _curve(min(capacity, trace.n), seen.degree_misses),
+        ),
     )
 
 
@@ -201,9 +205,9 @@ def _by_degree(degrees: npt.NDArray[Any], capacity: int, rows: Int64s | None = N
     return [mask if rows is None else mask[rows] for mask in masks]
 
 
-def _curve(capacity: int, shares: tuple[float, ...]) -> Misses:
+def _curve(capacity: int, shares: tuple[float, ...], of_epochs: tuple[float, ...] | None = None) -> Misses:
     """Make the curve of misses counted at the last sizes of :data:`CURVE`."""
-    return Misses(tuple(round(share * capacity) for share in CURVE[len(CURVE) - len(shares) :]), shares)
+    return Misses(tuple(round(share * capacity) for share in CURVE[len(CURVE) - len(shares) :]), shares, of_epochs)
 
 
 @dataclass
@@ -218,14 +222,15 @@ class _Seen:
     online_loads: float | None
     online_again: float
     plan_s: float
-    planned_misses: tuple[float, ...]  # at the sizes of CURVE, or the last
+    planned_misses: tuple[float, ...]  # shares of a batch's rows, at the sizes of CURVE or the last
+    planned_loads: tuple[float, ...]  # shares of an epoch's rows
     degree_misses: tuple[float, ...]
 
     def grow(self, factor: float) -> None:
         """Scale the estimates from a part of the rows to all, by ``factor``; shares stay."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is not None and each.name not in ("planned_misses", "degree_misses"):
+            if value is not None and not isinstance(value, tuple):
                 setattr(self, each.name, factor * value)
 
 
@@ -270,33 +275,47 @@ def _look(
         with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest, capacity=slots)):
             loaded, plan_s = _planned(rest, capacity, total)
             # A whole epoch may be long, so only the given cache size is simulated.
-            curve = CURVE if total != recorded else CURVE[-1:]
-            smaller = [simulate(rest, int(share * capacity), "belady") for share in curve[:-1]]
+            curve = [int(share * capacity) for share in (CURVE if total != recorded else CURVE[-1:])]
+            curve_loads = [*(simulate(rest, rows, "belady") for rows in curve[:-1]), loaded]
         online_loaded = None if online is None or not slots else _online(rest, slots, online, budget)
+        of_model, online_of_model = [0.0] * len(curve), 0.0
+        most = min(REPLAYED, round(scale * rest.n_accesses), budget.available // (4 * MODEL_BYTES))
+        if total != recorded and most:
+            with budget.reserve("simulation", MODEL_BYTES * most):
+                model = EpochModel.like(rows_of, total, most)
+                of_model = [model.share(simulate(model.trace, model.rows(rows), "belady")) for rows in curve]
+                if online is not None and online_loaded is not None:
+                    online_of_model = model.share(_online(model.trace, max(1, model.rows(slots)), online, budget))
     n_degree = scale * of_degree[-1] if of_degree else None
     n_accesses, distinct = scale * trace.n_accesses, float(distinct_rows(rows_of, recorded, max(recorded, total)))
     loads = float(loaded.sum())
+    epoch_loads = [loads]
     if total != recorded:
         # Rows chosen on a few batches serve these batches too well. Rows chosen on a whole epoch of frozen samples do no worse
         # than rows by degree, and serve all accesses if there is room for all rows.
         n_top = n_accesses - n_device if distinct <= capacity else max(n_static, n_degree or 0.0)
         # The device's rows were chosen on these batches, too.
         unseen = (n_accesses - n_device) / max(1.0, scale * rest.n_accesses)
-        # A policy that knows the future loads no more than a static one, its fill included.
-        most = n_accesses - n_device - n_static + capacity
-        loads = unseen * extrapolated(loaded, fresh, total, distinct, capacity, most)
+        rest_accesses = scale * rest.n_accesses
+        epoch_loads = [
+            unseen * extrapolated(each, fresh, total, distinct, share * rest_accesses)
+            for each, share in zip(curve_loads, of_model, strict=True)
+        ]
+        loads = epoch_loads[-1]
     else:
         n_device = float(trace.n_accesses - rest.n_accesses)
         n_static = min(n_static, n_accesses - n_device)  # n_static is for another epoch, of which the device's rows serve less
     late = slice(recorded - max(1, recorded // 4), recorded)
     asked = max(1, int(rest.lengths[late].sum()))
-    misses = tuple(min(1.0, MISS_MARGIN * float(each[late].sum()) / asked) for each in (*smaller, loaded))
+    misses = tuple(min(1.0, MISS_MARGIN * float(each[late].sum()) / asked) for each in curve_loads)
+    shares = tuple(min(1.0, each / max(1.0, n_accesses - n_device)) for each in epoch_loads)
     degree_misses = tuple(1 - hits / max(1, rest.n_accesses) for hits in of_degree)
     first, again = None, 0.0
     if online_loaded is not None:
-        first = extrapolated(online_loaded, fresh, total, distinct, capacity)
-        again = _again(online_loaded, fresh, total, n_accesses - n_static)
-    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, misses, degree_misses)
+        first = extrapolated(online_loaded, fresh, total, distinct, online_of_model * scale * rest.n_accesses)
+        rate = _rate(online_loaded, fresh)
+        again = n_accesses - n_static if rate is None else total * rate
+    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, misses, shares, degree_misses)
 
 
 def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:
@@ -336,33 +355,27 @@ def _online(trace: Trace, capacity: int, policy: str, budget: Budget) -> Int64s:
         return simulate(trace, capacity, policy)
 
 
-def _again(loaded: Int64s, fresh: Int64s, n_batches: int, unseen: float) -> float:
-    """Estimate the rows that an online policy loads in a later epoch: at a full cache's rate, or ``unseen`` if none repeat."""
-    half = len(loaded) // 2
-    late, again = float(loaded[half:].sum()), float((loaded[half:] - fresh[half:]).sum())
-    if again > REPEATS * late:
-        return n_batches * late / (len(loaded) - half)
-    return unseen
-
-
-def extrapolated(loaded: Int64s, fresh: Int64s, n_batches: int, distinct: float, capacity: int, most: float = math.inf) -> float:
+def extrapolated(loaded: Int64s, fresh: Int64s, n_batches: int, distinct: float, modelled: float) -> float:
     """Estimate the rows that a policy loads in an epoch of ``n_batches``, which requests ``distinct`` rows.
 
-    ``loaded`` has the rows loaded in each of the first batches, ``fresh`` the rows in no batch before; ``most`` bounds the
-    result. If rows are loaded again, the cache is full, and goes on at the rate of the last half. If none are, and the cache has
-    room for all, it loads the distinct rows. A cache that is not full yet loads more than the distinct rows, but less than at
-    that rate, since fewer and fewer rows are new. The estimate is then the geometric mean of both bounds.
+    ``loaded`` has the rows loaded in each of the first batches, ``fresh`` the rows in no batch before. A full cache goes on as it
+    did. If it is not full yet, ``modelled`` rows are loaded, those of an :class:`~featstore.estimate.epochmodel.EpochModel`; but
+    each distinct row at least.
     """
     n, total = len(loaded), float(loaded.sum())
     if n >= n_batches or not total:
         return total * n_batches / max(1, n)
-    half = n // 2
+    rate = _rate(loaded, fresh)
+    if rate is not None:
+        return total + (n_batches - n) * rate
+    return max(modelled, total + max(0.0, distinct - float(fresh.sum())))
+
+
+def _rate(loaded: Int64s, fresh: Int64s) -> float | None:
+    """Compute the rows a batch that a full cache loads, from the last half of the batches; None if it is not full yet."""
+    half = len(loaded) // 2
     late, again = float(loaded[half:].sum()), float((loaded[half:] - fresh[half:]).sum())
-    at_rate = total + (n_batches - n) * late / (n - half)
-    if half and again > REPEATS * late:
-        return at_rate
-    least = total + max(0.0, distinct - float(fresh.sum()))
-    return least if distinct <= capacity else math.sqrt(least * max(least, min(at_rate, most)))
+    return late / (len(loaded) - half) if half and again > REPEATS * late else None
 
 
 def static_hits(rows_of: Int64s, capacity: int, seen: int, n_batches: int) -> float:

@@ -34,7 +34,7 @@ MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # longer superbatches are no reason to plan with next positions on disk
 SEVERAL = 2  # an epoch that moves more than this many times the minimum is worth a warning
 FREE = 2  # this fraction of the free disk is used if the user sets no limit
-LEAST = 2  # superbatches of an epoch without look-ahead: one is made while the other runs
+LEAST = 2  # superbatches of an epoch without look-ahead, if one can be made while the other runs
 CHEAP, MOST_CHEAP = 4, 8  # passes are cheap if they read at most 1/CHEAP of the other bytes moved, and are at most MOST_CHEAP
 
 
@@ -103,16 +103,24 @@ class PackingPasses:
         Other bytes moved in an epoch: missed rows, written to extents and read from them.
     n_gathered : int
         Bytes gathered in an epoch: every row of every batch.
+    n_extents : int, optional
+        Bytes of an epoch's extents, as the disk is provided for. None: half of ``n_others``.
     """
 
     n_bytes: int
     n_others: int
     n_gathered: int = 0
+    n_extents: int | None = None
 
     @property
     def cheap(self) -> int:
         """Number of passes that cost little, since a superbatch is made while the previous one is gathered and trained on."""
         return max(1, min(MOST_CHEAP, (self.n_others + self.n_gathered) // (CHEAP * max(1, self.n_bytes))))
+
+    @property
+    def least(self) -> int:
+        """Number of superbatches of an epoch without look-ahead: two, if one is gathered about as long as the next is packed."""
+        return LEAST if LEAST * self.n_bytes <= self.n_gathered + self.n_others // 2 else 1
 
     def are_few(self, n: int) -> bool:
         """Tell whether ``n`` passes read no more than all other bytes moved; one pass always counts as few."""
@@ -171,9 +179,10 @@ def judge_length(
     return Length(size, -(-n_batches // max(1, size)), advice)
 
 
-def passes_over(n_bytes: int, n_batches: int, gathered: int, miss_share: float) -> PackingPasses:
-    """Compute the cost of passes over features of ``n_bytes``: a batch has ``gathered`` bytes, of which a share is not cached."""
-    return PackingPasses(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
+def passes_over(n_bytes: int, n_batches: int, gathered: int, misses: Misses, capacity: int) -> PackingPasses:
+    """Compute the cost of passes over features of ``n_bytes``: a batch has ``gathered`` bytes, the caches ``capacity`` rows."""
+    packed, most = (int(gathered * share) * n_batches for share in (misses.of_epoch(capacity), misses.share(capacity)))
+    return PackingPasses(n_bytes, 2 * packed, gathered * n_batches, most)
 
 
 def least_size(planning: Planning, n_batches: int) -> int:
@@ -235,7 +244,7 @@ def choose_size(planning: Planning, n_batches: int, n_accesses: int, stored: int
 
 def _longest(planning: Planning, n_batches: int, passes: PackingPasses) -> int:
     """Compute the most batches of a superbatch that still give the epoch as many superbatches as passes are cheap."""
-    return -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else LEAST))
+    return -(-n_batches // max(passes.cheap, 1 if planning.looks_ahead else passes.least))
 
 
 def what_would_help(
@@ -291,7 +300,9 @@ def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPas
     disk = planning.disk
     if disk is None:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // FREE
-    packed = 0 if passes is None else passes.n_others // 2
+    packed = 0
+    if passes is not None:
+        packed = passes.n_others // 2 if passes.n_extents is None else passes.n_extents
     if planning.overlap and n_batches * stored + packed // 2 < disk:  # `stored` includes a half of them
         return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.

@@ -11,22 +11,32 @@ __all__ = ["ALL_MISSED", "UNKNOWN", "MissCurves", "Misses"]
 
 @dataclass(frozen=True)
 class Misses:
-    """Share of a batch's rows that a full planned cache loads, counted at some sizes; between them the chord is an upper bound.
+    """Share of the rows asked for that a cache lacks, counted at some sizes; between them the chord is an upper bound.
 
     Parameters
     ----------
     capacities : tuple of int
         Rows of the cache, ascending.
     shares : tuple of float
-        Shares of a batch's rows, with a margin, since batches differ.
+        Shares of a batch's rows, as memory and disk are provided for: with a margin, since batches differ.
+    of_epochs : tuple of float, optional
+        Shares of an epoch's rows, without a margin: fewer and fewer rows are requested for the first time. None: ``shares``.
     """
 
     capacities: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
+    of_epochs: tuple[float, ...] | None = None
 
     def share(self, capacity: int) -> float:
-        """Interpolate the share that a cache of ``capacity`` rows lacks."""
-        return float(np.interp(capacity, (0, *self.capacities), (1.0, *self.shares)))
+        """Interpolate the share of a batch's rows that a cache of ``capacity`` rows lacks."""
+        return self._between(capacity, self.shares)
+
+    def of_epoch(self, capacity: int) -> float:
+        """Interpolate the share of an epoch's rows that a cache of ``capacity`` rows lacks."""
+        return self._between(capacity, self.shares if self.of_epochs is None else self.of_epochs)
+
+    def _between(self, capacity: int, shares: tuple[float, ...]) -> float:
+        return float(np.interp(capacity, (0, *self.capacities), (1.0, *shares)))
 
 
 ALL_MISSED = Misses()

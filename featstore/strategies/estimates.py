@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from featstore.errors import BudgetError, PerformanceWarning, PluginError
-from featstore.estimate.choice import MISS_MARGIN, Choice
+from featstore.estimate.choice import Choice
 from featstore.estimate.cost import PLANNED, Estimate, Machine, Workload, cheapest, first_touch_s
 from featstore.estimate.length import Length, at_least
 from featstore.strategies.base import Strategy
@@ -117,11 +117,11 @@ def _seen(workload: Workload, length: Length, policy: str) -> Workload:
     workload = replace(workload, superbatch=length.n_batches, packings=packings, policy=policy)
     n, rows = workload.n_accesses - workload.n_device, workload.capacity if length.rows is None else length.rows
     if policy != PLANNED:
-        return replace(workload, capacity=rows, loads=round(workload.misses.by_degree.share(rows) * n))
+        return replace(workload, capacity=rows, loads=round(workload.misses.by_degree.of_epoch(rows) * n))
     loads = workload.loads
     if rows < workload.capacity:
-        more = workload.misses.planned.share(rows) - workload.misses.planned.share(workload.capacity)
-        loads = min(n, loads + round(more / MISS_MARGIN * n))
+        more = workload.misses.planned.of_epoch(rows) - workload.misses.planned.of_epoch(workload.capacity)
+        loads = min(n, loads + round(more * n))
     # A plan sees no further than the next superbatch: in short superbatches it is no better than an online policy.
     most = n if workload.online_loads is None else max(loads, workload.online_loads)
     if length.n_batches < workload.n_batches:

@@ -57,7 +57,7 @@ from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memo
 from featstore.strategies.options import option, policy_of
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, run_planned
+from featstore.strategies.superbatch import Asked, Superbatch, SuperbatchRunner, run_asked, run_planned
 from featstore.strategies.superbatchsizes import SuperbatchSizes
 
 __all__ = ["Streamed", "StreamedRunner"]
@@ -86,9 +86,10 @@ class Streamed(Superbatch):
         moves clearly fewer bytes by ``"belady"``. With a ``length``, an ``edge_cache`` or without a cache ``"belady"``.
     length : int or "auto"
         Batches a superbatch; each superbatch costs a pass over the features. ``"auto"`` takes as many as disk and memory allow,
-        200 at most, and fewer if passes are cheap; with a static policy, half of the epoch. Planning gets up to half of the
-        memory if passes would read more than everything else moves. A :class:`~featstore.PerformanceWarning` advises more
-        memory or disk if an epoch still moves more than twice the minimum.
+        200 at most, and fewer if passes are cheap; with a static policy, the epoch, or half of it if one half is packed about
+        as fast as the other is gathered. Planning gets up to half of the memory if passes would read more than everything else
+        moves. A :class:`~featstore.PerformanceWarning` advises more memory or disk if an epoch still moves more than twice the
+        minimum.
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; the extents of two superbatches are on disk, too.
     """
@@ -143,20 +144,21 @@ class Streamed(Superbatch):
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        chosen, planning, profile, why = self, self.planning(context), None, ""
-        if self.length == "auto" and not context.chosen.profile_bytes:
-            context.drop_caches(edges=bool(planning.edge_rows))
-            context = with_lists(context, self.cache_bytes(context, planning))
-            needs = self.sizes(context, planning).needs
-            context, memory = ask(context, needs, self.cache_bytes(context, planning), plans=True)
-            if memory.suffices:  # else run_planned raises
-                rows = rows_in_memory(context, memory, self.cache)
-                profile, misses, why = look_ahead(context, planning, rows, by_degree=self._may_stay(context))
-            if profile is not None:
-                left = None if planning.disk is None else planning.disk - profile.n_bytes
-                chosen, planning = self._cheapest(context, left, misses)
+        planning, profile, why = self.planning(context), None, ""
+        if self.length != "auto" or context.chosen.profile_bytes:
+            return run_planned(self, context, planning)
+        context.drop_caches(edges=bool(planning.edge_rows))
+        context = with_lists(context, self.cache_bytes(context, planning))
+        context, memory = ask(context, self.sizes(context, planning).needs, self.cache_bytes(context, planning), plans=True)
+        if memory.suffices:  # else run_planned raises
+            rows = rows_in_memory(context, memory, self.cache)
+            profile, misses, why = look_ahead(context, planning, rows, by_degree=self._may_stay(context, planning))
         try:
-            runner = run_planned(chosen, context, planning)
+            if profile is None:
+                runner = run_planned(self, context, planning)
+            else:
+                left = None if planning.disk is None else planning.disk - profile.n_bytes
+                runner = run_asked(*self._cheapest(context, left, misses))
         except BaseException:
             if profile is not None:
                 profile.close()
@@ -165,29 +167,26 @@ class Streamed(Superbatch):
         runner.profile, runner.not_looked = profile, why
         return runner
 
-    def _may_stay(self, context: Context) -> bool:
+    def _may_stay(self, context: Context, planning: Planning) -> bool:
         """Return whether rows may be chosen by degree, once for all batches."""
         if self.policy != "auto":
-            return not self.planning(context).looks_ahead
+            return not planning.looks_ahead
         return self.cache is not None and not self.edge_cache and degree_bytes(context) < context.budget.available
 
-    def _cheapest(self, context: Context, disk: int | None, misses: MissCurves) -> tuple[Streamed, Planning]:
-        """Choose the policy, if it is ``"auto"``, by the bytes that an epoch moves; return the strategy and its planning."""
-        of_policies: list[tuple[float, Streamed, Planning]] = []
+    def _cheapest(self, context: Context, disk: int | None, misses: MissCurves) -> tuple[Streamed, Asked]:
+        """Divide the memory for each policy that may be taken; take that by which an epoch moves the fewest bytes."""
+        of_policies: list[tuple[float, Streamed, Asked]] = []
         policies = (DEGREE, PLANNED) if self.policy == "auto" and misses.by_degree.capacities else (self.planned_by,)
         for policy in policies:
             strategy = replace(self, policy=policy)
             planning = strategy.planning(context)
             planning = replace(planning, disk=disk, misses=misses.of(planning.looks_ahead))
-            moved = 0.0
-            if len(policies) > 1:
-                sizes = strategy.sizes(context, planning)
-                _, memory = ask(context, sizes.needs, strategy.cache_bytes(context, planning), plans=True)
-                sizes.divide(memory)
-                moved = sizes.moved / (1 if policy == DEGREE else 1 - WORTH)
-            of_policies.append((moved, strategy, planning))
-        _, strategy, planning = min(of_policies, key=itemgetter(0))
-        return strategy, planning
+            asked = strategy.asked(context, planning)
+            sizes = asked[2]
+            assert isinstance(sizes, StreamedSizes)
+            of_policies.append((sizes.moved / (1 if policy == DEGREE else 1 - WORTH), strategy, asked))
+        _, strategy, asked = min(of_policies, key=itemgetter(0))
+        return strategy, asked
 
     def sizes(self, context: Context, planning: Planning) -> StreamedSizes:
         """See :class:`~featstore.Superbatch`."""
@@ -298,7 +297,7 @@ class StreamedSizes(SuperbatchSizes):
     def passes(self, batch: BatchSize) -> PackingPasses:
         """See :class:`SuperbatchSizes`."""
         nodes = self.context.nodes
-        return passes_over(nodes.n_bytes, self._n_batches, nodes.asked_bytes(batch), self._miss_share)
+        return passes_over(nodes.n_bytes, self._n_batches, nodes.asked_bytes(batch), self.planning.misses, self._rows)
 
     def _packing_bytes(self, batch: BatchSize, size: int) -> int:
         """Compute the least bytes to pack superbatches of ``size`` batches, a batch at a time."""

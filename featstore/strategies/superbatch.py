@@ -51,9 +51,10 @@ from featstore.strategies.superbatchepoch import SuperbatchEpoch
 from featstore.strategies.superbatchsizes import SuperbatchSizes
 from featstore.strategies.switch import CacheSwitch
 
-__all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "run_planned"]
+__all__ = ["Asked", "Superbatch", "SuperbatchRunner", "plan_ahead", "run_asked", "run_planned"]
 
 Int64s = npt.NDArray[np.int64]
+Asked = tuple[Context, Memory, SuperbatchSizes]  # a batch is measured, and the memory divided
 
 
 @register_strategy("superbatch")
@@ -153,7 +154,7 @@ class Superbatch(Strategy):
         """Make the object that computes the length of superbatches and their memory."""
         return SuperbatchSizes(context, planning)
 
-    def asked(self, context: Context, planning: Planning) -> tuple[Context, Memory, SuperbatchSizes]:
+    def asked(self, context: Context, planning: Planning) -> Asked:
         """Measure a batch, and divide the memory that batches leave; return the context, the memory and the sizes."""
         sizes = self.sizes(context, planning)
         context, memory = ask(context, sizes.needs, self.cache_bytes(context, planning), plans=True)
@@ -215,7 +216,12 @@ def run_planned(strategy: Superbatch, context: Context, planning: Planning) -> S
     context.drop_caches(edges=bool(planning.edge_rows))
     if strategy.overlap:  # otherwise lists and rows use one memory in turn
         context = with_lists(context, strategy.cache_bytes(context, planning))
-    runner = strategy.runner()(*strategy.asked(context, planning))
+    return run_asked(strategy, strategy.asked(context, planning))
+
+
+def run_asked(strategy: Superbatch, asked: Asked) -> SuperbatchRunner:
+    """Make a runner in memory that is divided already, and its caches."""
+    runner = strategy.runner()(*asked)
     try:
         runner.make_edge_caches()  # before the others, which may take all memory that is left
         runner.make_caches(strategy.cache)

@@ -106,6 +106,21 @@ def test_the_share_that_is_missed_is_that_of_a_full_cache() -> None:
     assert w.misses.planned.share(w.capacity) == pytest.approx(MISS_MARGIN * 0.4)  # 4 of 10 rows
 
 
+@pytest.mark.parametrize("held", [0.1, 0.5, 0.9])
+def test_an_epoch_misses_less_than_its_first_batches(held: float) -> None:
+    """Nearly all rows of the first batches are new; what the whole epoch loads is estimated, at each size of the cache."""
+    n, n_batches = 20_000, 100
+    whole = skewed(n, n_batches, 2000)
+    w = observe(Trace(whole[:8], n), row_bytes=8, capacity=int(held * n), budget=Budget(1 << 26), n_batches=n_batches)
+    n_accesses = sum(map(len, whole))
+    for share in (0.25, 0.5, 1):
+        rows = int(share * held * n)
+        loads = featstore.simulate(Trace(whole, n), rows, "belady").sum()
+        assert w.misses.planned.of_epoch(rows) * n_accesses == pytest.approx(loads, rel=0.3)
+    assert w.misses.planned.of_epoch(w.capacity) == pytest.approx(w.loads / w.n_accesses, rel=1e-4)
+    assert w.misses.planned.share(w.capacity) > (2 if held > 0.4 else 1) * w.misses.planned.of_epoch(w.capacity)
+
+
 def test_what_an_online_policy_loads_is_simulated() -> None:
     trace = Trace(skewed(500, 12, 200), 500)
     options: dict[str, Any] = {"row_bytes": 8, "capacity": 50, "budget": Budget(1 << 24)}
@@ -205,12 +220,10 @@ def test_extrapolation_of_nothing_and_of_everything() -> None:
     assert extrapolated(loaded, loaded, 3, 10, 30) == 10
     assert extrapolated(loaded, loaded, 2, 10, 30) == pytest.approx(20 / 3)
     assert extrapolated(loaded * 0, loaded, 9, 30, 30) == 0
-    assert extrapolated(loaded, loaded, 9, 14.5, 30) == 14.5
-    assert extrapolated(loaded[:1], loaded[:1], 4, 20, 30) == 20
+    assert extrapolated(loaded, loaded, 9, 14.5, 12) == 14.5  # each distinct row once, at least
+    assert extrapolated(loaded, loaded, 9, 14.5, 30) == 30
+    assert extrapolated(loaded[:1], loaded[:1], 4, 20, 15) == 20
     assert extrapolated(np.array([4, 4]), np.array([4, 0]), 5, 4, 30) == 20  # a full cache: four a batch
-    assert extrapolated(loaded, loaded, 9, 16, 12) == 20  # it will be full: 16 distinct ones at least, 25 at the rate of now
-    assert extrapolated(loaded, loaded, 9, 16, 12, 18) == pytest.approx((16 * 18) ** 0.5)
-    assert extrapolated(loaded, loaded, 9, 16, 12, 10) == 16
 
 
 @pytest.mark.parametrize("few", [False, True])
