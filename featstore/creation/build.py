@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import urllib.parse
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from featstore.config import available_memory, check_at_least, format_size, parse_memory
+from featstore.config import check_at_least
 from featstore.creation.cleaning import Cleaning
 from featstore.creation.extsort import PairSorter, sort_keys
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import check_edge_rows, open_fields, total_bytes
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source
 from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, open_topology_files, stored_ids
-from featstore.errors import BudgetError
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord, write_catalog
@@ -32,10 +32,8 @@ from featstore.topology.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.topology.types import Types
 
 __all__ = [
-    "LEAST_MEMORY",
     "Builder",
     "TopologyWriter",
-    "build_memory",
     "count_ids",
     "create",
     "field_stem",
@@ -46,7 +44,6 @@ __all__ = [
 
 Int64s = npt.NDArray[np.int64]
 
-LEAST_MEMORY = 8 << 20
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -309,46 +306,25 @@ def _write_long_list(
             begins = _NONE
 
 
-def build_memory(memory: int | str | None, form: Form) -> int:
-    """Choose the bytes of memory to work in, without the chunk that is being filled."""
-    least = LEAST_MEMORY + form.chunk_bytes
-    n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
-    if n_bytes < least:
-        of = f" with chunks of {format_size(form.chunk_bytes)}" if form.chunk_bytes else ""
-        raise BudgetError(f"making a dataset{of} needs more memory than {n_bytes} bytes", least)
-    return n_bytes - form.chunk_bytes
-
-
 def create(
-    path: str | os.PathLike[str],
+    options: CreateOptions,
     indptr: ArrayLike,
     indices: ArrayLike,
     features: Mapping[str, ArrayLike] | None = None,
     node_data: Mapping[str, ArrayLike] | None = None,
-    *,
     edge_features: Mapping[str, ArrayLike] | None = None,
-    coalesce: bool = False,
-    remove_self_loops: bool = False,
-    to_undirected: bool = False,
-    topology: str = "csc",
-    chunk_bytes: int | str | None = None,
-    stripes: Sequence[str | os.PathLike[str]] = (),
-    overwrite: bool = False,
-    progress: bool = True,
-    memory: int | str | None = None,
 ) -> None:
     """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
-    form = Form.of(topology, chunk_bytes, stripes, path)
-    cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
-    n_bytes = build_memory(memory, form)
+    form, cleaning = options.form, options.cleaning
+    cleaning.refuse_rows(edge_features)
     csc = CscInput(indptr, indices)
     num_nodes, num_edges = csc.num_nodes, csc.num_edges
     fields = open_fields(features, node_data, edge_features, num_nodes, f"nodes (indptr has {num_nodes + 1} entries)")
     check_edge_rows(fields, num_edges)
     csc.check_offsets()
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + cleaning.work_bytes(num_edges, 8), progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+    with BuildDirectory(options.path, overwrite=options.overwrite) as build:
+        with Progress("create", total_bytes(fields) + cleaning.work_bytes(num_edges, 8), options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar)
             if cleaning.is_none:
                 with TopologyWriter(builder, num_nodes, num_edges, form) as writer:
                     _write_csc(writer, builder, csc)
@@ -384,7 +360,7 @@ def write_pairs(
     ``stored(dst)`` is called with the destinations of edges that are stored, which ascend from call to call.
     """
     # If duplicates are removed, edges are numbered as they are stored, and carry no numbers.
-    edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)
+    edge_bytes = 0 if cleaning.is_distinct else 8 if n_known is None else id_bytes_of(n_known)
     most = num_nodes if num_lists is None else max(num_nodes, num_lists)
     with PairSorter(most, builder.memory, builder.directory, edge_bytes) as sorter:
         n_edges = 0
@@ -401,36 +377,25 @@ def write_pairs(
 
 
 def from_edge_index(
-    path: str | os.PathLike[str],
+    options: CreateOptions,
     edge_index: Any,
     num_nodes: int,
     features: Mapping[str, ArrayLike] | None = None,
     node_data: Mapping[str, ArrayLike] | None = None,
-    *,
     edge_features: Mapping[str, ArrayLike] | None = None,
-    coalesce: bool = False,
-    remove_self_loops: bool = False,
-    to_undirected: bool = False,
-    topology: str = "csc",
-    chunk_bytes: int | str | None = None,
-    stripes: Sequence[str | os.PathLike[str]] = (),
-    overwrite: bool = False,
-    progress: bool = True,
-    memory: int | str | None = None,
 ) -> None:
     """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it."""
-    form = Form.of(topology, chunk_bytes, stripes, path)
-    cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
+    form, cleaning = options.form, options.cleaning
+    cleaning.refuse_rows(edge_features)
     num_nodes = check_at_least("num_nodes", num_nodes, 0)
-    n_bytes = build_memory(memory, form)
     fields = open_fields(features, node_data, edge_features, num_nodes)
     pairs = PairInput(edge_index, num_nodes)
     n_known = pairs.num_edges
     if n_known is not None:
         check_edge_rows(fields, n_known)
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + cleaning.work_bytes(n_known or 0, 24), progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+    with BuildDirectory(options.path, overwrite=options.overwrite) as build:
+        with Progress("create", total_bytes(fields) + cleaning.work_bytes(n_known or 0, 24), options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar)
             num_edges = write_pairs(
                 builder, pairs.blocks, num_nodes, n_known, form, cleaning, lambda n: check_edge_rows(fields, n)
             )

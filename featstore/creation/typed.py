@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import check_at_least
-from featstore.creation.build import Builder, build_memory, write_pairs
+from featstore.creation.build import Builder, write_pairs
 from featstore.creation.cleaning import Cleaning
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import Field, check_edge_rows, check_field_name, open_fields, total_bytes
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source
-from featstore.creation.topologyfiles import Form
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, EdgeType, Types, edge_name
@@ -63,15 +62,15 @@ class Edges:
     features: Mapping[str, ArrayLike] | None = field(default=None, repr=False)
 
 
-def refuse_one_type(arrays: Mapping[str, Any], cleaning: Mapping[str, bool]) -> None:
+def refuse_one_type(arrays: Mapping[str, Any], cleaning: Cleaning) -> None:
     """Refuse arguments of a graph of one type beside those of several types: TypeError for arrays, ValueError for cleaning."""
     if given := [name for name, value in arrays.items() if value is not None]:
         raise TypeError(
             f"{', '.join(given)} cannot be given with nodes and edges: these hold the fields and the edges of each type, such as "
             'nodes={"paper": featstore.Nodes(n, features={"x": x})}'
         )
-    if given := [name for name, value in cleaning.items() if value]:
-        raise ValueError(f"{given[0]}=True cannot be given with nodes and edges: clean the edges of each type before")
+    if not cleaning.is_none:
+        raise ValueError(f"{cleaning.given}=True cannot be given with nodes and edges: clean the edges of each type before")
 
 
 @contextlib.contextmanager
@@ -170,21 +169,10 @@ class _Lists:
             yield src + kind.src.first, dst + kind.first_list
 
 
-def create_typed(
-    path: str | os.PathLike[str],
-    nodes: Mapping[str, Nodes],
-    edges: Mapping[EdgeKey, Any],
-    *,
-    topology: str = "csc",
-    chunk_bytes: int | str | None = None,
-    stripes: Sequence[str | os.PathLike[str]] = (),
-    overwrite: bool = False,
-    progress: bool = True,
-    memory: int | str | None = None,
-) -> None:
+def create_typed(options: CreateOptions, nodes: Mapping[str, Nodes], edges: Mapping[EdgeKey, Any]) -> None:
     """Write a dataset of several types; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
-    form = Form.of(topology, chunk_bytes, stripes, path)
-    n_bytes = build_memory(memory, form)
+    form, cleaning = options.form, options.cleaning
+    assert cleaning.is_none
     node_types = _check_nodes(nodes)
     edge_types = _check_edges(edges, node_types)
     counts = {name: int(each.n) for name, each in node_types.items()}
@@ -214,10 +202,9 @@ def create_typed(
             with _of_edges(key):
                 check_edge_rows(fields, lists[key].n_edges)
 
-    cleaning = Cleaning(coalesce=False, remove_self_loops=False, to_undirected=False)
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total + cleaning.work_bytes(n_known or 0, 24), progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+    with BuildDirectory(options.path, overwrite=options.overwrite) as build:
+        with Progress("create", total + cleaning.work_bytes(n_known or 0, 24), options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar)
 
             def pairs(n: int) -> Iterator[tuple[Int64s, Int64s]]:
                 for key, each in lists.items():

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import xxhash
 
 from featstore.config import check_flag, format_size, parse_memory, user_path
-from featstore.creation.build import LEAST_MEMORY, Builder, count_ids, file_stem
+from featstore.creation.build import Builder, count_ids, file_stem
+from featstore.creation.options import LEAST_MEMORY
 from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, lists_in_order, open_topology_files, stored_ids
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.gather.patchedrows import PatchedRows

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featstore.creation.build import create
 from featstore.errors import BusyError
 from featstore.storage import builddir
 from featstore.storage.builddir import BUILD_STATE, BuildDirectory, restore_moved, sweep_builds
 from featstore.storage.catalog import read_catalog
+from tests.support.making import create
 from tests.support.rowfiles import snapshot
 
 EMPTY = np.zeros(1, np.int64), np.zeros(0, np.int64)

@@ -18,6 +18,8 @@ from featstore.adapters.datasets.edges import EdgeList, RepeatedRows
 from featstore.adapters.datasets.report import Report
 from featstore.config import user_path
 from featstore.creation.build import from_edge_index
+from featstore.creation.cleaning import Cleaning
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source, numpy_dtype, open_source, torch_dtype
 from featstore.creation.typed import Edges, Nodes, create_typed
 from featstore.errors import FormatError
@@ -186,14 +188,13 @@ def split_ids(ids: npt.NDArray[Any], n: int, name: str) -> npt.NDArray[np.int64]
 def write(
     source: str,
     folder: str | os.PathLike[str],
-    path: str | os.PathLike[str],
+    options: CreateOptions,
     nodes: Mapping[str, FoundNodes],
     edges: Mapping[EdgeKey, FoundEdges],
     *,
     reverse: bool = False,
     notes: list[str] | None = None,
     begin: float | None = None,
-    **options: Any,
 ) -> Report:
     """Make the dataset, and report what was read.
 
@@ -201,8 +202,10 @@ def write(
     ----------
     source : str
         Name of the layout.
-    folder, path : path-like
-        What is read, and the new dataset.
+    folder : path-like
+        What is read.
+    options : CreateOptions
+        Of the new dataset.
     nodes, edges : mappings
         By type; of one type each, ``ONE_NODE`` and ``ONE_EDGE``, in a graph without types.
     reverse : bool
@@ -211,8 +214,6 @@ def write(
         For the report.
     begin : float, optional
         When the import began, by ``time.perf_counter``.
-    **options
-        Of :meth:`featstore.OutOfCoreGraph.from_edge_index`.
 
     Notes
     -----
@@ -220,15 +221,15 @@ def write(
     """
     begin = time.perf_counter() if begin is None else begin
     notes = list(notes or [])
-    check_room(os.fspath(folder), sum(each.n for each in nodes.values()), path)
+    check_room(os.fspath(folder), sum(each.n for each in nodes.values()), options.path)
     if set(nodes) == {ONE_NODE}:
-        _write_one(path, nodes[ONE_NODE], edges[ONE_EDGE], options)
+        _write_one(options, nodes[ONE_NODE], edges[ONE_EDGE])
         if reverse:
             notes.append("reverse edges were asked for, and are made of edges between two types of nodes, which there are not")
     else:
-        _write_typed(path, nodes, edges, reverse, options)
-    found = Report(source, os.fspath(folder), user_path(path), {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
-    catalog = current_catalog(path)
+        _write_typed(options, nodes, edges, reverse)
+    found = Report(source, os.fspath(folder), options.path, {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
+    catalog = current_catalog(options.path)
     for key, each in edges.items():
         found.edges_read += each.edges.n_edges
         found.edges[edge_name(key)] = each.edges.n_edges
@@ -238,7 +239,7 @@ def write(
         if each.both:
             found.reverses_added += each.edges.n_edges
     if set(nodes) == {ONE_NODE}:
-        _count_cleaned(found, edges[ONE_EDGE], catalog.num_edges, options)
+        _count_cleaned(found, edges[ONE_EDGE], catalog.num_edges, options.cleaning)
     for kind, of_type in nodes.items():
         for name, field_ in of_type.data.items():
             full = qualified(kind, name)
@@ -250,23 +251,17 @@ def write(
     return found
 
 
-def _write_one(path: str | os.PathLike[str], nodes: FoundNodes, found: FoundEdges, options: Mapping[str, Any]) -> None:
+def _write_one(options: CreateOptions, nodes: FoundNodes, found: FoundEdges) -> None:
     features = {name: RepeatedRows(each) if found.both else each for name, each in found.features.items()}
     stream = found.edges.stream(both=found.both)
-    from_edge_index(path, stream, nodes.n, nodes.features, nodes.data, edge_features=features or None, **options)
+    from_edge_index(options, stream, nodes.n, nodes.features, nodes.data, features or None)
 
 
 def _write_typed(
-    path: str | os.PathLike[str],
-    nodes: Mapping[str, FoundNodes],
-    edges: Mapping[EdgeKey, FoundEdges],
-    reverse: bool,
-    options: Mapping[str, Any],
+    options: CreateOptions, nodes: Mapping[str, FoundNodes], edges: Mapping[EdgeKey, FoundEdges], reverse: bool
 ) -> None:
-    cleaning = {name: options[name] for name in ("coalesce", "remove_self_loops", "to_undirected") if options.get(name)}
-    if cleaning:
-        raise ValueError(f"{next(iter(cleaning))} is for a graph of one type; this one has several: clean its edges before")
-    rest = {name: value for name, value in options.items() if name not in ("coalesce", "remove_self_loops", "to_undirected")}
+    if not options.cleaning.is_none:
+        raise ValueError(f"{options.cleaning.given} is for a graph of one type; this one has several: clean its edges before")
     all_edges: dict[EdgeKey, Edges] = {key: Edges(each.edges.stream(), each.features) for key, each in edges.items()}
     if reverse:
         for key, each in edges.items():
@@ -276,19 +271,19 @@ def _write_typed(
             if back in edges:
                 raise ValueError(f"{edge_name(back)!r} is there already: import without reverse edges")
             all_edges[back] = Edges(each.edges.stream(flip=True), each.features)
-    create_typed(path, {kind: Nodes(each.n, each.features, each.data) for kind, each in nodes.items()}, all_edges, **rest)
+    create_typed(options, {kind: Nodes(each.n, each.features, each.data) for kind, each in nodes.items()}, all_edges)
 
 
 def _reversed(key: EdgeKey) -> EdgeKey:
     return key[2], f"rev_{key[1]}", key[0]
 
 
-def _count_cleaned(report: Report, found: FoundEdges, n_stored: int, options: Mapping[str, Any]) -> None:
+def _count_cleaned(report: Report, found: FoundEdges, n_stored: int, cleaning: Cleaning) -> None:
     """Divide what the dataset has less, or more, than was read: loops, reverses, duplicates."""
     n = found.edges.n_edges * (1 + found.both)
-    if options.get("remove_self_loops"):
+    if cleaning.remove_self_loops:
         report.loops_dropped = found.edges.n_loops * (1 + found.both)
-    if options.get("to_undirected"):
+    if cleaning.to_undirected:
         report.reverses_added += n - report.loops_dropped
     report.duplicates_dropped = report.edges_read + report.reverses_added - report.loops_dropped - n_stored
     report.edges = {edge_name(ONE_EDGE): n_stored}

@@ -6,7 +6,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,9 @@ from featstore.adapters.datasets.tables.columns import Field, field_of, id_kind,
 from featstore.adapters.datasets.tables.files import Block, TableFile, find_files
 from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable, Table
 from featstore.creation.build import Builder, file_stem, write_pairs
-from featstore.creation.cleaning import Cleaning
 from featstore.creation.extsort import PairSorter
 from featstore.creation.inputfields import check_field_name
-from featstore.creation.topologyfiles import Form
+from featstore.creation.options import CreateOptions
 from featstore.errors import UnknownNameError
 from featstore.idmaps.idmap import IDS_KEY
 from featstore.idmaps.keys import Keys, joined
@@ -147,20 +146,19 @@ class Importer:
         self,
         nodes: Mapping[str, NodeTable],
         edges: Mapping[EdgeKey, EdgeTable],
-        *,
         missing: str,
-        drop_loops: bool,
-        memory: int,
-        progress: bool,
+        options: CreateOptions,
     ) -> None:
         self._nodes, self._edges = dict(nodes), dict(edges)
-        self._shows = progress
-        self._missing, self._drop_loops = missing, drop_loops
-        self._memory = memory
+        self._missing, self._options = missing, options
+        # Loops are left out while edges are read, with their rows of features.
+        self._cleaning = replace(options.cleaning, remove_self_loops=False)
+        self._cleaning.refuse_rows({name: each for table in edges.values() for name, each in table.features.items()})
+        self._memory = options.work_bytes
         ends = (end for key in edges for end in (key[0], key[2]))
         self.types = list(dict.fromkeys([*nodes, *ends]))
         # Blocks of the reader, of which pyarrow holds some, take about a quarter of the memory.
-        self._block_bytes = max(64 << 10, min(8 << 20, memory // 64))
+        self._block_bytes = max(64 << 10, min(8 << 20, self._memory // 64))
         self._files: dict[int, list[TableFile]] = {}
         for name, table in self._nodes.items():
             self._files[id(table)] = self._open(table, f"node table {name!r}")
@@ -263,10 +261,10 @@ class Importer:
             if progress is not None:
                 progress.add(file.n_bytes - done)
 
-    def run(self, builder: Builder, cleaning: Cleaning, form: Form) -> tuple[Types, dict[str, Any]]:
+    def run(self, builder: Builder) -> tuple[Types, dict[str, Any]]:
         """Write all files; return the types, and the catalog's entries of the maps of ids."""
         try:
-            return self._attempt(builder, cleaning, form, self._numbers_in_memory())
+            return self._attempt(builder, self._numbers_in_memory())
         except TableFullError:
             pass
         self.counts = Counts(was_spilled=True)
@@ -280,7 +278,7 @@ class Importer:
             for each in spilled.values():
                 sorter = stack.enter_context(PairSorter(max(1, each.total), share // 2, builder.directory))
                 each.number(sorter)
-            return self._attempt(builder, cleaning, form, spilled)
+            return self._attempt(builder, spilled)
 
     def _numbers_in_memory(self) -> dict[str, Numbers]:
         room = Room(self._memory // 2)
@@ -313,9 +311,7 @@ class Importer:
 
     # -- one attempt -------------------------------------------------------------------------------------------------------------
 
-    def _attempt(
-        self, builder: Builder, cleaning: Cleaning, form: Form, numbers: Mapping[str, Numbers]
-    ) -> tuple[Types, dict[str, Any]]:
+    def _attempt(self, builder: Builder, numbers: Mapping[str, Numbers]) -> tuple[Types, dict[str, Any]]:
         with contextlib.ExitStack() as stack:
             ids = {}
             for name in self.types:
@@ -337,7 +333,7 @@ class Importer:
                     self.counts.isolated[name] = each.n - each.seen.number()
                     each.seen = None
             pa.default_memory_pool().release_unused()  # edges are sorted in all of the memory
-            types = self._write_edges(builder, cleaning, form, pairs, n_read)
+            types = self._write_edges(builder, pairs, n_read)
         return types, entries
 
     def _read_nodes(self, builder: Builder, ids: dict[str, _Ids], stack: contextlib.ExitStack) -> None:
@@ -402,7 +398,7 @@ class Importer:
             src, dst = found if len(found) == 2 else (found[0][0::2], found[0][1::2])
             self.counts.edges_read += len(src)
             keep = self._known(key, table, block, src, dst)
-            if self._drop_loops and key[0] == key[2]:
+            if self._options.cleaning.remove_self_loops and key[0] == key[2]:
                 is_edge = src != dst
                 kept = is_edge if keep is None else keep & is_edge
                 self.counts.loops += (len(src) if keep is None else int(keep.sum())) - int(kept.sum())
@@ -439,8 +435,8 @@ class Importer:
 
     # -- the adjacency -----------------------------------------------------------------------------------------------------------
 
-    def _write_edges(self, builder: Builder, cleaning: Cleaning, form: Form, pairs: _Pairs, n_read: list[int]) -> Types:
-        counts = self.counts.nodes
+    def _write_edges(self, builder: Builder, pairs: _Pairs, n_read: list[int]) -> Types:
+        counts, cleaning, form = self.counts.nodes, self._cleaning, self._options.form
         laid_out = Types.of(counts, dict(zip(self._edges, n_read, strict=True)))
         kinds = list(laid_out.edges.values())
 
@@ -456,7 +452,7 @@ class Importer:
         def count(lists: Int64s) -> None:
             np.add(stored, np.diff(np.searchsorted(lists, begins)), out=stored)
 
-        with Progress("sort edges", cleaning.work_bytes(sum(n_read), 24), self._shows) as bar:
+        with Progress("sort edges", cleaning.work_bytes(sum(n_read), 24), self._options.progress) as bar:
             read, builder.progress = builder.progress, bar
             try:
                 n_lists = laid_out.num_lists
