@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import check_at_least
-from featstore.creation.build import Builder, write_pairs
+from featstore.creation.build import write_pairs
+from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.cleaning import Cleaning
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import Field, check_edge_rows, check_field_name, open_fields, total_bytes
 from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source
+from featstore.creation.steps import BuildSteps, Inputs
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, EdgeType, Types, edge_name
@@ -169,8 +171,13 @@ class _Lists:
             yield src + kind.src.first, dst + kind.first_list
 
 
-def create_typed(options: CreateOptions, nodes: Mapping[str, Nodes], edges: Mapping[EdgeKey, Any]) -> None:
-    """Write a dataset of several types; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
+def create_typed(
+    options: CreateOptions, nodes: Mapping[str, Nodes], edges: Mapping[EdgeKey, Any], inputs: Inputs | None = None
+) -> None:
+    """Write a dataset of several types; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it.
+
+    ``inputs`` as of :func:`~featstore.creation.build.from_edge_index`.
+    """
     form, cleaning = options.form, options.cleaning
     assert cleaning.is_none
     node_types = _check_nodes(nodes)
@@ -197,14 +204,22 @@ def create_typed(options: CreateOptions, nodes: Mapping[str, Nodes], edges: Mapp
     n_known = sum(known) if len(known) == len(lists) else None
     total = sum(map(total_bytes, (*of_nodes.values(), *of_edges.values())))
 
+    n_read: dict[str, int] = {}  # edges, by type
+
     def check(_: int) -> None:
+        if not n_read:  # otherwise an earlier call has read them
+            n_read.update((edge_name(key), each.n_edges) for key, each in lists.items())
         for key, fields in of_edges.items():
             with _of_edges(key):
-                check_edge_rows(fields, lists[key].n_edges)
+                check_edge_rows(fields, n_read[edge_name(key)])
 
-    with BuildDirectory(options.path, overwrite=options.overwrite) as build:
+    inputs = inputs_of(inputs, options)
+    with BuildDirectory(options.path, overwrite=options.overwrite, resume=inputs.digest) as build:
+        steps = BuildSteps(build.path, build.target, inputs, progress=options.progress)
+        steps.begin()
+        n_read = steps.more.setdefault("read", n_read)
         with Progress("create", total + cleaning.work_bytes(n_known or 0, 24), options.progress) as bar:
-            builder = Builder(build.path, options.work_bytes, bar)
+            builder = Builder(build.path, options.work_bytes, bar, steps)
 
             def pairs(n: int) -> Iterator[tuple[Int64s, Int64s]]:
                 for key, each in lists.items():
@@ -226,5 +241,5 @@ def create_typed(options: CreateOptions, nodes: Mapping[str, Nodes], edges: Mapp
                 with _of_edges(key):
                     for _, role, of, source in fields:
                         builder.add(f"edge/{edge_name(key)}", role, of, source)
-        builder.finish(Types.of(counts, {key: each.n_edges for key, each in lists.items()}), form)
+        builder.finish(Types.of(counts, {key: n_read[edge_name(key)] for key in lists}), form)
         build.commit()

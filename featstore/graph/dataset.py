@@ -380,12 +380,7 @@ class OutOfCoreGraph(ChangingDataset):
 
     def _title(self) -> str:
         state = ", closed" if self._closed else ""
-        types = ""
-        if not self.types.is_one:
-            nodes = {name: each.n for name, each in self.types.nodes.items()}
-            edges = {key: each.n_edges for key, each in self.types.edges.items()}
-            types = f", node_types={nodes}, edge_types={edges}"
-        return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{types}{state})"
+        return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{state})"
 
     @property
     def indptr(self) -> torch.Tensor:

@@ -15,12 +15,14 @@ import torch
 
 from featstore.adapters.datasets.arrays import check_rows
 from featstore.adapters.datasets.edges import EdgeList, RepeatedRows
+from featstore.adapters.datasets.recipes import inputs_of_folder
 from featstore.adapters.datasets.report import Report
 from featstore.config import user_path
 from featstore.creation.build import from_edge_index
 from featstore.creation.cleaning import Cleaning
 from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source, numpy_dtype, open_source, torch_dtype
+from featstore.creation.steps import Inputs
 from featstore.creation.typed import Edges, Nodes, create_typed
 from featstore.errors import FormatError
 from featstore.storage.catalog import current_catalog
@@ -81,19 +83,30 @@ class FoundEdges:
 
 
 class Labels(Source):
-    """Labels that are counted while they are read: ``n_missing`` rows are all NaN, or all negative whole numbers."""
+    """Labels that are counted while they are read: rows that are all NaN, or all negative whole numbers, are missing."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source.name, source.dtype, source.shape)
-        self._source, self.n_missing = source, 0
+        self._source = source
+        self._counts: dict[str, int] = {}
+        self._key = "missing"
+
+    def count_in(self, counts: dict[str, int], name: str) -> None:
+        """Put the number of missing rows into ``counts``, once all are read."""
+        self._counts, self._key = counts, f"missing {name}"
+
+    @property
+    def n_missing(self) -> int:
+        return self._counts[self._key]
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
-        self.n_missing = 0
+        n_missing = 0
         for block in self._source.blocks(max_bytes):
             rows = torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))
             missing = rows.isnan() if rows.is_floating_point() else rows < 0
-            self.n_missing += int(missing.all(1).sum())
+            n_missing += int(missing.all(1).sum())
             yield block
+        self._counts[self._key] = n_missing
 
 
 class CheckedIds(Source):
@@ -217,17 +230,20 @@ def write(
 
     Notes
     -----
-    Raises as ``from_edge_index`` and ``create`` do. After an error there is no new dataset, and an old one is as it was.
+    Raises as ``from_edge_index`` and ``create`` do. After an error there is no new dataset, and an old one is as it was. If the
+    call is killed, or the drive is full, the same call goes on with the adjacency and the fields that were finished, as long as
+    all files are the same.
     """
     begin = time.perf_counter() if begin is None else begin
     notes = list(notes or [])
     check_room(os.fspath(folder), sum(each.n for each in nodes.values()), options.path)
+    inputs = _inputs(source, folder, options.path, nodes, edges, reverse)
     if set(nodes) == {ONE_NODE}:
-        _write_one(options, nodes[ONE_NODE], edges[ONE_EDGE])
+        _write_one(options, nodes[ONE_NODE], edges[ONE_EDGE], inputs)
         if reverse:
             notes.append("reverse edges were asked for, and are made of edges between two types of nodes, which there are not")
     else:
-        _write_typed(options, nodes, edges, reverse)
+        _write_typed(options, nodes, edges, reverse, inputs)
     found = Report(source, os.fspath(folder), options.path, {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
     catalog = current_catalog(options.path)
     for key, each in edges.items():
@@ -251,14 +267,46 @@ def write(
     return found
 
 
-def _write_one(options: CreateOptions, nodes: FoundNodes, found: FoundEdges) -> None:
+def _inputs(
+    source: str,
+    folder: str | os.PathLike[str],
+    path: str,
+    nodes: Mapping[str, FoundNodes],
+    edges: Mapping[EdgeKey, FoundEdges],
+    reverse: bool,
+) -> Inputs:
+    """Describe all that is read, and have it counted where a later call finds the counts."""
+    fields: dict[str, ArrayLike] = {}
+    for kind, each in nodes.items():
+        for role, given in (("feature", each.features), ("data", each.data)):
+            fields.update((f"{role} {qualified(kind, name)}", value) for name, value in given.items())
+    of_edges = {}
+    for key, found in edges.items():
+        of_edges[edge_name(key)] = [found.edges.name, found.edges.n_edges, found.both]
+        fields.update((f"feature {qualified(edge_name(key), name)}", value) for name, value in found.features.items())
+    sizes = {kind: each.n for kind, each in nodes.items()}
+    inputs = inputs_of_folder(folder, path, fields, source=source, nodes=sizes, edges=of_edges, reverse=reverse)
+    for kind, each in nodes.items():
+        for name, value in each.data.items():
+            if isinstance(value, Labels):
+                value.count_in(inputs.counts, qualified(kind, name))
+    for key, found in edges.items():
+        found.edges.count_in(inputs.counts, edge_name(key))
+    return inputs
+
+
+def _write_one(options: CreateOptions, nodes: FoundNodes, found: FoundEdges, inputs: Inputs) -> None:
     features = {name: RepeatedRows(each) if found.both else each for name, each in found.features.items()}
     stream = found.edges.stream(both=found.both)
-    from_edge_index(options, stream, nodes.n, nodes.features, nodes.data, features or None)
+    from_edge_index(options, stream, nodes.n, nodes.features, nodes.data, features or None, inputs)
 
 
 def _write_typed(
-    options: CreateOptions, nodes: Mapping[str, FoundNodes], edges: Mapping[EdgeKey, FoundEdges], reverse: bool
+    options: CreateOptions,
+    nodes: Mapping[str, FoundNodes],
+    edges: Mapping[EdgeKey, FoundEdges],
+    reverse: bool,
+    inputs: Inputs,
 ) -> None:
     if not options.cleaning.is_none:
         raise ValueError(f"{options.cleaning.given} is for a graph of one type; this one has several: clean its edges before")
@@ -271,7 +319,7 @@ def _write_typed(
             if back in edges:
                 raise ValueError(f"{edge_name(back)!r} is there already: import without reverse edges")
             all_edges[back] = Edges(each.edges.stream(flip=True), each.features)
-    create_typed(options, {kind: Nodes(each.n, each.features, each.data) for kind, each in nodes.items()}, all_edges)
+    create_typed(options, {kind: Nodes(each.n, each.features, each.data) for kind, each in nodes.items()}, all_edges, inputs)
 
 
 def _reversed(key: EdgeKey) -> EdgeKey:

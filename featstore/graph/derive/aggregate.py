@@ -13,8 +13,9 @@ import torch
 from featstore.budget import Budget
 from featstore.config import check_at_least, check_flag, parse_memory
 from featstore.creation.source import dtype_name
+from featstore.creation.steps import FILES, Field
 from featstore.errors import BudgetError
-from featstore.graph.derive.making import FILES, Field, adjacency_of, check_new_feature
+from featstore.graph.derive.making import adjacency_of, check_new_feature
 from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
 from featstore.graph.opendataset import OpenDataset
@@ -112,7 +113,7 @@ def write_rows(rows: torch.Tensor, making: SharedMaking, step: int, writer: RowF
     for low in range(0, len(rows), most):
         part = rows[low : low + most].to("cpu", dtype).contiguous()
         writer.write(part.view(torch.uint8).numpy().reshape(len(part), field.row_bytes))
-        making.checkpoint(step)
+        making.checkpoint()
 
 
 def aggregate(

@@ -26,9 +26,12 @@ except ImportError as error:
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.tables.columns import Column
 from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable
-from featstore.adapters.datasets.tables.importer import Counts, Importer
-from featstore.creation.build import Builder
+from featstore.adapters.datasets.tables.importer import Importer
+from featstore.adapters.datasets.tables.opened import Tables
+from featstore.adapters.datasets.tables.reading import Counts
+from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.options import CreateOptions
+from featstore.creation.steps import BuildSteps, Inputs
 from featstore.creation.typed import check_types
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
@@ -105,6 +108,10 @@ def import_tables(
     threads of its own, in memory of its own beside ``memory``: some blocks, and of Arrow IPC a whole record batch, so write such
     files with batches of some MiB.
 
+    **Interrupted.** After a kill, Ctrl-C, a lack of memory or a full drive, the same call goes on in the middle of a table, as
+    long as all files have the same sizes and times; ``memory`` may differ. The dataset and the counts are the same. Another call
+    for this ``path`` removes what was left.
+
     Examples
     --------
     >>> report = import_tables(                                          # doctest: +SKIP
@@ -123,14 +130,18 @@ def import_tables(
     is_one = list(of_edges) == [ONE_EDGE] and set(of_nodes) <= {ONE_NODE}
     if options.cleaning.to_undirected and not is_one:
         raise ValueError("to_undirected=True is for a graph of one type: give the reverse of a type of edges as another type")
-    importer = Importer(of_nodes, of_edges, missing, options)
-    with BuildDirectory(options.path, overwrite=options.overwrite) as build:
-        with Progress("import", importer.n_bytes, options.progress) as bar:
-            builder = Builder(build.path, options.work_bytes, bar)
+    tables = Tables(of_nodes, of_edges, options.work_bytes)
+    importer = Importer(tables, missing, options)
+    inputs = inputs_of(Inputs({"files": Inputs.of_files(tables.files), **tables.describe(), "missing": missing}), options)
+    with BuildDirectory(options.path, overwrite=options.overwrite, resume=inputs.digest) as build:
+        steps = BuildSteps(build.path, build.target, inputs, progress=options.progress)
+        steps.begin()
+        with Progress("import", tables.n_bytes, options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar, steps)
             types, maps = importer.run(builder)
         builder.finish(types, options.form, extra=maps)
         build.commit()
-    report = _report(os.path.abspath(options.path), importer.files, importer.counts)
+    report = _report(os.path.abspath(options.path), tables.files, importer.counts)
     report.seconds = time.perf_counter() - started
     return report
 
