@@ -167,7 +167,7 @@ def partition(
     5 bytes a node and the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. Keeping the parts takes one
     more pass, to count each node's edges into other parts: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs 20 bytes a
     node and 16 a part in addition, and reads the adjacency once more for each half of the free memory that the lists fill.
-    Self-reliant parts need 21 bytes a node, three bits a node and part, and up to half of the free memory for lists or counts.
+    Self-reliant parts need 22 bytes a node, three bits a node and part, and up to half of the free memory for lists or counts.
     Counts of paths of as many parts as fit there at 8 bytes a node are made in one pass a hop; of more in several.
 
     References
