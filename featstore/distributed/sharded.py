@@ -50,7 +50,8 @@ class Sharded(FeatureStore):
     name : str
         The feature's name in ``g.features``; the same on all ranks.
     rows : FeatureStore or None
-        The rows of this machine, a feature of another open dataset, which is closed after this feature. None: it has none.
+        The rows of this machine, a feature of another open dataset, which is closed after this feature; all its rows count, so
+        it is not one of a part. None: this machine has none.
     ids : range of step 1, or integer array, shape (len(rows),)
         Ids of these rows. Together the ranks have each id of the graph once. Ranks with the same file and the same ids, such as
         those of one machine, count as one, and read these rows themselves.
@@ -210,6 +211,10 @@ def _check(g: OpenDataset, name: str, rows: FeatureStore | None, ids: Any) -> tu
         raise TypeError(f"rows must be a feature of an open dataset, or None, not a {type(rows).__name__}")
     if isinstance(rows, Sharded):
         raise ValueError("rows must be those of this machine, not a feature that is sharded already")
+    if rows is not None and rows.own_part is not None:
+        raise ValueError(
+            f"rows are those of {rows.own_part}, which has not all rows of its feature: give a dataset of the share's rows alone"
+        )
     found = _check_ids(ids, g.num_nodes)
     n = 0 if rows is None else len(rows)
     if len(found) != n:

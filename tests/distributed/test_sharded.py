@@ -321,6 +321,22 @@ def test_wrong_arguments(ten: Any, what: str) -> None:
 
 
 @pytest.mark.shares_resources
+def test_rows_of_a_part_are_no_share(ten: Any, tmp_path: Path) -> None:
+    with featstore.open(ten.path, memory="64MiB") as g:
+        given: Any = np.stack([np.arange(9), np.arange(1, 10)])
+        with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", given, 10, {"x": np.eye(10)}, progress=False) as whole:
+            featstore.partition(whole, 2, "ldg", [3, 8], hops=1, progress=False)
+            featstore.export(whole, tmp_path / "part", 0, progress=False)
+            with pytest.raises(ValueError, match="rows are those of part 0 of 'ldg-2-hops-1', which has not all rows"):
+                Sharded(g, "z", whole.part(0, progress=False).features["x"], range(10))
+        with (
+            featstore.open(tmp_path / "part") as part,
+            pytest.raises(ValueError, match="rows are those of part 0 of 'ldg-2-hops-1', which has not all rows"),
+        ):
+            Sharded(g, "z", part.features["x"], range(10))
+
+
+@pytest.mark.shares_resources
 def test_what_cannot_be_sharded(ten: Any, tmp_path: Path) -> None:
     for timeout in (np.float32(5), np.int64(5), np.float64(0.001), 10_000_000):
         Sharded(ten, "z", ten.features["x"], range(10), timeout=timeout).close()
