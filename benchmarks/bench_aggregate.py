@@ -27,7 +27,7 @@ from r22 import Workload, generate
 from scipy.sparse import csr_array
 
 import featstore
-from featstore.graph.derive.aggregate import aggregate
+from featstore.graph.derive.aggregate import aggregate_in_hops
 from featstore.graph.passes import PassCosts
 from featstore.ranks import Meeting
 
@@ -44,7 +44,7 @@ def one_hop(
         rate = sequential_rate(g)
         drop_from_page_cache(path)
         read, begin = bytes_read_by_kernel(), time.perf_counter()
-        costs = aggregate(g, "x", op, None, 1, "x_made", dtype, True, None, False, Meeting(0, 1))[0]
+        costs = aggregate_in_hops(g, "x", op, None, 1, "x_made", dtype, True, None, False, Meeting(0, 1))[0]
         seconds, read = time.perf_counter() - begin, bytes_read_by_kernel() - read
         nbytes, n_threads = g.features["x"].nbytes, g.options.threads
         assert g.budget.peak <= g.budget.total

@@ -18,6 +18,8 @@ from featstore.cache.planned import (
     Horizon as Horizon,
 )
 from featstore.creation.typed import Edges as Edges, Nodes as Nodes
+from featstore.diagnosis.examine import doctor as doctor
+from featstore.diagnosis.findings import Diagnosis as Diagnosis, Finding as Finding
 from featstore.errors import (
     BudgetError as BudgetError,
     BusyError as BusyError,

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from featstore.errors import MissingExtraError
 
-__all__ = ["COLORS", "check_matplotlib", "check_plot"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["COLORS", "check_matplotlib", "check_plot", "shown_figure"]
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 
@@ -41,3 +47,18 @@ def check_plot(path: str | os.PathLike[str] | None) -> None:
         raise FileNotFoundError(errno.ENOENT, f"the folder of the plot {name!r} is not there", folder)
     if not os.access(folder, os.W_OK):
         raise PermissionError(errno.EACCES, f"the plot {name!r} cannot be written", folder)
+
+
+def shown_figure(**options: Any) -> Figure:
+    """Make a figure that a notebook shows as a picture, also one in which pyplot, which does that otherwise, was not imported."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(**options)
+    setattr(figure, "_repr_png_", partial(_as_png, figure))  # noqa: B010  # matplotlib's type has no such name
+    return figure
+
+
+def _as_png(figure: Figure) -> bytes:
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return written.getvalue()

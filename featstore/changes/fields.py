@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from featstore.budget import Budget
-from featstore.creation.build import field_stem
+from featstore.creation.builder import field_stem
 from featstore.creation.inputfields import check_edge_rows, check_field_name, open_fields
 from featstore.creation.source import ArrayLike, Source
 from featstore.errors import BusyError

@@ -31,6 +31,7 @@ def add_form(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     add_path(
         parser,
         "--stripe",
+        dest="stripes",
         action="append",
         default=[],
         metavar="DIR",
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         options.path,
         options.topology,
         chunk_bytes=options.chunk_bytes,
-        stripes=options.stripe,
+        stripes=options.stripes,
         memory=options.memory,
         progress=not options.json,
     )

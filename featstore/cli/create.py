@@ -15,7 +15,12 @@ from featstore.creation.typed import Edges, Nodes
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.topology.types import EdgeKey, edge_name
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["CREATE_OPTIONS", "add_arguments", "add_create_options", "create_options", "run"]
+
+# Options of all commands that make a dataset.
+CREATE_OPTIONS = (
+    *("coalesce", "remove_self_loops", "to_undirected", "topology", "chunk_bytes", "stripes", "memory", "overwrite"),
+)
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -40,6 +45,21 @@ def _edges_of_type(text: str) -> tuple[EdgeKey, str]:
     if not (equals and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not SOURCE,RELATION,DESTINATION=FILE.npy")
     return edge_type(name), path
+
+
+def add_create_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all commands that make a dataset; :func:`create_options` has their values."""
+    parser.add_argument("--coalesce", action="store_true", help="remove duplicate edges")
+    parser.add_argument("--remove-self-loops", action="store_true", help="remove edges from a node to itself")
+    parser.add_argument("--to-undirected", action="store_true", help="add the reverse of each edge; removes duplicates")
+    add_form(parser, is_required=False)
+    parser.add_argument("--memory", type=memory_size, metavar="SIZE", help="most memory to use: bytes, or a share (5%%)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+
+
+def create_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Select what all commands that make a dataset pass on, by the names that the library has for it."""
+    return {"progress": not options.json} | {name: getattr(options, name) for name in CREATE_OPTIONS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,12 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--edge-features", "[E, …], in the order of --indices, --edge-index or --edges"),
     ):
         parser.add_argument(name, type=_named_path, nargs="+", action="extend", default=[], metavar="NAME=FILE", help=what)
-    parser.add_argument("--coalesce", action="store_true", help="remove duplicate edges")
-    parser.add_argument("--remove-self-loops", action="store_true", help="remove edges from a node to itself")
-    parser.add_argument("--to-undirected", action="store_true", help="add the reverse of each edge; removes duplicates")
-    add_form(parser, is_required=False)
-    parser.add_argument("--memory", type=memory_size, metavar="SIZE", help="most memory to use: bytes, or a share (5%%)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+    add_create_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,17 +100,7 @@ def run(options: argparse.Namespace) -> int:
         "node_data": _mapping("--node-data", options.node_data),
         "edge_features": _mapping("--edge-features", options.edge_features),
     }
-    common: dict[str, Any] = {
-        "coalesce": options.coalesce,
-        "remove_self_loops": options.remove_self_loops,
-        "to_undirected": options.to_undirected,
-        "topology": options.topology,
-        "chunk_bytes": options.chunk_bytes,
-        "stripes": options.stripe,
-        "overwrite": options.overwrite,
-        "progress": not options.json,
-        "memory": options.memory,
-    }
+    common = create_options(options)
     if options.nodes is not None or options.edges is not None:
         graph = OutOfCoreGraph.create(options.path, **_typed(options, fields), **common)
     elif options.edge_index is not None:

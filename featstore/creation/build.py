@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import urllib.parse
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from featstore.config import available_memory, check_at_least, format_size, parse_memory
+from featstore.config import check_at_least
+from featstore.creation.builder import Builder, field_stem, inputs_of
 from featstore.creation.cleaning import Cleaning
 from featstore.creation.extsort import PairSorter, sort_keys
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import check_edge_rows, open_fields, total_bytes
-from featstore.creation.source import ArrayLike, Source
+from featstore.creation.options import CreateOptions
+from featstore.creation.source import ArrayLike
+from featstore.creation.steps import BuildSteps, Inputs
 from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, open_topology_files, stored_ids
-from featstore.errors import BudgetError
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord, write_catalog
+from featstore.storage.catalog import EDGE
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.stripes import make_stripe
 from featstore.storage.writer import FileRecord, RowFileWriter
@@ -32,130 +28,18 @@ from featstore.topology.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.topology.types import Types
 
 __all__ = [
-    "LEAST_MEMORY",
-    "Builder",
     "TopologyWriter",
-    "build_memory",
     "count_ids",
     "create",
-    "field_stem",
-    "file_stem",
     "from_edge_index",
     "write_pairs",
 ]
 
 Int64s = npt.NDArray[np.int64]
 
-LEAST_MEMORY = 8 << 20
+# Fields of the adjacency, in either form, in the order of their steps; the last one is always there.
+_ADJACENCY = (("indptr", "chunk_directory"), RESUMABLE, (EDGE_IDS,), ("out_degree",))
 _NONE = np.empty(0, dtype=np.int64)
-
-
-def file_stem(name: str, dot: str = ".") -> str:
-    """Make a file name's part that is unique to the field ``name``, and plain whatever the field's name; ``dot`` is for dots."""
-    stem = urllib.parse.quote(name, safe=" ,;@()+").replace(".", dot)
-    if len(stem) > 100:  # file names have at most 255 bytes, and a letter can take 12
-        stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
-    return stem
-
-
-def field_stem(prefix: str, name: str) -> str:
-    """Make the beginning of the name of a field's file, given the beginning of its key, such as ``"node/paper"``."""
-    return f"{_prefix(prefix)}.{file_stem(name)}"
-
-
-def _prefix(key: str) -> str:
-    """Make the beginning of the file names of a type's fields, before a dot; no other type has it."""
-    kind, _, of = key.partition("/")
-    return kind if key in (NODE, EDGE) else f"{kind}@{file_stem(of, '%2E')}"
-
-
-class Builder:
-    """The files and fields of a dataset under construction."""
-
-    def __init__(self, directory: str, memory: int, progress: Progress) -> None:
-        self.directory = directory
-        self.memory = memory
-        self.progress = progress
-        self.block_bytes = max(64 << 10, min(32 << 20, memory // 16))
-        self.buffer_bytes = max(64 << 10, min(4 << 20, memory // 32))  # of a writer
-        self.step = max(1024, memory // 128)  # nodes, or edges, processed at a time
-        self.files: dict[str, FileRecord] = {}
-        self.fields: dict[str, FieldRecord] = {}
-
-    def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
-        """Open a writer for a field's file."""
-        file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
-        return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=self.buffer_bytes)
-
-    def field_writer(self, key: str, role: str, name: str, row_bytes: int, dtype: str) -> RowFileWriter:
-        """Open a writer for the file of a field of a type of nodes or edges, or of several, as ``node/paper,author``."""
-        return self.writer(_prefix(key), name, choose_layout(row_bytes), role, dtype)
-
-    def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
-        """Record a committed file as the only file of the field ``key``."""
-        self.files[file.name] = file
-        self.fields[key] = FieldRecord(key, role, file.dtype, shape, file.generation, (FieldPart(file.name, 0, file.n_rows),))
-
-    def add(self, key: str, role: str, name: str, source: Source) -> None:
-        """Stream one field of a type of nodes or edges, whose key is ``key``: ``NODE`` or ``EDGE`` without named types."""
-        with self.field_writer(key, role, name, source.row_bytes, source.dtype) as writer:
-            self._stream(source, writer)
-            self.register(f"{key}/{name}", role, writer.commit(), source.shape)
-
-    def add_feature(
-        self, name: str, sources: Mapping[str, Source], saying: Callable[[str], AbstractContextManager[None]]
-    ) -> None:
-        """Stream a feature of some types of nodes, given by their names, into one file, type after type.
-
-        So a cache, a plan and a pass serve all of them. ``saying`` names the type in errors.
-        """
-        first = next(iter(sources.values()))
-        with self.field_writer("node/" + ",".join(sources), "feature", name, first.row_bytes, first.dtype) as writer:
-            for kind, source in sources.items():
-                with saying(kind):
-                    self._stream(source, writer)
-            self.register_feature(name, writer.commit(), {kind: source.shape for kind, source in sources.items()})
-
-    def register_feature(self, name: str, file: FileRecord, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Record a committed file that holds a feature of some types of nodes, type after type."""
-        self.files[file.name] = file
-        at = 0
-        for kind, shape in shapes.items():
-            part = FieldPart(file.name, 0, shape[0], None if len(shapes) == 1 else at)
-            key = f"node/{kind}/{name}"
-            self.fields[key] = FieldRecord(key, "feature", file.dtype, shape, file.generation, (part,))
-            at += shape[0]
-
-    def _stream(self, source: Source, writer: RowFileWriter) -> None:
-        for block in source.blocks(self.block_bytes):
-            writer.write(block)
-            self.progress.add(block.nbytes)
-
-    def finish(
-        self, types: Types, form: Form, more: Mapping[str, Any] | None = None, extra: Mapping[str, dict[str, Any]] | None = None
-    ) -> None:
-        """Write the catalog, after which the build directory is a dataset.
-
-        ``more`` are further members of the entry of the dataset, ``extra`` are other entries.
-        """
-        dataset: dict[str, Any] = {
-            "id": uuid.uuid4().hex,
-            "generation": 1,
-            "num_nodes": types.num_nodes,
-            "num_edges": types.num_edges,
-            **types.entry(),
-            **form.entry(),
-            "created_by": f"featstore {_release()}",
-            **(more or {}),
-        }
-        write_catalog(self.directory, Catalog(dataset, self.files, self.fields, dict(extra or {})))
-
-
-def _release() -> str:
-    try:
-        return version("featstore")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 class TopologyWriter:
@@ -309,46 +193,25 @@ def _write_long_list(
             begins = _NONE
 
 
-def build_memory(memory: int | str | None, form: Form) -> int:
-    """Choose the bytes of memory to work in, without the chunk that is being filled."""
-    least = LEAST_MEMORY + form.chunk_bytes
-    n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_memory(memory)
-    if n_bytes < least:
-        of = f" with chunks of {format_size(form.chunk_bytes)}" if form.chunk_bytes else ""
-        raise BudgetError(f"making a dataset{of} needs more memory than {n_bytes} bytes", least)
-    return n_bytes - form.chunk_bytes
-
-
 def create(
-    path: str | os.PathLike[str],
+    options: CreateOptions,
     indptr: ArrayLike,
     indices: ArrayLike,
     features: Mapping[str, ArrayLike] | None = None,
     node_data: Mapping[str, ArrayLike] | None = None,
-    *,
     edge_features: Mapping[str, ArrayLike] | None = None,
-    coalesce: bool = False,
-    remove_self_loops: bool = False,
-    to_undirected: bool = False,
-    topology: str = "csc",
-    chunk_bytes: int | str | None = None,
-    stripes: Sequence[str | os.PathLike[str]] = (),
-    overwrite: bool = False,
-    progress: bool = True,
-    memory: int | str | None = None,
 ) -> None:
     """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
-    form = Form.of(topology, chunk_bytes, stripes, path)
-    cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
-    n_bytes = build_memory(memory, form)
+    form, cleaning = options.form, options.cleaning
+    cleaning.refuse_rows(edge_features)
     csc = CscInput(indptr, indices)
     num_nodes, num_edges = csc.num_nodes, csc.num_edges
     fields = open_fields(features, node_data, edge_features, num_nodes, f"nodes (indptr has {num_nodes + 1} entries)")
     check_edge_rows(fields, num_edges)
     csc.check_offsets()
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + cleaning.work_bytes(num_edges, 8), progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+    with BuildDirectory(options.path, overwrite=options.overwrite) as build:
+        with Progress("create", total_bytes(fields) + cleaning.work_bytes(num_edges, 8), options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar)
             if cleaning.is_none:
                 with TopologyWriter(builder, num_nodes, num_edges, form) as writer:
                     _write_csc(writer, builder, csc)
@@ -383,54 +246,97 @@ def write_pairs(
     is written. With ``num_lists``, the destinations are numbers of lists; by default there is a list for each node.
     ``stored(dst)`` is called with the destinations of edges that are stored, which ascend from call to call.
     """
+    steps, more = builder.steps, builder.steps.more
+    collected, *of_files = builder.next_steps(1 + len(_ADJACENCY))
+    if steps.is_done(of_files[-1]):
+        check(more["edges"])
+        _take_adjacency(builder, of_files)
+        _drop_spilled(builder)
+        builder.progress.add(cleaning.work_bytes(more["edges"], 24))
+        return int(more["stored"])
     # If duplicates are removed, edges are numbered as they are stored, and carry no numbers.
-    edge_bytes = 0 if cleaning.coalesce else 8 if n_known is None else id_bytes_of(n_known)
+    edge_bytes = 0 if cleaning.is_distinct else 8 if n_known is None else id_bytes_of(n_known)
     most = num_nodes if num_lists is None else max(num_nodes, num_lists)
     with PairSorter(most, builder.memory, builder.directory, edge_bytes) as sorter:
         n_edges = 0
-        for src, dst in cleaning.apply(pairs(sorter.block_pairs)):
-            sorter.add(dst, src, n_edges)
-            n_edges += len(src)
-            builder.progress.add(16 * len(src))
+        if steps.is_done(collected):
+            sorter.go_on(more["sorter"])
+            n_edges = more["edges"]
+            builder.progress.add(16 * n_edges)
+        else:
+            for src, dst in cleaning.apply(pairs(sorter.block_pairs)):
+                sorter.add(dst, src, n_edges)
+                n_edges += len(src)
+                builder.progress.add(16 * len(src))
         check(n_edges)
+        more["edges"] = n_edges
+        if not steps.is_done(collected) and steps.is_due and (kept := sorter.keep()) is not None:
+            more["sorter"] = kept
+            steps.kept.update(kept["files"])
+            steps.skip(collected)
         with TopologyWriter(builder, num_nodes, n_edges, form, num_lists) as writer:
             for dst, src, edges in cleaning.distinct(sorter.sorted()):
                 stored(dst)
                 writer.add_pairs(dst, src, edges)
-            return writer.finish()
+            more["stored"] = writer.finish()
+    _keep_adjacency(builder, of_files)
+    _drop_spilled(builder)
+    return int(more["stored"])
+
+
+def _drop_spilled(builder: Builder) -> None:
+    """Remove spilled edges, if they were kept, once the adjacency is recorded."""
+    kept = builder.steps.more.pop("sorter", None)
+    if kept is not None:
+        builder.steps.drop(kept["files"])
+
+
+def _keep_adjacency(builder: Builder, steps: Sequence[int]) -> None:
+    """Record the adjacency as finished: each of its files that there is, as a step."""
+    files = {}
+    for step, names in zip(steps, _ADJACENCY, strict=True):
+        for record in filter(None, (builder.fields.get(f"{EDGE}/{name}") for name in names)):
+            files[step] = builder.files[record.parts[0].file]
+    builder.steps.put(files)
+
+
+def _take_adjacency(builder: Builder, steps: Sequence[int]) -> None:
+    """Take over the files of an adjacency that an earlier call has finished."""
+    for step, names in zip(steps, _ADJACENCY, strict=True):
+        file = builder.steps.find_file(step)
+        if file is not None:
+            (name,) = (each for each in names if file.name == f"{field_stem(EDGE, each)}.1.rows")
+            shape = (file.n_rows, 3) if name == "chunk_directory" else (file.n_rows,)
+            builder.register(f"{EDGE}/{name}", "edge ids" if name == EDGE_IDS else "topology", file, shape)
 
 
 def from_edge_index(
-    path: str | os.PathLike[str],
+    options: CreateOptions,
     edge_index: Any,
     num_nodes: int,
     features: Mapping[str, ArrayLike] | None = None,
     node_data: Mapping[str, ArrayLike] | None = None,
-    *,
     edge_features: Mapping[str, ArrayLike] | None = None,
-    coalesce: bool = False,
-    remove_self_loops: bool = False,
-    to_undirected: bool = False,
-    topology: str = "csc",
-    chunk_bytes: int | str | None = None,
-    stripes: Sequence[str | os.PathLike[str]] = (),
-    overwrite: bool = False,
-    progress: bool = True,
-    memory: int | str | None = None,
+    inputs: Inputs | None = None,
 ) -> None:
-    """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it."""
-    form = Form.of(topology, chunk_bytes, stripes, path)
-    cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, edge_features, stripes)
+    """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it.
+
+    A call that ended before it was done is gone on with by one of the same ``inputs``, if these have a recipe.
+    """
+    form, cleaning = options.form, options.cleaning
+    cleaning.refuse_rows(edge_features)
     num_nodes = check_at_least("num_nodes", num_nodes, 0)
-    n_bytes = build_memory(memory, form)
     fields = open_fields(features, node_data, edge_features, num_nodes)
     pairs = PairInput(edge_index, num_nodes)
     n_known = pairs.num_edges
     if n_known is not None:
         check_edge_rows(fields, n_known)
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + cleaning.work_bytes(n_known or 0, 24), progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+    inputs = inputs_of(inputs, options)
+    with BuildDirectory(options.path, overwrite=options.overwrite, resume=inputs.digest) as build:
+        steps = BuildSteps(build.path, build.target, inputs, progress=options.progress)
+        steps.begin()
+        with Progress("create", total_bytes(fields) + cleaning.work_bytes(n_known or 0, 24), options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar, steps)
             num_edges = write_pairs(
                 builder, pairs.blocks, num_nodes, n_known, form, cleaning, lambda n: check_edge_rows(fields, n)
             )

@@ -25,39 +25,39 @@ class Cleaning:
     to_undirected: bool
 
     @classmethod
-    def of(
-        cls,
-        coalesce: bool,
-        remove_self_loops: bool,
-        to_undirected: bool,
-        edge_features: Mapping[str, Any] | None,
-        stripes: Sequence[Any],
-    ) -> Cleaning:
-        """Check a user's options.
-
-        ValueError if edges are removed or added and there are edge features, or if the number of edges is not known ahead and
-        there are stripes.
-        """
+    def of(cls, coalesce: bool, remove_self_loops: bool, to_undirected: bool, stripes: Sequence[str]) -> Cleaning:
+        """Check a user's options; ValueError if the number of edges is not known ahead and there are stripes."""
         options = {"coalesce": coalesce, "remove_self_loops": remove_self_loops, "to_undirected": to_undirected}
-        for name, value in options.items():
-            check_flag(name, value)
-        given = [name for name, value in options.items() if value]
-        if given and edge_features:
-            raise ValueError(
-                f"edge_features cannot be given with {given[0]}=True: they have a row for each edge of the input, and the "
-                "dataset gets other edges; clean the edges and their rows before"
-            )
-        if stripes and (coalesce or to_undirected):
+        cleaning = cls(**{name: check_flag(name, value) for name, value in options.items()})
+        if stripes and cleaning.is_distinct:
             raise ValueError(
                 f"stripes cannot be given with {'coalesce' if coalesce else 'to_undirected'}=True: equal shares need the number "
                 "of edges, which is known at the end; make the dataset, then featstore.convert(path, 'chunked', stripes=…)"
             )
-        return cls(coalesce or to_undirected, remove_self_loops, to_undirected)
+        return cleaning
+
+    @property
+    def given(self) -> str | None:
+        """Name of the first option that is asked for."""
+        return next((name for name, value in vars(self).items() if value), None)
 
     @property
     def is_none(self) -> bool:
         """Whether all edges stay as they are."""
-        return not (self.coalesce or self.remove_self_loops)
+        return self.given is None
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether duplicates are removed."""
+        return self.coalesce or self.to_undirected
+
+    def refuse_rows(self, edge_features: Mapping[str, Any] | None) -> None:
+        """Raise ValueError if edges are removed or added and there are edge features."""
+        if not self.is_none and edge_features:
+            raise ValueError(
+                f"edge_features cannot be given with {self.given}=True: they have a row for each edge of the input, and the "
+                "dataset gets other edges; clean the edges and their rows before"
+            )
 
     def work_bytes(self, n_edges: int, n_bytes: int) -> int:
         """Compute the progress bar's bytes for the edges; an edge counts ``n_bytes`` if no edge is cleaned."""
@@ -74,10 +74,10 @@ class Cleaning:
                 yield dst, src
 
     def distinct(self, blocks: Iterable[tuple[Int64s, Int64s, Int64s | None]]) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
-        """Yield sorted pairs, without duplicates if ``coalesce``; a block has at least one pair."""
+        """Yield sorted pairs, without duplicates if ``is_distinct``; a block has at least one pair."""
         last: tuple[int, int] | None = None
         for dst, src, edges in blocks:
-            if not self.coalesce:
+            if not self.is_distinct:
                 yield dst, src, edges
                 continue
             is_new = np.empty(len(dst), bool)

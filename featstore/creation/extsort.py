@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.storage.calls import close_fd, close_quietly, pread_exactly, pwrite_all
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pread_exactly, pwrite_all
 
 __all__ = ["PairSorter", "sort_keys", "sort_pairs"]
 
@@ -108,7 +108,7 @@ class PairSorter:
         self._held: list[npt.NDArray[Any]] = []
         self._n_held = 0
         self._spill: list[_Bucket] = []
-        self._paths: set[str] = set()
+        self._paths: set[str] = set()  # of files that are removed here; those of keep() are not
         self.bytes_spilled = 0
 
     def add(self, dst: Int64s, src: Int64s, first_edge: int = 0) -> None:
@@ -140,6 +140,31 @@ class PairSorter:
             dst, src, edges = self._columns(pairs)
             del pairs
             yield sort_pairs(dst, src, 0, self.n, self.n, edges)
+
+    def keep(self) -> dict[str, Any] | None:
+        """Make what was spilled durable, and leave its files there; describe it for :meth:`go_on`, as JSON values.
+
+        None if nothing was spilled. Whoever keeps the files, ``files`` in what is returned, removes them.
+        """
+        spilled = [bucket for bucket in self._spill if bucket.n_pairs]
+        if not spilled:
+            return None
+        for bucket in spilled:
+            fd = os.open(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fsync_fd(fd, bucket.path)
+            finally:
+                close_quietly(fd)
+        self._paths.difference_update(bucket.path for bucket in spilled)
+        return {
+            "files": [os.path.basename(bucket.path) for bucket in spilled],
+            "ranges": [[bucket.low, bucket.high, bucket.n_pairs] for bucket in spilled],
+        }
+
+    def go_on(self, kept: Mapping[str, Any]) -> None:
+        """Go on with what another sorter of such pairs has kept, in place of adding them; its memory may have been another."""
+        for name, (low, high, n_pairs) in zip(kept["files"], kept["ranges"], strict=True):
+            self._spill.append(_Bucket(os.path.join(self._directory, name), low, high, None, n_pairs))
 
     def _columns(self, pairs: npt.NDArray[Any]) -> tuple[Int64s, Int64s, Int64s | None]:
         edges = pairs["edge"].astype(np.int64) if self._numbers else None
@@ -219,8 +244,9 @@ class PairSorter:
         yield from self._drain(finer)
 
     def _remove(self, path: str) -> None:
-        os.unlink(path)
-        self._paths.discard(path)
+        if path in self._paths:
+            os.unlink(path)
+            self._paths.discard(path)
 
     def close(self) -> None:
         self._held = []

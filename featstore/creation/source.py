@@ -103,6 +103,13 @@ class Source(ABC):
         A block may share memory with the input or with the next block; use it before the next one is requested.
         """
 
+    def blocks_from(self, first: int, max_bytes: int) -> Iterator[UInt8s]:
+        """Yield the rows from ``first`` on; here all rows are read. Sources that can begin anywhere have a way of their own."""
+        for block in self.blocks(max_bytes):
+            if first < len(block):
+                yield block[first:]
+            first = max(0, first - len(block))
+
     def values(self, max_bytes: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the blocks as arrays of the source's dtype and shape ``[k, *shape[1:]]``."""
         for block in self.blocks(max_bytes):
@@ -203,16 +210,19 @@ class NpySource(Source):
         self._fortran = self._fortran and len(shape) > 1
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        return self.blocks_from(0, max_bytes)
+
+    def blocks_from(self, first: int, max_bytes: int) -> Iterator[UInt8s]:
         fd, _ = open_regular(self._path)
         try:
             step = self._step(max_bytes)
-            for first in range(0, self.n_rows, step):
-                k = min(step, self.n_rows - first)
+            for at in range(first, self.n_rows, step):
+                k = min(step, self.n_rows - at)
                 if not self._fortran:  # the next block comes from the drive while this one is used
-                    where = self._start + (first + k) * self.row_bytes
+                    where = self._start + (at + k) * self.row_bytes
                     with contextlib.suppress(OSError):
                         os.posix_fadvise(fd, where, step * self.row_bytes, os.POSIX_FADV_WILLNEED)
-                block = self._fortran_rows(fd, first, k) if self._fortran else self._rows(fd, first, k)
+                block = self._fortran_rows(fd, at, k) if self._fortran else self._rows(fd, at, k)
                 yield array_bytes(block)
         finally:
             close_quietly(fd)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import check_at_least
-from featstore.creation.build import Builder, build_memory, write_pairs
+from featstore.creation.build import write_pairs
+from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.cleaning import Cleaning
 from featstore.creation.inputedges import CscInput, PairInput
 from featstore.creation.inputfields import Field, check_edge_rows, check_field_name, open_fields, total_bytes
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source
-from featstore.creation.topologyfiles import Form
+from featstore.creation.steps import BuildSteps, Inputs
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, EdgeType, Types, edge_name
@@ -63,15 +64,15 @@ class Edges:
     features: Mapping[str, ArrayLike] | None = field(default=None, repr=False)
 
 
-def refuse_one_type(arrays: Mapping[str, Any], cleaning: Mapping[str, bool]) -> None:
+def refuse_one_type(arrays: Mapping[str, Any], cleaning: Cleaning) -> None:
     """Refuse arguments of a graph of one type beside those of several types: TypeError for arrays, ValueError for cleaning."""
     if given := [name for name, value in arrays.items() if value is not None]:
         raise TypeError(
             f"{', '.join(given)} cannot be given with nodes and edges: these hold the fields and the edges of each type, such as "
             'nodes={"paper": featstore.Nodes(n, features={"x": x})}'
         )
-    if given := [name for name, value in cleaning.items() if value]:
-        raise ValueError(f"{given[0]}=True cannot be given with nodes and edges: clean the edges of each type before")
+    if not cleaning.is_none:
+        raise ValueError(f"{cleaning.given}=True cannot be given with nodes and edges: clean the edges of each type before")
 
 
 @contextlib.contextmanager
@@ -171,20 +172,14 @@ class _Lists:
 
 
 def create_typed(
-    path: str | os.PathLike[str],
-    nodes: Mapping[str, Nodes],
-    edges: Mapping[EdgeKey, Any],
-    *,
-    topology: str = "csc",
-    chunk_bytes: int | str | None = None,
-    stripes: Sequence[str | os.PathLike[str]] = (),
-    overwrite: bool = False,
-    progress: bool = True,
-    memory: int | str | None = None,
+    options: CreateOptions, nodes: Mapping[str, Nodes], edges: Mapping[EdgeKey, Any], inputs: Inputs | None = None
 ) -> None:
-    """Write a dataset of several types; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
-    form = Form.of(topology, chunk_bytes, stripes, path)
-    n_bytes = build_memory(memory, form)
+    """Write a dataset of several types; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it.
+
+    ``inputs`` as of :func:`~featstore.creation.build.from_edge_index`.
+    """
+    form, cleaning = options.form, options.cleaning
+    assert cleaning.is_none
     node_types = _check_nodes(nodes)
     edge_types = _check_edges(edges, node_types)
     counts = {name: int(each.n) for name, each in node_types.items()}
@@ -209,15 +204,22 @@ def create_typed(
     n_known = sum(known) if len(known) == len(lists) else None
     total = sum(map(total_bytes, (*of_nodes.values(), *of_edges.values())))
 
+    n_read: dict[str, int] = {}  # edges, by type
+
     def check(_: int) -> None:
+        if not n_read:  # otherwise an earlier call has read them
+            n_read.update((edge_name(key), each.n_edges) for key, each in lists.items())
         for key, fields in of_edges.items():
             with _of_edges(key):
-                check_edge_rows(fields, lists[key].n_edges)
+                check_edge_rows(fields, n_read[edge_name(key)])
 
-    cleaning = Cleaning(coalesce=False, remove_self_loops=False, to_undirected=False)
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total + cleaning.work_bytes(n_known or 0, 24), progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
+    inputs = inputs_of(inputs, options)
+    with BuildDirectory(options.path, overwrite=options.overwrite, resume=inputs.digest) as build:
+        steps = BuildSteps(build.path, build.target, inputs, progress=options.progress)
+        steps.begin()
+        n_read = steps.more.setdefault("read", n_read)
+        with Progress("create", total + cleaning.work_bytes(n_known or 0, 24), options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar, steps)
 
             def pairs(n: int) -> Iterator[tuple[Int64s, Int64s]]:
                 for key, each in lists.items():
@@ -239,5 +241,5 @@ def create_typed(
                 with _of_edges(key):
                     for _, role, of, source in fields:
                         builder.add(f"edge/{edge_name(key)}", role, of, source)
-        builder.finish(Types.of(counts, {key: each.n_edges for key, each in lists.items()}), form)
+        builder.finish(Types.of(counts, {key: n_read[edge_name(key)] for key in lists}), form)
         build.commit()

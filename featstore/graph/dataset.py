@@ -1,34 +1,27 @@
-"""The public class of an open dataset, OutOfCoreGraph."""
+"""The public class of an open dataset, OutOfCoreGraph: how it is made and opened, and of which methods it consists."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from featstore.cache.base import Policy
-from featstore.config import Options, check_flag, user_path
+from featstore.config import Options, check_flag
 from featstore.creation import build
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, refuse_one_type
 from featstore.errors import StaleError
+from featstore.graph import reading
+from featstore.graph import verify as verification
 from featstore.graph.changing import ChangingDataset
-from featstore.graph.derive.aggregate import aggregate, default_name
-from featstore.graph.feature import FeatureStore
-from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.graph.policyinputs import Given
-from featstore.graph.rowcaches import GivenParts
+from featstore.graph.derive import aggregate as aggregation
 from featstore.graph.savedparts import KeptParts
-from featstore.graph.snapshot import open_files, opening_committed, topology_bytes
-from featstore.graph.verify import verify_files, verify_patches, verify_topology
-from featstore.idmaps.idmap import IdMap, map_of, maps_of
-from featstore.idmaps.verify import map_bytes, verify_map
-from featstore.progress import Progress
-from featstore.ranks import Meeting
+from featstore.graph.snapshot import opening_committed
 from featstore.registry import adapter
-from featstore.topology.types import EdgeKey, qualified
+from featstore.topology.types import EdgeKey
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -87,7 +80,7 @@ class OutOfCoreGraph(ChangingDataset):
     the dataset is replaced, an open graph goes on reading the old one.
     """
 
-    # -- making ------------------------------------------------------------------------------------------------------------------
+    # -- making and opening ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def create(
@@ -207,44 +200,18 @@ class OutOfCoreGraph(ChangingDataset):
         >>> g["paper"].features["x"][2]
         tensor([0., 0., 1.], dtype=torch.float64)
         """
+        options = CreateOptions.of(
+            path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
+        )
         if nodes is not None or edges is not None:
             arrays = {"indptr": indptr, "indices": indices, "features": features, "node_data": node_data}
-            refuse_one_type(
-                arrays | {"edge_features": edge_features},
-                {"coalesce": coalesce, "remove_self_loops": remove_self_loops, "to_undirected": to_undirected},
-            )
-            create_typed(
-                path,
-                {} if nodes is None else nodes,
-                {} if edges is None else edges,
-                topology=topology,
-                chunk_bytes=chunk_bytes,
-                stripes=stripes,
-                overwrite=overwrite,
-                progress=progress,
-                memory=memory,
-            )
-            return cls._open_made(path, memory)
-        if indptr is None or indices is None:
+            refuse_one_type(arrays | {"edge_features": edge_features}, options.cleaning)
+            create_typed(options, {} if nodes is None else nodes, {} if edges is None else edges)
+        elif indptr is None or indices is None:
             raise TypeError("a graph is made of indptr and indices, or of nodes and edges")
-        build.create(
-            path,
-            indptr,
-            indices,
-            features,
-            node_data,
-            edge_features=edge_features,
-            coalesce=coalesce,
-            remove_self_loops=remove_self_loops,
-            to_undirected=to_undirected,
-            topology=topology,
-            chunk_bytes=chunk_bytes,
-            stripes=stripes,
-            overwrite=overwrite,
-            progress=progress,
-            memory=memory,
-        )
-        return cls._open_made(path, memory)
+        else:
+            build.create(options, indptr, indices, features, node_data, edge_features)
+        return cls._open_made(options)
 
     @classmethod
     def from_edge_index(
@@ -301,24 +268,11 @@ class OutOfCoreGraph(ChangingDataset):
         The sort also handles a single destination with more in-neighbours than memory holds. Each pair is written and read once,
         and once more for every level at which its bucket had to be split.
         """
-        build.from_edge_index(
-            path,
-            edge_index,
-            num_nodes,
-            features,
-            node_data,
-            edge_features=edge_features,
-            coalesce=coalesce,
-            remove_self_loops=remove_self_loops,
-            to_undirected=to_undirected,
-            topology=topology,
-            chunk_bytes=chunk_bytes,
-            stripes=stripes,
-            overwrite=overwrite,
-            progress=progress,
-            memory=memory,
+        options = CreateOptions.of(
+            path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
         )
-        return cls._open_made(path, memory)
+        build.from_edge_index(options, edge_index, num_nodes, features, node_data, edge_features)
+        return cls._open_made(options)
 
     @classmethod
     def from_pyg(
@@ -354,11 +308,11 @@ class OutOfCoreGraph(ChangingDataset):
         return made
 
     @classmethod
-    def _open_made(cls, path: str | os.PathLike[str], memory: int | str | None) -> OutOfCoreGraph:
+    def _open_made(cls, made: CreateOptions) -> OutOfCoreGraph:
         """Open a dataset that was just made; an error says that it need not be made again."""
-        where = os.path.abspath(user_path(path))
+        where = os.path.abspath(made.path)
         with opening_committed(f"the dataset at {where} is complete and in place, but opening it failed", where):
-            return cls.open(path, memory=memory)
+            return cls.open(made.path, memory=made.memory)
 
     @classmethod
     def open(
@@ -420,19 +374,14 @@ class OutOfCoreGraph(ChangingDataset):
         g.shows_progress = progress
         return g
 
-    # -- reading -----------------------------------------------------------------------------------------------------------------
+    # -- describing --------------------------------------------------------------------------------------------------------------
 
     def __dir__(self) -> list[str]:
         return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})
 
     def _title(self) -> str:
         state = ", closed" if self._closed else ""
-        types = ""
-        if not self.types.is_one:
-            nodes = {name: each.n for name, each in self.types.nodes.items()}
-            edges = {key: each.n_edges for key, each in self.types.edges.items()}
-            types = f", node_types={nodes}, edge_types={edges}"
-        return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{types}{state})"
+        return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{state})"
 
     @property
     def indptr(self) -> torch.Tensor:
@@ -456,311 +405,17 @@ class OutOfCoreGraph(ChangingDataset):
         self.refuse_types("out_degree")
         return self.adjacency.out_degree()
 
-    @overload
-    def neighbors(self, node: int, edge_pos: Literal[False] = False) -> torch.Tensor: ...
-    @overload
-    def neighbors(self, node: int, edge_pos: Literal[True]) -> tuple[torch.Tensor, torch.Tensor]: ...
+    # -- methods that are written elsewhere, by what they do ---------------------------------------------------------------------
 
-    def neighbors(self, node: int, edge_pos: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Read all in-neighbours of one node.
+    neighbors = reading.neighbors
+    edges = reading.edges
+    ids = reading.ids
+    cache = reading.cache
+    cache_neighbors = reading.cache_neighbors
+    aggregate = aggregation.aggregate
+    verify = verification.verify
 
-        Parameters
-        ----------
-        node : int
-            In ``[0, num_nodes)``.
-        edge_pos : bool
-            Return also the position of each edge in the input, as ``edge_pos`` of sampled blocks does.
-
-        Returns
-        -------
-        neighbors : int64 tensor, shape (in-degree,)
-            Ascending; a neighbour occurs once for each of its edges.
-        edge_pos : int64 tensor, shape (in-degree,)
-            Only with ``edge_pos=True``.
-
-        Raises
-        ------
-        IndexError
-            ``node`` is no node.
-        TypeError
-            ``node`` is not an integer. Use ``NeighborSampler(g, [-1])`` for many nodes.
-        BudgetError, ClosedError, CorruptionError, OSError
-
-        Notes
-        -----
-        The call reads the pages that hold the list. The first call opens :attr:`topology`, as samplers do.
-        """
-        self.refuse_types("neighbors()")
-        return self.adjacency.neighbors(node, edge_pos)
-
-    @overload
-    def edges(self, edge_pos: Literal[False] = False) -> Iterator[torch.Tensor]: ...
-    @overload
-    def edges(self, edge_pos: Literal[True]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
-
-    def edges(self, edge_pos: bool = False) -> Iterator[torch.Tensor] | Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Read all edges once, in sequence and in blocks.
-
-        Parameters
-        ----------
-        edge_pos : bool
-            Yield also the position of each edge in the input, which is its row in :attr:`edge_features`.
-
-        Yields
-        ------
-        edge_index : int64 tensor, shape (2, k)
-            Sources and destinations, as :meth:`from_edge_index` takes them; ``k`` is at least 1. Edges ascend by
-            destination, then by source. Each block is yours, and counts in the budget while it lives.
-        edge_pos : int64 tensor, shape (k,)
-            Only with ``edge_pos=True``; then a pair is yielded.
-
-        Raises
-        ------
-        BudgetError, ClosedError, CorruptionError, OSError
-
-        Notes
-        -----
-        A block has at most half a million edges, or fewer if little memory is left. The budget counts buffers for reading ahead
-        as ``edges``. The call opens :attr:`topology`, as samplers do.
-        """
-        self.refuse_types("edges()")
-        return self.adjacency.edges(edge_pos)
-
-    # -- memory ------------------------------------------------------------------------------------------------------------------
-
-    def cache(
-        self,
-        name: str | None = None,
-        budget: int | float | str = "auto",
-        policy: str | Policy | type[Policy] = "degree",
-        *,
-        counts: Given = None,
-        parts: GivenParts = None,
-        seed: int = 0,
-        shared: bool | int = False,
-    ) -> None:
-        """Cache rows of a feature in memory, in place of an earlier cache of it.
-
-        Parameters
-        ----------
-        name : str, optional
-            The feature; by default all features of nodes, with equally many cached rows.
-        budget : int, float or str
-            Memory of the cache within the graph's budget, its row map of 4 bytes a node included: bytes, or text such as
-            ``"1GiB"``. A share (``"10%"`` or ``0.1``) means the bytes of this share of the rows. A cache never takes more than
-            all rows take; 0 means no cache. The default ``"auto"`` takes seven eighths of the available budget, and gives rows
-            back if other holders need the memory.
-        policy : str, Policy or class
-            A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
-        counts : integer array, shape (num_nodes,), or callable that returns it, optional
-            Accesses of each row in a profiled run, for ``policy="frequency"``; a callable is called if the policy needs it.
-        parts : integer array, shape (num_nodes,), callable that returns it, str or KeptParts, optional
-            The part of each node, for policies that need it; or parts that the dataset keeps, by their name.
-        seed : int
-            Seed of randomised policies.
-        shared : bool or int
-            Share one copy in shared memory among this machine's ranks: for static policies by name or class, and a stated
-            ``budget``, which is that of the one copy. Each rank's budget counts its share. Every rank makes this call, with equal
-            arguments. True: as many ranks as ``LOCAL_WORLD_SIZE`` says, or one process. A number: so many.
-
-        Raises
-        ------
-        BudgetError
-            The graph's budget has too little left, or ``budget`` is too small for one row. The message names the least that
-            works.
-        BusyError
-            The feature's cache follows the plans of a loader that is in the middle of an epoch. Or another rank was still filling
-            the shared cache after half an hour.
-        PluginError
-            The policy failed.
-        KeyError, ValueError, TypeError
-            The feature or the policy does not exist, an array has a wrong shape, or a number of bytes below 4,096 has no unit.
-        CorruptionError, OSError
-            Filling a static cache failed; or shared memory is too small (ENOSPC).
-
-        Notes
-        -----
-        The rows of a static policy are read now, in one ascending pass; if that takes longer than two seconds, a progress bar is
-        shown (:meth:`open`: ``progress``). On an error the feature has no cache.
-        """
-        self.row_caches.cache(name, budget, policy, counts=counts, parts=parts, seed=seed, shared=shared)
-
-    def cache_neighbors(
-        self,
-        budget: int | float | str | None = None,
-        policy: str | Policy | type[Policy] = NEIGHBOR_POLICY,
-        *,
-        counts: Given = None,
-        parts: GivenParts = None,
-        seed: int = 0,
-        edges: bool = False,
-        save: bool = False,
-        progress: bool = True,
-        shared: bool | int = False,
-    ) -> None:
-        """Cache neighbour lists in memory, for samplers, in place of an earlier cache of them.
-
-        Parameters
-        ----------
-        budget : int, float or str, optional
-            Memory of the cache within the graph's budget: bytes or text, or a share of the whole budget (``"10%"`` or ``0.1``).
-            By default all available memory; 0 means no cache. If the whole adjacency fits, sampling reads nothing from disk.
-        policy : str, Policy or class
-            A static policy, which scores the nodes whose lists are cached. ``"cross_partition"`` prefers lists that batches of
-            other parts use. ``"saved_io"`` prefers lists with the most drawn edges (``counts``) for their bytes.
-        counts : integer array, shape (num_nodes,), or callable, optional
-            Edges that an epoch draws from each node's list, or a callable that returns them and is called if the policy needs
-            them; :func:`featstore.estimate.savedio.edges_drawn` counts them.
-        parts, seed
-            As for :meth:`cache`. The default of ``parts`` for ``"cross_partition"`` are the parts that were kept last.
-        edges : bool
-            Also keep the numbers of the lists' edges, for samplers with ``edges=True``: 4 bytes an edge (8 from 2³¹ edges on), of
-            the same ``budget``, so fewer lists may fit. Only datasets whose lists were sorted by ``create`` store such numbers;
-            for others this changes nothing.
-        save : bool
-            Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy,
-            seed and ``edges`` (without ``counts``, and with no ``parts`` but kept ones) loads the cache instead of making it.
-        progress : bool
-            Show a progress bar, on a terminal and in a notebook.
-        shared : bool or int
-            Share one copy among this machine's ranks, as for :meth:`cache`; the ``budget`` is stated in bytes. A cache that was
-            saved is loaded by the first rank; ``save`` itself is for one process.
-
-        Raises
-        ------
-        BudgetError
-            Not even the cache's table of 8 bytes a node fits. The message names the least that works.
-        ValueError, PluginError, CorruptionError, OSError
-            The policy is unknown or not static; a cache with these arguments could not be recognised, so it cannot be saved; the
-            policy needs parts, and none are kept; the policy failed; a list holds an id that is no node, or a number that is no
-            edge; reading or saving failed; shared memory is too small (ENOSPC).
-        StaleError
-            The parts were made for another adjacency than the dataset has now.
-        BusyError
-            The cache cannot be saved: another process is writing the dataset, or has replaced it. The cache is in use all the
-            same. Or another rank was still making the shared cache after half an hour.
-        CommittedError
-            The cache is saved, but making that durable failed: a power cut may undo it. The cache is in use all the same.
-
-        Notes
-        -----
-        The call reads the adjacency once, sequentially, and with ``edges`` the numbers of all edges. On an error there is no
-        cache, unless only saving failed.
-        """
-        self.neighbor_lists.choose(
-            budget,
-            policy,
-            counts=counts,
-            parts=parts,
-            seed=seed,
-            edges=edges,
-            save=save,
-            progress=progress,
-            shared=shared,
-        )
-
-    # -- features and parts made of it -------------------------------------------------------------------------------------------
-
-    def aggregate(
-        self,
-        feature: str,
-        op: str = "mean",
-        *,
-        edge_type: EdgeKey | None = None,
-        hops: int = 1,
-        name: str | None = None,
-        dtype: torch.dtype | str | None = None,
-        overwrite: bool = False,
-        memory: int | str | None = None,
-        progress: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> FeatureStore:
-        """Aggregate a feature over each node's in-neighbours, out of core, and add the new feature to the dataset.
-
-        Training on the new feature saves a hop of sampling and gathering: PaGraph's preprocessing.
-
-        Parameters
-        ----------
-        feature : str
-            Name of a feature of any dtype and row shape; in a graph of several types, of the type at which the edges begin.
-        op : {"mean", "sum", "gcn"}
-            Over the list of in-neighbours N(v), in which a repeated edge counts each time. ``"sum"``: Σ x_u. ``"mean"``: Σ x_u
-            divided by the length of the list, 0 if it is empty. ``"gcn"``: s_v · Σ s_u x_u over N(v) and v itself, where s_v =
-            1/√(d_v + 1). v counts exactly once, with or without edges from v to v, and d_v is the number of in-edges from other
-            nodes. In a directed graph, s_u and s_v are both made of in-degrees, as in PyG's ``gcn_norm``.
-        edge_type : tuple (source, relation, destination), optional
-            The type of edges over which rows are aggregated, of a graph of several types. The new feature is one of the
-            destination's type: ``g["author"].features["x_mean"]``. ``"gcn"`` and several hops need edges that begin and end at
-            one type of nodes.
-        hops : int
-            Number of aggregations, each of the result of the one before. Fields between hops are float64.
-        name : str, optional
-            Name of the new feature; by default ``x_mean``, and ``x_mean2`` for two hops. It may be ``feature`` if the edges end
-            at another type of nodes than they begin at.
-        dtype : torch.dtype or str, optional
-            Floating-point dtype of the new feature: by default that of ``feature``, and float64 for integers and bools.
-        overwrite : bool
-            Replace a feature of that name. Stores of it that were handed out go on reading the old one, whose file is removed
-            when the graph is closed.
-        memory : int or str, optional
-            Most bytes to hold, within the graph's budget; by default nearly all available memory.
-        progress : bool
-            Show a progress bar, with the time left, on a terminal and in a notebook.
-        rank, world_size : int, optional
-            Those of torch's process group by default: all ranks call alike, on one dataset, and each makes its rows. ``rank=0,
-            world_size=1`` makes the feature alone.
-
-        Returns
-        -------
-        FeatureStore
-            ``g.features[name]``, or ``g[destination].features[name]``, ready to be used; other handles have it when they are
-            opened again.
-
-        Raises
-        ------
-        KeyError, ValueError, TypeError
-            The feature, ``op`` or ``edge_type`` does not exist, or does not fit; the name is taken or not allowed; ``dtype`` is
-            not floating-point.
-        BudgetError
-            There is too little memory for the sums of one node; the error names a sufficient amount.
-        BusyError
-            Another process is writing the dataset, or has changed it since it was opened; or a loader uses the feature that is
-            to be replaced.
-        CommittedError
-            The feature is in the dataset, but making that durable, or opening it, failed.
-        CorruptionError, OSError
-            Reading or writing failed. The dataset is as it was, and no files are left.
-        RuntimeError
-            Another rank failed, or torch says that it is lost. The rows that ranks have made are there for the next call.
-
-        Notes
-        -----
-        Sums are made in float64, in ascending order of the neighbours, and rounded once, to ``dtype``. They equal SciPy's
-        product ``csr_array((ones, indices, indptr)) @ x`` in float64 bit for bit. int64 beyond 2⁵³ is rounded first.
-
-        Nodes are processed in blocks whose sums fit the memory, 8 bytes a number; each block reads the feature once, in sequence.
-        The graph's threads add; their number changes no bit.
-
-        One commit adds the feature. After a kill or Ctrl-C, the same call resumes the work, except for the last seconds. The
-        dataset's writer lock is held meanwhile. The disk must hold the new feature, and between hops two float64 fields.
-
-        Examples
-        --------
-        >>> g.aggregate("x", op="mean", name="x_mean")
-        FeatureStore('x_mean', shape=(1000, 16), dtype=torch.float32, backend='io_uring')
-
-        References
-        ----------
-        Bai et al.: PaGraph. IEEE TPDS 2021, section 5.1 (PP). Kipf, Welling: Semi-Supervised Classification with Graph
-        Convolutional Networks. ICLR 2017, equation 2 (gcn).
-        """
-        self.check_open()
-        self.refuse_part("aggregate()")
-        with self.or_closed(), Meeting(rank, world_size) as meeting:
-            aggregate(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting)
-        name = default_name(feature, op, hops) if name is None else name
-        return self.features[name if edge_type is None else qualified(edge_type[2], name)]
+    # -- parts -------------------------------------------------------------------------------------------------------------------
 
     def parts(self) -> dict[str, KeptParts]:
         """List the partitions that the dataset keeps, by name, the latest last; :func:`featstore.partition` makes them.
@@ -836,91 +491,6 @@ class OutOfCoreGraph(ChangingDataset):
         if kept.generation != generation:
             raise StaleError(f"{self.path}: parts {name!r} were replaced since part {number} of them was pickled", self.path)
         return self.part(number, name, progress=False)
-
-    # -- checking ----------------------------------------------------------------------------------------------------------------
-
-    def verify(self, progress: bool = True) -> dict[str, int]:
-        """Check the whole dataset as it is on disk now: catalog, every page of every file, and the structure of the adjacency.
-
-        Maps of names to ids are checked, too: that each name leads to its id.
-
-        Parameters
-        ----------
-        progress : bool
-            Show a progress bar, on a terminal and in a notebook.
-
-        Returns
-        -------
-        dict
-            Numbers of ``files``, ``pages`` and ``bytes`` that were checked.
-
-        Raises
-        ------
-        CorruptionError
-            A file is damaged; the error names path and offset.
-        FormatError, VersionError, OSError
-            As for :meth:`open`.
-
-        Notes
-        -----
-        The check reads every file once. It then reads the adjacency again, and its neighbour ids once more for every 2 million
-        nodes. Memory is bounded. The ``verify`` of :meth:`open` makes no difference.
-        """
-        with self.locked():
-            opened = open_files(self.path)
-        with opened:
-            catalog = opened.catalog
-            total = sum(record.n_bytes for record in catalog.files.values())
-            counts = {of: opened.types.nodes[of].n if of in opened.types.nodes else -1 for of in maps_of(catalog)}
-            maps = [each for of, n in counts.items() if (each := map_of(catalog, of, n, self.path)) is not None]
-            with Progress("verify", total + topology_bytes(catalog) + sum(map(map_bytes, maps)), progress) as bar:
-                n_pages = verify_files(opened, bar.add)
-                verify_patches(opened)
-                verify_topology(opened, bar.add)
-                for each in maps:
-                    verify_map(each, opened.files, bar.add)
-        return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
-
-    def ids(self, node_type: str | None = None) -> IdMap:
-        """Get the map of the names that nodes had where they came from, text or integers, to their ids.
-
-        Parameters
-        ----------
-        node_type : str, optional
-            A type of nodes; not given for a graph of one type.
-
-        Returns
-        -------
-        IdMap
-            ``g.ids("paper").encode(names)`` is an int64 tensor of ids, ``g.ids("paper").decode(ids)`` gives the names.
-
-        Raises
-        ------
-        KeyError
-            There is no such type.
-        ValueError
-            The nodes have no names, or there are several types and none is given.
-        FormatError, ClosedError
-            The catalog's entry cannot be used; the graph is closed.
-
-        Notes
-        -----
-        Imports of tables keep such maps (:func:`featstore.adapters.datasets.tables.import_tables`). They stay on disk.
-        """
-        self.check_open()
-        snapshot, types = self.snapshot, self.types.nodes
-        if node_type is None and len(types) > 1:
-            raise ValueError(f"name a type of nodes: {', '.join(map(repr, types))}")
-        of = next(iter(types)) if node_type is None else node_type
-        if of not in types:
-            raise KeyError(f"no node type {of!r}; there is {', '.join(map(repr, types))}")
-        found = map_of(self.catalog, of, types[of].n, self.path)
-        if found is None:
-            raise ValueError(
-                f"{self.path} keeps no names of nodes{'' if self.types.is_one else f' of type {of!r}'}: it was made of ids; "
-                "featstore import table keeps the names"
-            )
-        return IdMap(of, found, snapshot.files, self.budget)
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 

@@ -529,6 +529,7 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
     def stats(self) -> Stats:
         """Report the backend and its reason, the mode, counts of rows, reads and bytes, and the cache's statistics.
 
+        Where reads take a slower way, through threads or the page cache, ``reason`` says so, and names ``featstore doctor``.
         ``reads`` and ``bytes_read`` count all reads of the feature's source since the dataset was opened. Passes that pack
         extents are included once they are over; they count no rows.
         """
@@ -536,7 +537,7 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         result = Stats(
             {
                 "backend": self._reader.backend,
-                "reason": self._reader.reason,
+                "reason": self._reader.why(self.source.mode),
                 "mode": self.source.mode,
                 "takes": self._gather.n_takes,
                 "rows_loaded": counts.rows,

@@ -65,6 +65,7 @@ class Fields(Shown, Mapping[str, Any]):
         return f"{{{', '.join(found)}}}"
 
     def _display(self) -> Display:
-        described = [(name, *self.described(name)) for name in self._names]
-        rows = [(name, dtype, str(shape), format_size(n_bytes)) for name, dtype, shape, n_bytes in described]
-        return Display(f"{self._what}s", [Table(("", "dtype", "shape", "bytes"), rows)])
+        described = ((name, *self.described(name)) for name in self._names)
+        rows = ((name, dtype, str(shape), format_size(n_bytes)) for name, dtype, shape, n_bytes in described)
+        title = self._what.replace("feature", "features", 1)
+        return Display(title, [Table.of_first(("", "dtype", "shape", "bytes"), rows, len(self))])

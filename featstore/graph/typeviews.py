@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from featstore.display import Display, Shown
+from featstore.display import Display, ShownAsTables
 from featstore.graph.fields import Fields
 from featstore.graph.showing import show_type
 from featstore.topology.types import EdgeKey
@@ -12,8 +12,8 @@ from featstore.topology.types import EdgeKey
 __all__ = ["EdgeView", "NodeView"]
 
 
-@dataclass(frozen=True, eq=False)
-class NodeView(Shown):
+@dataclass(frozen=True, eq=False, repr=False)
+class NodeView(ShownAsTables):
     """A type of nodes of a graph, ``g["paper"]``; rows and values are indexed by ids within the type.
 
     Attributes
@@ -34,8 +34,8 @@ class NodeView(Shown):
         return show_type(f"NodeView({self.type!r}, num_nodes={self.num_nodes})", self.features, self.node_data)
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeView(Shown):
+@dataclass(frozen=True, eq=False, repr=False)
+class EdgeView(ShownAsTables):
     """A type of edges of a graph, ``g["author", "writes", "paper"]``.
 
     Attributes

@@ -14,8 +14,12 @@ import numpy.typing as npt
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
 from featstore.gather.patchedrows import segments
+from featstore.graph.base import StoredGraph
 from featstore.graph.partadjacency import check_part, part_of_catalog
-from featstore.graph.snapshot import DatasetFiles
+from featstore.graph.snapshot import DatasetFiles, open_files, topology_bytes
+from featstore.idmaps.idmap import map_of, maps_of
+from featstore.idmaps.verify import map_bytes, verify_map
+from featstore.progress import Progress
 from featstore.storage.calls import pread_exactly
 from featstore.storage.catalog import EDGE
 from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, sums_page
@@ -27,16 +31,59 @@ from featstore.topology.edgeids import EDGE_IDS
 from featstore.topology.part import OUTSIDE
 from featstore.topology.types import EdgeType, Types
 
-__all__ = ["verify_file", "verify_files", "verify_patches", "verify_topology"]
+__all__ = ["verify", "verify_file", "verify_files", "verify_patches", "verify_topology"]
 
 Int64s = npt.NDArray[np.int64]
-Progress = Callable[[int], None]
+Add = Callable[[int], None]
 
 _BLOCK_NODES = 1 << 18
 _BLOCK_EDGES = 1 << 20
 
 
-def verify_files(opened: DatasetFiles, progress: Progress) -> int:
+def verify(self: StoredGraph, progress: bool = True) -> dict[str, int]:
+    """Check the whole dataset as it is on disk now: catalog, every page of every file, and the structure of the adjacency.
+
+    Maps of names to ids are checked, too: that each name leads to its id.
+
+    Parameters
+    ----------
+    progress : bool
+        Show a progress bar, on a terminal and in a notebook.
+
+    Returns
+    -------
+    dict
+        Numbers of ``files``, ``pages`` and ``bytes`` that were checked.
+
+    Raises
+    ------
+    CorruptionError
+        A file is damaged; the error names path and offset.
+    FormatError, VersionError, OSError
+        As for :meth:`open`.
+
+    Notes
+    -----
+    The check reads every file once. It then reads the adjacency again, and its neighbour ids once more for every 2 million
+    nodes. Memory is bounded. The ``verify`` of :meth:`open` makes no difference.
+    """
+    with self.locked():
+        opened = open_files(self.path)
+    with opened:
+        catalog = opened.catalog
+        total = sum(record.n_bytes for record in catalog.files.values())
+        counts = {of: opened.types.nodes[of].n if of in opened.types.nodes else -1 for of in maps_of(catalog)}
+        maps = [each for of, n in counts.items() if (each := map_of(catalog, of, n, self.path)) is not None]
+        with Progress("verify", total + topology_bytes(catalog) + sum(map(map_bytes, maps)), progress) as bar:
+            n_pages = verify_files(opened, bar.add)
+            verify_patches(opened)
+            verify_topology(opened, bar.add)
+            for each in maps:
+                verify_map(each, opened.files, bar.add)
+    return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
+
+
+def verify_files(opened: DatasetFiles, progress: Add) -> int:
     """Check every page of every file, header, padding and checksums included; return the number of pages.
 
     ``progress`` gets the bytes that were checked since its last call. Files are read in sequence, in about 2 MiB of memory.
@@ -45,7 +92,7 @@ def verify_files(opened: DatasetFiles, progress: Progress) -> int:
     return sum(_verify_open(file, progress) for file in opened.files.values())
 
 
-def verify_file(root: str, record: FileRecord, progress: Progress) -> int:
+def verify_file(root: str, record: FileRecord, progress: Add) -> int:
     """Check every page of one file, as :func:`verify_files` does; return their number."""
     file = open_file(root, record)
     try:
@@ -54,7 +101,7 @@ def verify_file(root: str, record: FileRecord, progress: Progress) -> int:
         file.close()
 
 
-def _verify_open(file: OpenFile, progress: Progress) -> int:
+def _verify_open(file: OpenFile, progress: Add) -> int:
     record, path = file.record, file.path
     seed, n_pages = record.seed, record.n_bytes // PAGE_BYTES
     for index in range(record.n_sums_bytes // PAGE_BYTES):
@@ -133,7 +180,7 @@ class _Column:
         return CorruptionError(message, *self.page_at(row))
 
 
-def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
+def verify_topology(opened: DatasetFiles, progress: Add) -> None:
     """Check the adjacency: offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, out-degrees are right.
 
     If edges are stored in another order than that of the input, also check that each edge has a number of its own. If there are
@@ -168,7 +215,7 @@ def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
         _check_edge_ids(_Column(opened, EDGE_IDS, n_edges), types, progress)
 
 
-def _check_part(opened: DatasetFiles, indices: _Column | _ChunkIds, progress: Progress) -> None:
+def _check_part(opened: DatasetFiles, indices: _Column | _ChunkIds, progress: Add) -> None:
     """Check a part of a graph: how far its nodes are, that other lists than its own are empty, that its own lead to its nodes."""
     found = part_of_catalog(opened.catalog, opened.types, opened.path)
     if found is None:
@@ -216,7 +263,7 @@ def _check_begins(types: Types, starts: Iterator[Int64s], path: str) -> Iterator
         yield block
 
 
-def _check_edge_ids(edge_ids: _Column, types: Types, progress: Progress) -> None:
+def _check_edge_ids(edge_ids: _Column, types: Types, progress: Add) -> None:
     """Check that each number occurs once: all are in range, and their hashes have the sum of the hashes of all numbers."""
     row = total = 0
     for ids in edge_ids.blocks(_BLOCK_EDGES):
@@ -266,7 +313,7 @@ class _ChunkIds:
             file.path,
         )
 
-    def starts(self, progress: Progress) -> Iterator[Int64s]:
+    def starts(self, progress: Add) -> Iterator[Int64s]:
         """Yield the checked numbers of the lists' first edges, in blocks, and check the header of each chunk."""
         d = self._directory
         for chunk in range(d.n_chunks):
@@ -305,7 +352,7 @@ class _ChunkIds:
         return self._words.damage(message, int(d.ids_at[chunk]) + position - int(d.first_edge[chunk]))
 
 
-def _check_offsets(indptr: _Column, n_edges: int, progress: Progress) -> Iterator[Int64s]:
+def _check_offsets(indptr: _Column, n_edges: int, progress: Add) -> Iterator[Int64s]:
     """Check all offsets; return an iterator over them, block by block, for a second pass."""
     previous, row = 0, 0
     for block in indptr.blocks(_BLOCK_NODES):
@@ -323,7 +370,7 @@ def _check_offsets(indptr: _Column, n_edges: int, progress: Progress) -> Iterato
     return indptr.blocks(_BLOCK_NODES)
 
 
-def _check_lists(indices: _Column | _ChunkIds, types: Types, starts: Iterator[Int64s], progress: Progress) -> None:
+def _check_lists(indices: _Column | _ChunkIds, types: Types, starts: Iterator[Int64s], progress: Add) -> None:
     """Check that ids are nodes of the right type, and that they ascend within each list."""
     position, previous = 0, -1
     pending: npt.NDArray[Any] = next(starts, np.empty(0, dtype=np.int64))  # of a chunked topology: checked while they are read

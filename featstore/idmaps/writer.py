@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,10 @@ _STEP = 1 << 20
 
 
 class IdMapWriter:
-    """Write a map; a context manager, which removes what was not finished. One owner thread."""
+    """Write a map; a context manager, which removes what was not finished. One owner thread.
+
+    Writers that have rows already, as another one left them, are gone on with, behind these names.
+    """
 
     def __init__(self, kind: str, open_writer: OpenWriter) -> None:
         self.kind = kind
@@ -36,8 +39,33 @@ class IdMapWriter:
             self._names = undo.enter_context(open_writer("id_names", *((1, "uint8") if kind == "text" else (8, "int64"))))
             if kind == "text":
                 self._offsets = undo.enter_context(open_writer("id_offsets", 8, "int64"))
-                self._offsets.write(_rows(np.zeros(1, np.int64), 8))
+                if not self._offsets.n_rows:
+                    self._offsets.write(_rows(np.zeros(1, np.int64), 8))
+                self.n, self._n_bytes = self._offsets.n_rows - 1, self._names.n_rows
+            else:
+                self.n = self._names.n_rows
             self._stack = undo.pop_all()
+
+    @property
+    def path(self) -> str:
+        """Path of the unfinished file of names."""
+        return self._names.path
+
+    def names_so_far(self, step: int) -> Iterator[Keys]:
+        """Yield the names that are there, about ``step`` at a time; before the first one is added."""
+        if self.kind != "text":
+            for rows in self._names.rows_so_far(step):
+                yield IntKeys(rows.view("<i8").reshape(-1))
+            return
+        offsets, rest = np.empty(0, np.int64), np.empty(0, np.uint8)
+        pieces = self._names.rows_so_far(16 * step)
+        for rows in self._offsets.rows_so_far(step):
+            offsets = np.concatenate((offsets[-1:], rows.view("<i8").reshape(-1)))
+            while len(rest) < offsets[-1] - offsets[0]:
+                rest = np.concatenate((rest, next(pieces).reshape(-1)))
+            n_bytes = int(offsets[-1] - offsets[0])
+            yield TextKeys(offsets - offsets[0], rest[:n_bytes])
+            rest = rest[n_bytes:]
 
     def add(self, keys: Keys) -> None:
         """Append the names of the next ids."""

@@ -13,10 +13,11 @@ import torch
 
 from featstore.config import check_flag
 from featstore.creation.source import dtype_name, torch_dtype
+from featstore.creation.steps import FILES
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.derive.aggregate import files_of, generous, room_in
-from featstore.graph.derive.making import FILES, check_new_feature
+from featstore.graph.derive.making import check_new_feature
 from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
 from featstore.graph.passes import Passes, StoredRows, summed_dtype

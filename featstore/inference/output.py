@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from featstore.creation.source import dtype_name, torch_dtype
+from featstore.creation.steps import Field
 from featstore.graph.derive.aggregate import Room, write_rows
-from featstore.graph.derive.making import Field
 from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.passes import PassCosts
 from featstore.progress import Progress

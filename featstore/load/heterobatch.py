@@ -144,8 +144,9 @@ class HeteroMiniBatch(LoadedBatch):
         for name, hops in self.edge_features.items():
             for hop, of_hop in enumerate(hops):
                 tensors |= {f"edge_features[{name!r}][{hop}][{key}]": rows for key, rows in of_hop.items()}
-        blocks = [(f"blocks[{hop}][{key}]", block) for hop, of_hop in enumerate(self.blocks) for key, block in of_hop.items()]
-        return show_batch(f"HeteroMiniBatch({head}, {nodes})", tensors.items(), blocks)
+        tensors |= {f"batch[{kind!r}]": numbers for kind, numbers in (self.batch or {}).items()}
+        blocks = {f"blocks[{hop}][{key}]": block for hop, of_hop in enumerate(self.blocks) for key, block in of_hop.items()}
+        return show_batch(f"HeteroMiniBatch({head}, {nodes})", tensors, blocks)
 
 
 class TypedNodes:

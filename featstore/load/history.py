@@ -15,6 +15,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.config import check_at_least, check_flag
+from featstore.display import Display, Shown, Table, described
 from featstore.errors import BusyError, OptionError
 from featstore.gather.device import record_here, settle
 from featstore.load.lategradients import pass_on, sums_dtype
@@ -38,7 +39,7 @@ SCORING_BYTES = 8  # a node of the graph, while nodes are chosen
 VERSION = 1
 
 
-class History:
+class History(Shown):
     """Embeddings of some nodes, kept from the input of a model's last layer, and used in place of computing them again.
 
     A loader that has a history prunes its batches. A node of the seeds' own hop is not expanded if it was computed in one of the
@@ -140,6 +141,10 @@ class History:
         nodes = "'auto'" if self._is_auto else nodes
         options = f"staleness={self.staleness}, dtype={self.dtype}, gradients={self.gradients}"
         return f"History(dim={self.dim}, nodes={nodes}, {options})"
+
+    def _display(self) -> Display:
+        counts = [(name, described(value, name)) for name, value in self.stats().items() if name != "split"]
+        return Display(repr(self), [Table(("", ""), counts)])
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a History cannot be pickled or copied: save its state_dict(), and load it into another one")

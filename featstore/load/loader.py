@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -18,8 +19,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from featstore.budget import Living, Reservation
 from featstore.cache.base import get_policy
-from featstore.config import check_at_least, check_flag
-from featstore.display import Display, ShownAsTables, Table
+from featstore.config import check_at_least, check_flag, format_size
+from featstore.display import MOST_ROWS, Display, ShownAsTables, Table, described
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
@@ -353,22 +354,32 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
     def _display(self) -> Display:
         if not hasattr(self, "_stages"):
             return Display("<Loader, not made>")  # its constructor raised
-        context, state = self._runner.context, ", closed" if self._closed else ""
-        options = {
+        is_here = os.getpid() == self._pid  # else other threads of the parent may have held the locks of the counts
+        state = ", closed" if self._closed else "" if is_here else ", of the parent process"
+        title = f"Loader({self._g.path!r}, {len(self):,} batches of {self._runner.context.batches.batch_size}{state})"
+        is_used = is_here and not self._closed and not self._g.closed
+        return Display(title, [Table(("", ""), [*self._show_options(), *(self._show_use() if is_used else [])])])
+
+    def _show_options(self) -> list[tuple[str, str]]:
+        """List what the loader was made with."""
+        context = self._runner.context
+        given = {
+            "sampler": self._sampler,  # a pack has samples
             "features": list(context.features),
-            **({"edge_features": list(context.edges.stores)} if context.edges.stores else {}),
+            "edge features": list(context.edges.stores) or None,
             "labels": list(self._labels),
             "strategy": self._strategy,
+            "history": self._history,
             "device": str(context.device),
+            "rank": None if self._world_size == 1 else f"{self._rank} of {self._world_size}",
         }
-        what = [repr(self._g.path), *([] if self._sampler is None else [repr(self._sampler)])]  # a pack has samples
-        what.append(f"{len(self):,} batches of {context.batches.batch_size}")
-        what += [f"{name}={value!r}" for name, value in options.items()]
-        title = f"Loader({', '.join(what)}{state})"
-        if self._closed or self._g.closed:
-            return Display(title)
-        caches = [(f"cache of {name!r}", cache_text(store.cache)) for name, store in context.nodes.stores.items()]
-        return Display(title, [Table(("", ""), [*show_counts(self.stats()), *caches])])
+        return [(name, described(value)) for name, value in given.items() if value is not None]
+
+    def _show_use(self) -> list[tuple[str, str]]:
+        """List what the loader has done, and the memory that it does it in."""
+        budget, stores = self._g.budget, self._runner.context.nodes.stores
+        rows = [*show_counts(self.stats()), ("memory", f"{format_size(budget.used)} of {format_size(budget.total)} held")]
+        return rows + [(f"cache of {name!r}", cache_text(store.cache)) for name, store in islice(stores.items(), MOST_ROWS)]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -462,13 +473,14 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         Returns
         -------
         dict
-            It prints as tables, with advice on what to change first. ``batches``; ``rows`` asked for, ``rows_loaded`` from
-            storage, ``hits`` (rows by tier; ``base`` are the loaded ones), ``hits_lost`` (rows planned as hits of the host cache,
-            but loaded, because the budget had taken their memory back), ``epochs_beside`` (epochs read on demand, because the
-            caches followed another epoch's plans), ``lists`` (how many neighbour lists are in memory, or why none),
-            ``bytes_requested``, ``bytes_read`` and ``reads`` of the features, by this
-            loader alone; ``prefetch``, the batches now made ahead (fewer than asked for, once memory was short); ``seconds`` by
-            stage; ``hidden``, the share of the seconds of loading that the loop did not wait for.
+            It prints as tables, with advice on what to change first, and pickles as a plain dictionary.
+
+            ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier; ``base`` are the loaded ones),
+            ``hits_lost`` (rows planned as hits of the host cache, but loaded, because the budget had taken their memory back),
+            ``epochs_beside`` (epochs read on demand, because the caches followed another epoch's plans), ``lists`` (how many
+            neighbour lists are in memory, or why none), ``bytes_requested``, ``bytes_read`` and ``reads`` of the features, by
+            this loader alone; ``prefetch``, the batches now made ahead (fewer than asked for, once memory was short); ``seconds``
+            by stage; ``hidden``, the share of the seconds of loading that the loop did not wait for.
 
             If superbatches are planned, ``superbatch``: its ``batches``, the number ``of`` batches in an epoch, and, if
             streamed, the ``passes`` over the features in an epoch. With rows on the device ``device_cache``: ``rows`` of all
@@ -523,6 +535,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         Returns
         -------
         matplotlib.figure.Figure
+            A notebook shows it. pyplot does not know it, so it needs no closing.
 
         Raises
         ------

@@ -177,12 +177,12 @@ class MiniBatch(LoadedBatch):
         )
 
     def _display(self) -> Display:
-        sizes = "".join(f", {name}={tuple(tensor.shape)}" for name, tensor in self.features.items())
         head = f"index={self.index}, seeds={len(self.seeds)}, nodes={len(self.input_ids)}, hops={len(self.blocks)}"
         tensors = {"input_ids": self.input_ids}
         tensors |= {f"features[{name!r}]": tensor for name, tensor in self.features.items()}
         tensors |= {f"labels[{name!r}]": tensor for name, tensor in self.labels.items()}
         for name, of_blocks in self.edge_features.items():
             tensors |= {f"edge_features[{name!r}][{hop}]": rows for hop, rows in enumerate(of_blocks)}
-        blocks = [(f"blocks[{hop}]", block) for hop, block in enumerate(self.blocks)]
-        return show_batch(f"MiniBatch({head}{sizes})", tensors.items(), blocks)
+        tensors |= {} if self.batch is None else {"batch": self.batch}
+        blocks = {f"blocks[{hop}]": block for hop, block in enumerate(self.blocks)}
+        return show_batch(f"MiniBatch({head})", tensors, blocks)

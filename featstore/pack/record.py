@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import user_path
+from featstore.config import format_size, user_path
 from featstore.display import Display, Shown, Table, described
 from featstore.errors import CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
@@ -336,6 +336,7 @@ class OfflineSamples(Shown):
     def _display(self) -> Display:
         record = self.record
         rows = [("nodes", described(self.num_nodes)), ("hops", described(self.n_hops))]
+        rows += [("bytes of samples", format_size(self.samples.nbytes))]
         rows += [("seeds a batch", described(record["batch_size"]))]
         rows += [] if self.seed_type is None else [("seeds of", self.seed_type)]
         rows += [] if record["fanouts"] is None else [("fanouts", described(record["fanouts"]))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,24 +10,24 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from featstore.config import check_flag, format_size, parse_memory, user_path
-from featstore.creation.build import LEAST_MEMORY, Builder, count_ids, file_stem
+from featstore.creation.build import count_ids
+from featstore.creation.builder import Builder, file_stem
+from featstore.creation.options import LEAST_MEMORY
+from featstore.creation.steps import FILES, BuildSteps, Field, Inputs
 from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, lists_in_order, open_topology_files, stored_ids
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.gather.patchedrows import PatchedRows
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.derive.making import FILES, Field, Steps
 from featstore.graph.derive.provenance import copied_provenance
 from featstore.graph.partadjacency import HOPS_ROLE
 from featstore.graph.savedparts import PARTS_KEY, SELF_RELIANT_ROLES, KeptParts, file_of_parts
 from featstore.graph.snapshot import fingerprint_of
-from featstore.progress import Progress, note
-from featstore.storage.builddir import BUILD_STATE, BuildDirectory
-from featstore.storage.catalog import CATALOG_DIRECTORY, EDGE, NODE, PART, Catalog, FieldRecord
+from featstore.progress import Progress
+from featstore.storage.builddir import BuildDirectory
+from featstore.storage.catalog import EDGE, NODE, PART, Catalog, FieldRecord
 from featstore.storage.layout import RowLayout
-from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.rowfile import RowFile
 from featstore.storage.sections import SectionFile, replacing
 from featstore.storage.writer import FileRecord, RowFileWriter
@@ -152,12 +151,12 @@ def export(
     with g.or_closed():
         train = g.train_nodes_of(number, kept)
         n_bytes = min(_MOST_MEMORY, max(least, g.budget.available // 2)) if memory is None else parse_memory(memory)
-        recipe = _recipe(g, number, kept, form)
+        inputs = Inputs(_recipe(g, number, kept, form))
         with (
             g.budget.reserve(HOLDER, n_bytes - g.num_nodes - lists_bytes(g.num_nodes)),
-            BuildDirectory(target, overwrite=overwrite, resume=_digest(recipe)) as build,
+            BuildDirectory(target, overwrite=overwrite, resume=inputs.digest) as build,
         ):
-            steps = _Steps(build.path, target, recipe, 1, progress=progress)
+            steps = _Steps(build.path, target, inputs, progress=progress)
             steps.begin()
             found = _Export(g, steps, number, kept, form, n_bytes - least + LEAST_MEMORY, progress).write(train)
             build.commit()
@@ -178,26 +177,10 @@ def _recipe(g: OutOfCoreGraph, number: int, kept: KeptParts, form: Form) -> dict
     }
 
 
-def _digest(recipe: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(recipe, sort_keys=True).encode())
+class _Steps(BuildSteps):
+    """The steps of an export, with how far the part's nodes are found."""
 
-
-class _Steps(Steps):
-    """The steps of an export, in its build directory; the files have their final names there."""
-
-    state_name = BUILD_STATE
-    others = frozenset((WRITER_LOCK, READERS_LOCK, OPENING_LOCK, CATALOG_DIRECTORY, _REACHED))
-
-    def begin(self) -> None:
-        """Go on with the files of a killed export, if there are any; else begin."""
-        is_kept = os.path.lexists(self._state_path)
-        why = self._take_over()
-        if why is None:
-            note(f"featstore: going on with {self.name!r}, which an earlier call had begun", self._shows)
-            return
-        note(f"featstore: making {self.name!r} from the start: {why}", self._shows and is_kept)
-        self._sweep()
-        self._record()
+    others = BuildSteps.others | {_REACHED}
 
     def reached(self, n: int) -> Reached | None:
         """Read how far a killed export had found the part's nodes; None if there is no record of that."""
@@ -224,15 +207,6 @@ class _Steps(Steps):
     @property
     def _reached_path(self) -> str:
         return os.path.join(self.folder, _REACHED)
-
-    @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Keep the files of writers if the block raises: the build directory removes them, or keeps them for a later call."""
-        try:
-            yield
-        except BaseException:
-            self.leave()
-            raise
 
 
 class _Export:
@@ -301,7 +275,7 @@ class _Export:
             for block in rows.blocks_from(writer.n_rows, builder.block_bytes):
                 writer.write(block)
                 builder.progress.add(block.nbytes if step >= _FIRST_FIELD else 0)
-                steps.checkpoint(step)
+                steps.checkpoint()
             steps.finish(step)
         return steps.file(step)
 
@@ -371,7 +345,7 @@ class _Export:
                 for some, block in lists_in_order(begins(files.n_begun), ids, files.n_edges):
                     files.write(some, block)
                     builder.progress.add(block.nbytes)
-                    steps.checkpoint(_LISTS)
+                    steps.checkpoint()
                 if files.n_edges != n_edges:
                     raise CorruptionError(f"the lists of {part} have not the lengths that offsets say", topology.path)
                 made = {each.name: each.files[0] for each in files.finish()}

@@ -244,6 +244,11 @@ class SampleFile:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self._file.nbytes
+
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[Any]:
         """Return the input ids of a batch, int32 or int64: the kept ones, or a copy in memory of ``array(n, dtype)``."""
         kept = None if self._kept is None else self._kept.get(number)

@@ -5,14 +5,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Protocol
 
 import torch
 
-from featstore.display import Shown
+from featstore.config import format_size
+from featstore.display import Display, Shown, Table
 from featstore.topology.types import EdgeKey
 
-__all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "CheckedSampler", "HistoryRows", "NodeCopies", "SampledBatch", "Sampler"]
+__all__ = [
+    "EDGE_ARRAYS",
+    "HISTORY_ARRAYS",
+    "Block",
+    "CheckedSampler",
+    "HistoryRows",
+    "NodeCopies",
+    "SampledBatch",
+    "Sampler",
+    "table_of_blocks",
+    "table_of_tensors",
+]
 
 # Optional arrays of a block with one entry per edge, by field name, with their dtypes. All code that passes blocks on uses this
 # table. In files, position ``i`` of the table is bit ``i``, so new arrays come last.
@@ -23,7 +36,7 @@ HISTORY_ARRAYS = ("pull", "pull_slots", "push", "push_slots")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Block(Shown):
     """The bipartite graph of one hop: messages flow from sources to destinations.
 
     Parameters
@@ -50,6 +63,9 @@ class Block:
         arrays = "".join(f", {name}" for name in self.edge_arrays)
         return f"Block(edges={len(self.src)}, n_src={self.n_src}, n_dst={self.n_dst}{arrays})"
 
+    def _display(self) -> Display:
+        return Display(repr(self), [table_of_tensors({"src": self.src, "dst": self.dst, **self.edge_arrays})])
+
     @property
     def edge_arrays(self) -> dict[str, torch.Tensor]:
         """The block's arrays of :data:`EDGE_ARRAYS`, by name, in that order."""
@@ -65,6 +81,22 @@ class Block:
         """Make the block with ``move(tensor)`` in place of each tensor."""
         arrays = {name: move(values) for name, values in self.edge_arrays.items()}
         return Block(move(self.src), move(self.dst), self.n_src, self.n_dst, **arrays)
+
+
+def table_of_tensors(tensors: Mapping[str, torch.Tensor]) -> Table:
+    """Make the table that shows tensors by name."""
+
+    def row(name: str, tensor: torch.Tensor) -> tuple[str, ...]:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return name, dtype, str(list(tensor.shape)), format_size(tensor.nbytes), str(tensor.device)
+
+    return Table.of_first(("", "dtype", "shape", "bytes", "device"), starmap(row, tensors.items()), len(tensors))
+
+
+def table_of_blocks(blocks: Mapping[str, Block]) -> Table:
+    """Make the table that shows blocks by name."""
+    rows = ((name, f"{len(block.src):,}", f"{block.n_src:,}", f"{block.n_dst:,}") for name, block in blocks.items())
+    return Table.of_first(("", "edges", "sources", "destinations"), rows, len(blocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +151,7 @@ class NodeCopies:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledBatch:
+class SampledBatch(Shown):
     """One sampled batch.
 
     Parameters
@@ -151,6 +183,15 @@ class SampledBatch:
         sizes = f"seeds={self.n_seeds}, nodes={self.n_nodes}, blocks={list(self.blocks)}"
         more = ", history" * (self.history is not None) + ", disjoint" * (self.copies is not None)
         return f"SampledBatch(index={self.index}, epoch={self.epoch}, {sizes}{more})"
+
+    def _display(self) -> Display:
+        title = f"SampledBatch(index={self.index}, epoch={self.epoch}, seeds={self.n_seeds}, nodes={self.n_nodes})"
+        tensors = {"input_ids": self.input_ids}
+        if self.history is not None:
+            tensors |= {f"history.{name}": getattr(self.history, name) for name in HISTORY_ARRAYS}
+        tensors |= {} if self.copies is None else {"copies.rows": self.copies.rows, "copies.batch": self.copies.batch}
+        blocks = {f"blocks[{hop}]": block for hop, block in enumerate(self.blocks)}
+        return Display(title, [table_of_tensors(tensors), table_of_blocks(blocks)])
 
     @property
     def seeds(self) -> torch.Tensor:

@@ -28,7 +28,7 @@ from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.directory import remove_replaced
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
 from featstore.storage.update import writer_lock
-from featstore.storage.writer import fsync_directory
+from featstore.storage.writer import fsync_directory, is_drive_full
 
 __all__ = ["BUILD_STATE", "BuildDirectory", "restore_moved", "sweep_builds"]
 
@@ -114,7 +114,7 @@ class BuildDirectory:
         The kind of directory in messages: a dataset, or a pack.
     resume : str
         Digest of the inputs, 32 hexadecimal digits, of a build that can be resumed. The directory then has the files of a killed
-        builder of the same inputs, if that has recorded a state there. Ctrl-C and a lack of memory leave them, too.
+        builder of the same inputs, if that has recorded a state there. Ctrl-C, a lack of memory and a full drive leave them, too.
     """
 
     def __init__(
@@ -293,6 +293,7 @@ class BuildDirectory:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         is_ended = isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError))  # from outside, as by a kill
+        is_ended |= isinstance(error, OSError) and is_drive_full(error)
         try:
             self._leave(keeps=is_ended and not self._is_committed)
         except OSError as failure:

@@ -95,6 +95,11 @@ class Reader:
                 self.backend, self.reason = "pread", f"io_uring was refused: {error.strerror}; featstore doctor says why"
             return made
 
+    def why(self, mode: str) -> str:
+        """Say why reads of a file of ``mode`` go through this backend and, if they were to bypass it, through the page cache."""
+        is_refused = self.direct and mode.startswith("buffered")
+        return f"{self.reason}; direct I/O was refused: featstore doctor says why" if is_refused else self.reason
+
     def _make(self, backend: str, n_rows: int = 0) -> Engine:
         """Make a queue, with scratch to sort ``n_rows``."""
         with self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows).kept() as reservation:

@@ -248,6 +248,11 @@ class SectionFile:
         return len(self._index)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return int(self._index_at + self.index_bytes)
+
+    @property
     def index_bytes(self) -> int:
         """Bytes of the index and the tail, which belong to no array."""
         return self._index.nbytes + _TAIL.size + 8

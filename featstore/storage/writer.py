@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ import xxhash
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CommittedError, FormatError
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_all
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, open_regular, pread_exactly, pwrite_all
 from featstore.storage.direct import DirectWriter
 from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, Header, file_bytes, file_seed, page_sum, sums_bytes, sums_page
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -242,6 +243,7 @@ class RowFileWriter:
         self._temporary = [f"{path}.{self._id.hex()}.tmp" for path in (self._path, f"{self._path}.sums")]
         self._fds: list[int] = []
         self._out: DirectWriter | None = None
+        self._is_recorded = resume is not None  # somewhere, so that the files are not this writer's to remove
         half = max(1, buffer_bytes // 2 // PAGE_BYTES) * PAGE_BYTES
         if resume is not None:
             self._go_on(resume, half)
@@ -256,7 +258,13 @@ class RowFileWriter:
             raise
 
     def _go_on(self, state: WriterState, half: int) -> None:
-        """Open the files that another writer left, and cut off bytes that it wrote after its state was recorded."""
+        """Open the files that another writer left, and cut off bytes that it wrote after its state was recorded.
+
+        A file may have its final name already, if the other writer was ended before its commit was recorded.
+        """
+        for path, final in zip(self._temporary, (self._path, f"{self._path}.sums"), strict=True):
+            if not os.path.lexists(path) and os.path.lexists(final):
+                os.rename(final, path)
         ends = state.offset, state.n_sums_pages * PAGE_BYTES
         sizes = [end if end > PAGE_BYTES else 0 for end in ends]  # the first page of either is written last
         try:
@@ -278,7 +286,7 @@ class RowFileWriter:
     def checkpoint(self) -> WriterState:
         """Make the rows so far durable; return the state from which a later writer resumes.
 
-        After an OSError the temporary files are gone and the writer is closed.
+        After an OSError the writer is closed, and the temporary files are gone unless there was a checkpoint before.
         """
         out = self._opened()
         try:
@@ -286,11 +294,30 @@ class RowFileWriter:
             for number, fd in enumerate(self._fds):  # before the caller records the state
                 fsync_fd(fd, self._temporary[number])
         except BaseException:
-            self.abort()
+            self._give_up()
             raise
+        self._is_recorded = True
         tail, first = out.tail.copy(), np.concatenate(self._first_sums)
         sums, n_pages = self._sums.copy(), self._n_sums_pages
         return WriterState(self._id, self._generation, self.n_rows, out.offset, tail, first, sums, n_pages)
+
+    def rows_so_far(self, step: int) -> Iterator[UInt8s]:
+        """Yield the rows that another writer left, ``step`` at a time; before the first one is written. Without padding only."""
+        out, width = self._opened(), self.layout.row_bytes
+        assert self.layout.is_dense
+        tail, end = out.tail.copy(), out.offset
+        fd, _ = open_regular(self._temporary[0])
+        try:
+            for first in range(0, self.n_rows, step):
+                begin = HEADER_BYTES + first * width
+                n_bytes = min(step, self.n_rows - first) * width
+                n_stored = max(0, min(n_bytes, end - begin))
+                stored = np.frombuffer(pread_exactly(fd, n_stored, begin, self._temporary[0]), np.uint8) if n_stored else tail[:0]
+                skip = max(0, begin - end)
+                rows = np.concatenate((stored, tail[skip : skip + n_bytes - n_stored]))
+                yield rows.reshape(-1, width)
+        finally:
+            close_quietly(fd)
 
     @property
     def path(self) -> str:
@@ -307,8 +334,17 @@ class RowFileWriter:
         self._close_fds()
         self._temporary = []
 
+    def _give_up(self) -> None:
+        """Close the temporary files after an error; remove them, unless a later writer may resume."""
+        if self._is_recorded:
+            with contextlib.suppress(OSError):
+                self._close_fds()
+            self._temporary = []
+        else:
+            self.abort()
+
     def write(self, rows: UInt8s) -> None:
-        """Append rows, uint8 ``[k, row_bytes]``; after an OSError the temporary files are gone and the writer is closed."""
+        """Append rows, uint8 ``[k, row_bytes]``; after an OSError the writer is closed, as by :meth:`checkpoint`."""
         layout = self.layout
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != layout.row_bytes:
             raise ValueError(f"rows must be uint8 of shape (k, {layout.row_bytes}), not {rows.dtype} {rows.shape}")
@@ -321,7 +357,7 @@ class RowFileWriter:
                 self._append_grouped(rows, out)
             self.n_rows += len(rows)
         except BaseException:
-            self.abort()
+            self._give_up()
             raise
 
     def _append_grouped(self, rows: UInt8s, out: DirectWriter) -> None:
@@ -370,7 +406,7 @@ class RowFileWriter:
     def commit(self) -> FileRecord:
         """Finish the file and its side file, and make them durable under their final names; return the file's record.
 
-        After an OSError this writer leaves no file under either name.
+        After an OSError this writer leaves no file under either name, unless there was a checkpoint before.
         """
         out = self._opened()
         final = [self._path, f"{self._path}.sums"]
@@ -396,7 +432,7 @@ class RowFileWriter:
             fsync_directory(os.path.dirname(self._path))
         except BaseException:
             self._temporary = self._temporary[len(renamed) :] + renamed
-            self.abort()
+            self._give_up()
             raise
         self._temporary = []
         return FileRecord(

@@ -412,7 +412,8 @@ def test_epochs_states_and_transforms(small, g) -> None:
         assert torch.equal(next(iter(loader)).n_id, batches[1][0].n_id)
         state = loader.state_dict()
         assert loader.stats()["batches"] >= 11
-        assert repr(loader) == "NeighborLoader(5 batches)"
+        assert repr(loader).splitlines()[0] == "NeighborLoader(5 batches)"
+        assert "NeighborSampler(fanouts=[3, 2]" in loader._repr_html_()
     with NeighborLoader(g, **options) as again:
         again.load_state_dict(state)
         rest = list(again)

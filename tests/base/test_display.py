@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections import OrderedDict
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -71,9 +74,23 @@ def test_long_tables_and_cells_are_cut() -> None:
     assert max(map(len, lines)) <= MOST_CHARACTERS + 20
 
 
+def test_rows_that_are_not_shown_are_not_made() -> None:
+    made = []
+
+    def rows() -> Iterator[tuple[str, str]]:
+        for n in range(1_000_000):
+            made.append(n)
+            yield str(n), "x"
+
+    table = Table.of_first(("", ""), rows(), 1_000_000)
+    assert len(made) <= MOST_ROWS + 1
+    assert table.lines()[-1] == f"… and {1_000_000 - MOST_ROWS:,} more"
+    assert Table.of_first(("", ""), iter([("a", "b")]), 1).lines() == ["a  b"]
+
+
 def test_nothing_moves_the_cursor() -> None:
-    shown = Display("", [Table(("", ""), [("a\nb", "\x1b[2J")])]).text()
-    assert shown == "a\\nb  \\x1b[2J"
+    shown = Display("a\x1b[A", [Table(("\r", ""), [("a\nb", "\x1b[2J")])], ["\u202e"]).text()
+    assert shown.splitlines() == ["a\\x1b[A", "  \\r", "  a\\nb  \\x1b[2J", "  \\u202e"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +111,8 @@ def test_nothing_moves_the_cursor() -> None:
         (torch.zeros(2, 3), "", "float32 [2, 3]"),
         (np.zeros(4, np.int64), "", "int64 [4]"),
         (torch.float16, "", "torch.float16"),
+        (0.25, "epoch_s", "0.25 s"),
+        (Table, "", repr(Table)),
     ],
 )
 def test_values(value: Any, name: str, text: str) -> None:
@@ -130,6 +149,24 @@ def test_an_object_that_cannot_be_shown_says_so() -> None:
     assert repr(OneLine()) == "<OneLine, which cannot be shown: ZeroDivisionError>"
 
 
+def test_values_of_other_classes_are_one_line() -> None:
+    class Lines:
+        def __repr__(self) -> str:
+            return "first\nsecond"
+
+    class Empty:
+        def __repr__(self) -> str:
+            return ""
+
+    class Broken:
+        def __repr__(self) -> str:
+            raise OSError
+
+    assert described(Lines()) == "first …"
+    assert described(Empty()) == ""
+    assert described(Broken()) == "<Broken, which cannot be shown: OSError>"
+
+
 def test_the_arguments_that_attributes_have() -> None:
     assert Cells(Plain(5)._repr_html_()).rows == [["size", "5"]]
 
@@ -140,9 +177,18 @@ def test_stats_are_a_dict() -> None:
     assert isinstance(stats, dict)
     assert stats == values
     assert json.loads(json.dumps(stats)) == values
-    for other in (pickle.loads(pickle.dumps(stats)), copy.deepcopy(stats), copy.copy(stats)):
+    for other in (copy.deepcopy(stats), copy.copy(stats)):
         assert other == values
         assert type(other) is Stats
+    assert copy.copy(stats)["hits"] is stats["hits"] is not copy.deepcopy(stats)["hits"]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        read = pickle.loads(pickle.dumps(stats, protocol))
+        assert (type(read), read, list(read)) == (OrderedDict, values, list(values))
+    saved = BytesIO()
+    torch.save({"stats": stats}, saved)
+    saved.seek(0)
+    assert torch.load(saved, weights_only=True) == {"stats": values}
+    assert {**stats} == stats | {} == values
     assert repr(stats).splitlines() == [
         "rows        12,345",
         "bytes_read  4.00 KiB",
@@ -153,4 +199,22 @@ def test_stats_are_a_dict() -> None:
     ]
     assert str(stats) == repr(stats)
     assert ["rows", "12,345"] in Cells(stats._repr_html_()).rows
-    assert repr(Stats()) == ""
+    assert repr(Stats()) == "{}"
+
+
+def test_records_are_a_table() -> None:
+    record = {"name": "a", "once_s": 0.5, "parts": {"x": 1}, "why": "", "rows": 12345}
+    other = {**record, "name": "longer", "more": 3}
+    stats = Stats({"n": 1, "auto": {"taken": "a", "estimates": [record, other]}, "none": [], "l": [1]})
+    assert repr(stats).splitlines() == [
+        "n     1",
+        "none  none",
+        "l     1",
+        "auto",
+        "  taken  a",
+        "auto: estimates  once_s    rows",
+        "  a               0.5 s  12,345",
+        "  longer          0.5 s  12,345",
+    ]
+    assert ["  longer", "0.5 s", "12,345"] in Cells(stats._repr_html_()).rows
+    assert repr(Stats({3: {}, "x": [{}], "y": [{"a": {}}]})) == ""  # keys and values that a caller may have put there

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore.creation import build as building
-from featstore.creation.build import create
 from featstore.creation.inputedges import CscInput
 from featstore.creation.source import open_source
 from featstore.errors import BudgetError, CorruptionError, FeatstoreError, FormatError
 from featstore.storage.catalog import read_catalog
+from tests.support.making import create
 from tests.support.rowfiles import check_sums, edge, node
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -129,7 +129,7 @@ FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
 def test_every_form_of_input(tmp_path: Path, form: str, kind: str, row: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(1).integers(-(2**40), 2**40, (29, *row)).astype(kind)
     indptr, indices = random_csc(29, 100)
-    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     create(tmp_path / "g", indptr, indices, {"x": FORMS[form](x.copy(), tmp_path)}, {"again": FORMS[form](x.copy(), tmp_path)})
     for name in ("x", "again"):
         np.testing.assert_array_equal(node(tmp_path / "g", name), x)
@@ -298,7 +298,7 @@ def test_any_graph_in_canonical_form(tmp_path: Path, n: int, n_edges: int, seed:
 @pytest.mark.parametrize("seed", range(4))
 def test_lists_longer_than_memory(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound of almost nothing: blocks of 1,024, lists of up to 30,000 go through spill files."""
-    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     rng = np.random.default_rng(seed)
     degrees = rng.choice([0, 1, 5, 900, 1500, 30_000], 40)
     indptr = np.concatenate(([0], np.cumsum(degrees)))
@@ -393,7 +393,7 @@ def test_the_first_wrong_entry_is_named(data: st.DataObject) -> None:
 
 
 def test_a_wrong_id_in_a_list_longer_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     indices = np.zeros(5000, np.int64)
     indices[4321] = 2
     with pytest.raises(IndexError, match=r"indices\[4321\] is 2"):
@@ -424,7 +424,7 @@ def test_a_stream_ten_times_the_memory(tmp_path: Path) -> None:
     """Features of 160 MB and 4 million edges from generators, within a bound of 16 MB."""
     script = textwrap.dedent(f"""
         import resource, sys, numpy as np
-        from featstore.creation.build import create
+        from tests.support.making import create
         n, d, e = 100_000, 400, 4_000_000
         rng = np.random.default_rng(0)
         def x():

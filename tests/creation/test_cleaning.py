@@ -21,6 +21,7 @@ from featstore.creation import build as building
 from featstore.creation import extsort
 from featstore.creation.extsort import PairSorter
 from featstore.graph.dataset import OutOfCoreGraph
+from tests.support.making import from_edge_index
 
 FORMS: dict[str, dict[str, Any]] = {"csc": {}, "chunked": {"topology": "chunked", "chunk_bytes": 4096}}
 OPTIONS = ("coalesce", "remove_self_loops", "to_undirected")
@@ -110,9 +111,9 @@ def test_any_edges_and_options(
 
 def test_one_pair_more_often_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes in several blocks, of which one edge stays."""
-    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     edges = np.tile([[3], [7]], (1, 20_000))
-    building.from_edge_index(tmp_path / "g", edges, 9, memory=1000, to_undirected=True, progress=False)
+    from_edge_index(tmp_path / "g", edges, 9, memory=1000, to_undirected=True, progress=False)
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         assert torch.cat(list(g.edges()), 1).tolist() == [[7, 3], [3, 7]]
 
@@ -121,7 +122,7 @@ def test_within_memory(tmp_path: Path) -> None:
     """Four million edges, 64 MB as int64 pairs, and their reverse, within 16 MB; a fifth of them lead to one node."""
     script = textwrap.dedent(f"""
         import resource, numpy as np
-        from featstore.creation.build import from_edge_index
+        from tests.support.making import from_edge_index
         rng = np.random.default_rng(0)
         def blocks():
             for _ in range(80):

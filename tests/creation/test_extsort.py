@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from featstore.creation import build as building
 from featstore.creation import extsort
-from featstore.creation.build import from_edge_index
 from featstore.creation.extsort import PairSorter, sort_pairs
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.storage.catalog import read_catalog
+from tests.support.making import from_edge_index
 from tests.support.rowfiles import check_sums, edge
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -91,7 +91,7 @@ FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_input(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     edges = random_edges(300, 20_000)
     from_edge_index(tmp_path / "g", FORMS[form](edges, tmp_path), 300, memory=1000)  # blocks of 1,024 pairs, spilled
     check(tmp_path / "g", edges, 300)
@@ -136,7 +136,7 @@ def test_any_edges_at_any_bound(tmp_path: Path, n: int, n_edges: int, seed: int,
 
 @pytest.mark.parametrize("case", ["one destination", "one source", "one pair", "one destination at the end", "ladder"])
 def test_more_edges_of_one_kind_than_memory_holds(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     n, n_edges = 5000, 30_000
     edges = random_edges(n, n_edges)
     if case == "one destination":
@@ -269,7 +269,7 @@ def test_wrong_options(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_while_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     edges = random_edges(500, 20_000)
     real, count = os.pwrite, 0
     for k in (1, 50, 400, 1000):
@@ -306,7 +306,7 @@ def test_ten_times_more_edges_than_memory(tmp_path: Path) -> None:
     """10 million edges, 160 MB as int64 pairs, within 16 MB; a fifth of them lead to one node."""
     script = textwrap.dedent(f"""
         import resource, numpy as np
-        from featstore.creation.build import from_edge_index
+        from tests.support.making import from_edge_index
         n, e, k = 200_000, 10_000_000, 50_000
         rng = np.random.default_rng(0)
         def blocks():

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
-from featstore.creation.typed import create_typed
 from featstore.errors import BudgetError, FormatError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import read_catalog
+from tests.support.making import create_typed
 from tests.support.refusing import refuses
 from tests.support.rowfiles import check_sums, edge, field
 from tests.support.typed import CITES, WRITES
@@ -157,7 +157,8 @@ def test_streams_in_bounded_memory(tmp_path: Path) -> None:
     """Features of 160 MB and 3 million edges of two types from generators, within a bound of 16 MB."""
     script = textwrap.dedent(f"""
         import resource, numpy as np
-        from featstore.creation.typed import Edges, Nodes, create_typed
+        from featstore.creation.typed import Edges, Nodes
+        from tests.support.making import create_typed
         n, d, e = 100_000, 400, 1_500_000
         rng = np.random.default_rng(0)
         def x():

@@ -19,6 +19,7 @@ from scipy.sparse import csr_array
 
 import featstore
 from featstore._core import aggregate as core
+from featstore.creation import steps
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph import passes
 from featstore.graph.derive import making
@@ -290,7 +291,7 @@ def test_the_memory_is_reserved_and_the_least_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record what is there after every block."""
-    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
 
 
 @pytest.mark.usefixtures("often")
@@ -330,8 +331,8 @@ def test_what_was_left_of_something_else_is_not_used(tmp_path: Path, often: None
         with featstore.open(path, memory="12MiB") as g, monkeypatch.context() as patch:
             real, count = making.Making.checkpoint, [0]
 
-            def checkpoint(self: Any, step: int, real: Any = real, count: Any = count) -> None:
-                real(self, step)
+            def checkpoint(self: Any, real: Any = real, count: Any = count) -> None:
+                real(self)
                 count[0] += 1
                 if count[0] == 2:
                     raise KeyboardInterrupt
@@ -378,7 +379,7 @@ def attempt(path: Path) -> None:
 
 def kill_some(folder: str, step: int) -> None:
     """Kill the maker at every ``step``-th system call; the next call makes the same, from there or from the start."""
-    making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
     warnings.filterwarnings("ignore", "making 'm' from the start: files are missing")  # of a kill between renames and commit
     expected, seen = expected_small(), set()
     path = make_small(folder)
@@ -451,7 +452,7 @@ def test_damage_is_found_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_full_drive_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _, _, _ = wide(tmp_path, 500)
-    monkeypatch.setattr(making, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr(steps, "free_bytes", lambda path: 1000)
     with featstore.open(path, memory="32MiB") as g, pytest.raises(OSError, match="are free") as caught:
         g.aggregate("x", progress=False)
     assert caught.value.errno == errno.ENOSPC

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.creation import steps
 from featstore.errors import BudgetError, BusyError, CorruptionError
 from featstore.graph.derive import aggregate, making
 from featstore.graph.passes import OPS, Passes
@@ -211,15 +212,15 @@ def test_an_id_of_another_type_is_damage(g: Any) -> None:
 
 def test_an_interrupted_call_of_the_same_edge_type_is_gone_on_with(g: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left of another type of edges, whose files are the same, is not used."""
-    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     monkeypatch.setattr(aggregate, "_PART_BYTES", 256)
     real = making.Making.checkpoint
 
     def interrupted(key: Any) -> None:
         written = [0]
 
-        def checkpoint(self: making.Making, step: int) -> None:
-            real(self, step)
+        def checkpoint(self: making.Making) -> None:
+            real(self)
             written[0] += 1
             if written[0] == 3:
                 raise KeyboardInterrupt

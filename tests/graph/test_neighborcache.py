@@ -18,6 +18,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy, get_policy
 from featstore.cache.in_out_ratio import InOutRatio
+from featstore.config import format_size
 from featstore.errors import BudgetError, PluginError
 from featstore.graph.neighbors.listscores import scores_by_degrees, scoring_bytes
 from featstore.graph.neighbors.neighborcache import NeighborCache
@@ -146,6 +147,14 @@ def test_a_loader_samples_from_the_graphs_neighbor_cache(small: SimpleNamespace,
             assert sampler.stats()["edge_rows_read"] == expected
             read.append(expected)
         assert sampler.stats()["edges"] == read[0] > read[1] > read[2] == 0
+
+
+def test_a_cache_is_shown_without_a_pass_over_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = random_graph(3000, 10, seed=1)
+    cache = g.cached(len(g.indices) // 2).neighbor_cache
+    assert 0 < cache.n_cached == np.count_nonzero(cache.offset_of_node >= 0) < 3000
+    monkeypatch.setattr(np, "count_nonzero", None)
+    assert repr(cache) == f"NeighborCache({cache.n_cached:,} of 3,000 nodes, {format_size(cache.nbytes)})"
 
 
 def test_a_whole_cache_is_counted() -> None:

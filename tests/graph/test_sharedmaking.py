@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.creation import steps
 from featstore.graph import passes
 from featstore.graph.derive import making
 from featstore.graph.derive.sharedmaking import divided
@@ -91,7 +92,7 @@ def test_a_type_of_several(tmp_path: Path) -> None:
 def lose(rank: int, path: Path, folder: Path, lost: int) -> None:
     """A rank is killed as it begins the second block of its rows; the other's error is torch's."""
     if rank == lost:  # the other one keeps its rows when it has all
-        making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+        steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
     begun, real = [0], passes.Passes._summed
 
     def summed(self: Any, first: int, stop: int) -> Any:

@@ -37,12 +37,20 @@ def test_a_loader_says_what_it_is(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         strategy = featstore.Superbatch(cache=0.1, length=3)
         with make(g, features=["x", "h"], strategy=strategy) as loader:
-            expected = (
-                f"Loader({str(small.path)!r}, NeighborSampler(fanouts=[3, 2], replace=False, seed=1), "
-                f"{len(loader)} batches of 40, features=['x', 'h'], labels=['y'], strategy={strategy!r}, device='cpu')"
-            )
-            assert repr(loader).splitlines()[0] == expected
-        assert repr(loader) == f"{expected[:-1]}, closed)"
+            title = f"Loader({str(small.path)!r}, {len(loader)} batches of 40)"
+            options = {
+                "sampler": "NeighborSampler(fanouts=[3, 2], replace=False, seed=1)",
+                "features": "x, h",
+                "labels": "y",
+                "strategy": repr(strategy),
+                "device": "cpu",
+            }
+            lines = repr(loader).splitlines()
+            assert lines[0] == title
+            assert [line.split(maxsplit=1) for line in lines[1:6]] == [[*each] for each in options.items()]
+        closed = repr(loader).splitlines()
+        assert closed[0] == f"{title[:-1]}, closed)"
+        assert [line.split(maxsplit=1) for line in closed[1:]] == [[*each] for each in options.items()]
     refuses(featstore.ClosedError, f"the loader is closed; it was of {small.path}", lambda: iter(loader))
     assert "not made" in repr(object.__new__(featstore.Loader))
     batches = featstore.RandomBatches(np.arange(7), 2)

@@ -66,15 +66,18 @@ def test_views_have_the_fields_of_their_types(g: OutOfCoreGraph, typed: SimpleNa
     assert paper.features["x"] is g.features["paper/x"]
     assert g[WRITES].features["w"] is g.edge_features["author,writes,paper/w"]
     assert paper.node_data["y"] is g.node_data["paper/y"]
-    assert repr(paper) == "NodeView(type='paper', num_nodes=50, features={'x': float32 [50, 3]}, node_data={'y': int64 [50]})"
-    assert repr(g[WRITES]) == f"EdgeView(type={WRITES}, num_edges=90, features={{'w': float64 [90]}})"
+    assert repr(paper).splitlines()[0] == "NodeView('paper', num_nodes=50)"
+    assert [line.split()[0] for line in repr(paper).splitlines()[2:]] == ["features['x']", "node_data['y']"]
+    assert repr(g[WRITES]).splitlines()[0] == f"EdgeView({WRITES}, num_edges=90)"
+    assert repr(g[WRITES]).splitlines()[2].split() == ["features['w']", "float64", "[90]", "720", "B"]
 
 
 def test_a_graph_shows_its_types(g: OutOfCoreGraph, typed: SimpleNamespace) -> None:
-    assert repr(g).splitlines()[0] == (
-        f"OutOfCoreGraph('{typed.path}', num_nodes=70, num_edges=92, node_types={{'paper': 50, 'author': 20, 'tag': 0}}, "
-        f"edge_types={{{WRITES}: 90, {CITES}: 2, ('tag', 'of', 'paper'): 0}})"
-    )
+    lines = repr(g).splitlines()
+    assert lines[0] == f"OutOfCoreGraph('{typed.path}', num_nodes=70, num_edges=92)"
+    assert [line.split() for line in lines[1:5]] == [["nodes"], ["paper", "50"], ["author", "20"], ["tag", "0"]]
+    edges = [line.strip().rsplit(maxsplit=1) for line in lines[5:9]]
+    assert edges == [["edges"], [", ".join(WRITES), "90"], [", ".join(CITES), "2"], ["tag, of, paper", "0"]]
     assert {"node_types", "edge_types"} <= set(dir(g))
 
 

@@ -20,6 +20,7 @@ from featstore import Aggregate
 from featstore.cli.main import main
 from featstore.cli.model import ModelSizes, load_model, save_model
 from featstore.cli.sage import GraphSAGE
+from featstore.creation import steps
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.graph.derive import making
 from featstore.sampling.batch import Block
@@ -269,7 +270,7 @@ def test_a_node_with_more_in_neighbours_than_memory_names_what_would_do(path: Pa
 
 @pytest.mark.parametrize("form", ["aggregate", "general"])
 def test_an_interrupted_run_with_a_name_is_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     model = sage()
     with featstore.open(path, memory="64MiB") as g:
         expected = in_memory(model, g.features["x"][:])
@@ -314,7 +315,7 @@ def _whole(h: torch.Tensor, block: Block) -> torch.Tensor:
 
 
 def kill_some(folder: str, step: int, name: str | None) -> None:
-    making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
     warnings.filterwarnings("ignore", "making 'h' from the start: files are missing")  # of a kill between renames and commit
     path, seen, expected = Path(folder) / "g", set(), None
     x = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)

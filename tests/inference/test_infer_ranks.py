@@ -13,7 +13,7 @@ import torch
 
 import featstore
 from featstore import Aggregate
-from featstore.graph.derive import making
+from featstore.creation import steps
 from featstore.sampling.batch import Block
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
@@ -122,7 +122,7 @@ def test_several_types(tmp_path: Path) -> None:
 
 def lose(rank: int, path: Path, folder: Path, lost: int) -> None:
     if rank == lost:  # the other one keeps its rows when it has all
-        making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+        steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
     torch.set_num_threads(1)
     with group(rank, 2, folder), featstore.open(path, memory="32MiB", threads=1) as g:
         model = layers(1 if rank == lost else -1)

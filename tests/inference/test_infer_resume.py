@@ -15,7 +15,7 @@ import torch
 
 import featstore
 from featstore import Aggregate
-from featstore.graph.derive import making
+from featstore.creation import steps
 from featstore.inference.layers import digest_of_weights
 from featstore.sampling.batch import Block
 from tests.support.whole_graph import skewed_graph
@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[Scaled, pytest.MonkeyPatch], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("form", ["block", "aggregate"])
 def test_without_a_name_nothing_is_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch, change: str, form: str) -> None:
-    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     module, before = Scaled(), sorted(os.listdir(path))
     block = Block(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 0, N)
     first: Any = module if form == "block" else Aggregate(lambda h, mean: module(h, block), before=lambda h: h * module.slope)
@@ -155,7 +155,7 @@ def test_weights_are_compared_where_a_layer_is_bound_to_a_module(bind: Any) -> N
 
 
 def test_rows_of_another_shape_than_the_interrupted_run_left_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     for width, dtype, error, words in (
         (8, torch.float32, ValueError, r"not \(\d+, 16\), as the rows that the interrupted call left: another name for resume="),
         (16, torch.float64, TypeError, r"not float32, as the rows that the interrupted call left"),

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.creation import steps
 from featstore.errors import BudgetError
 from featstore.graph.derive import making
 from featstore.sampling.batch import Block
@@ -228,7 +229,7 @@ def last(h: Rows, blocks: Blocks) -> Rows:
 
 def test_interrupted_between_and_within_types_goes_on(g: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every record of what is there."""
-    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     control = featstore.infer(g, [two, last, two], Z, "control", progress=False)
     real, interrupted = making.Making._record, 0
     for number in range(1, 100):
@@ -262,7 +263,7 @@ def attempt(path: Path) -> None:
 
 
 def kill_some(folder: str) -> None:
-    making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
     warnings.filterwarnings("ignore", "making 'paper,author,institution/h' from the start: files are missing")
     original, path, seen, expected = Path(folder) / "g", Path(folder) / "h", set(), None
     for fault in sweep(folder, ["write", "fsync", "rename", "unlink"], "kill", step=29):

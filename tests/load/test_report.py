@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import json
 import pickle
 import re
+import signal
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +21,7 @@ import featstore
 from featstore.config import format_size
 from featstore.errors import MissingExtraError
 from featstore.load.report import ADVICE, LoaderStats, advice_on
+from featstore.testing.faults import forked
 from tests.support.typed import academic
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "statistics.md"
@@ -39,9 +44,12 @@ def test_a_loader_that_hides_its_work_needs_nothing() -> None:
     [
         ({"batches": 0}, 2, "No batch", []),
         ({"hidden": 0.2}, 2, "Reading rows bounds", ["a strategy that samples ahead"]),
+        ({"hidden": 0.2, "seconds": {"gather": 2.0}}, 2, "Reading rows bounds", []),  # read is of extents alone
+        ({"hidden": 0.2, "hits": {"packed": 99}, "seconds": {"gather": 2.0, "read": 1.5}}, 2, "Reading rows bounds", []),
+        ({"hidden": 0.2, "hits": {"packed": 99}, "seconds": {"gather": 2.0, "read": 0.5}}, 2, "Copying rows", []),
         ({"hidden": 0.2, "superbatch": {"batches": 3, "of": 9}}, 2, "Reading rows bounds", ["more memory="]),
         (
-            {"hidden": 0.2, "seconds": {"sample": 1.0, "gather": 2.0, "read": 0.3}},
+            {"hidden": 0.2, "hits": {"host": 99, "base": 1}, "seconds": {"sample": 1.0, "gather": 2.0, "read": 0.3}},
             2,
             "Copying rows that are in memory",
             ["float16"],
@@ -68,6 +76,38 @@ def test_advice_that_would_not_help_is_not_given() -> None:
     for in_sequence in ({"superbatch": {"passes": 3}}, {"layout": {"name": "x"}}, {"layouts": []}):
         assert not any("in sequence" in line for line in advice_on(stats(**read_much, **in_sequence)))
     assert not any("made ahead" in line for line in advice_on(stats(prefetch=1), None))
+    of_pass = stats(hidden=0.2, bytes_requested=0, bytes_read=9000)  # that filled a cache of all rows
+    assert not any("in sequence" in line for line in advice_on(of_pass))
+    seconds = {"pack": 5.0, "sample": 1.0}
+    for layout in ({"layout": {"name": "x", "made": True}}, {"layouts": []}):  # which were made before the epoch
+        assert "Sampling bounds" in advice_on(stats(hidden=0.2, seconds=seconds, **layout))[0]
+    for passes, words in ((1, "'packed' packs once"), (2, "fewer passes")):
+        assert words in advice_on(stats(hidden=0.2, seconds=seconds, superbatch={"passes": passes}))[0]
+
+
+def test_what_auto_chose_is_short() -> None:
+    estimate = {"strategy": "streamed", "policy": "belady", "epoch_s": 0.5, "parts": {"scan": 0.5}, "impossible": ""}
+    auto = {"taken": estimate, "reason": "it is quick", "note": "", "estimates": [estimate], "drive": {"iops": 9e5}}
+    lines = repr(LoaderStats(stats(auto=auto))).splitlines()
+    at = lines.index("auto")
+    assert [line.split() for line in lines[at + 1 : at + 5]] == [
+        ["taken", "streamed", "(belady)"],
+        ["reason", "it", "is", "quick"],
+        ["auto:", "estimates", "policy", "epoch_s"],
+        ["streamed", "belady", "0.5", "s"],
+    ]
+    assert "iops" not in "".join(lines)
+
+
+@pytest.mark.parametrize("gone", [*stats(), "all"])
+def test_stats_of_which_some_were_taken_out(gone: str) -> None:
+    found = LoaderStats(stats(), 2)
+    assert "→" in repr(found)
+    for name in stats() if gone == "all" else [gone]:
+        del found[name]
+    assert "cannot be shown" not in repr(found)
+    assert found._repr_html_().startswith("<div>")
+    assert (repr(found) == "{}") == (gone == "all")
 
 
 def test_every_stage_of_the_guide_has_advice_or_needs_none() -> None:
@@ -92,8 +132,9 @@ def test_stats_show_themselves(small: SimpleNamespace) -> None:
             found = loader.stats()
             assert isinstance(found, dict)
             assert json.loads(json.dumps(found)) == found
-            again = pickle.loads(pickle.dumps(found))
+            again = copy.deepcopy(found)
             assert (type(again), again, repr(again)) == (LoaderStats, found, repr(found))
+            assert pickle.loads(pickle.dumps(found)) == found
             text = repr(found)
             assert str(found) == text
             share = f"{100 * found['hits']['host'] / found['rows']:.1f} %"
@@ -109,6 +150,41 @@ def test_stats_show_themselves(small: SimpleNamespace) -> None:
             assert f"host {share}" in shown
             assert "lru, " in shown
             assert "lru, " in loader._repr_html_()
+
+
+def test_a_loader_is_shown_in_a_forked_child_whose_locks_stay_taken(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
+        with featstore.Loader(g, sampler, small.train_idx, batch_size=50, strategy="ondemand") as loader:
+            batches = iter(loader)
+            batch = next(batches)
+            context = loader._runner.context
+            locks = context.counts._lock, context.nodes.reads._lock, context.watch._lock, loader._stages.overlap._lock
+            is_held, is_over = threading.Event(), threading.Event()
+
+            def hold() -> None:  # as a thread that counts does at the moment of the fork
+                with locks[0], locks[1], locks[2], locks[3], g.budget._lock:
+                    is_held.set()
+                    is_over.wait()
+
+            def in_child() -> None:
+                signal.alarm(20)
+                lines = repr(loader).splitlines()
+                assert lines[0].endswith("batches of 50, of the parent process)")
+                assert lines[1].split()[0] == "sampler"
+                assert not any("made" in line for line in lines)
+                for shown in (loader, g, g.features["x"], batch, sampler, g.memory_report()):
+                    assert shown._repr_html_().startswith("<div>")
+
+            holder = threading.Thread(target=hold)
+            holder.start()
+            is_held.wait()
+            try:
+                assert forked(in_child) is None
+            finally:
+                is_over.set()
+                holder.join()
+            assert re.search(r"^  made +\d+ batch", repr(loader), re.MULTILINE), "and in the parent it is shown whole"
 
 
 def test_batches_show_their_tensors(small: SimpleNamespace, tmp_path: Path) -> None:
@@ -140,10 +216,14 @@ def test_a_picture(small: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.M
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
         with featstore.Loader(g, sampler, small.train_idx, batch_size=50, strategy="ondemand") as loader:
             loader.plot()  # of nothing yet
+            had_pyplot = "matplotlib.pyplot" in sys.modules
             for _ in loader:
                 pass
             figure = loader.plot(tmp_path / "stats.png")
             assert (tmp_path / "stats.png").read_bytes().startswith(b"\x89PNG")
+            assert ("matplotlib.pyplot" in sys.modules) == had_pyplot, "which has a state"
+            assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook asks for
+            assert len(pickle.loads(pickle.dumps(figure)).axes) == 2
             of_stages, of_tiers = figure.axes
             seconds = loader.stats()["seconds"]
             assert {label.get_text() for label in of_stages.get_yticklabels()} == set(seconds)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.creation import steps
+from featstore.creation.steps import Steps
 from featstore.errors import BudgetError
-from featstore.graph.derive import making
-from featstore.graph.derive.making import Steps
 from featstore.partitioning import export as exporting
 from featstore.storage.builddir import BUILD_STATE
 from featstore.storage.catalog import Catalog, read_catalog
@@ -47,7 +47,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pieces, and a record after each."""
-    monkeypatch.setattr(making, "CHECKPOINT_S", -1e9)
+    monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     monkeypatch.setattr(exporting, "_PIECE_NODES", 61)
     monkeypatch.setattr(parts, "_PIECE_NODES", 61)
 
@@ -171,7 +171,7 @@ def test_a_damaged_record_costs_time_alone(made: SimpleNamespace, tmp_path: Path
 
 def kill_each(folder: str, form: str, step: int) -> None:
     """Kill an export at every ``step``-th system call, in place of another dataset; in the child."""
-    making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
     exporting._PIECE_NODES = parts._PIECE_NODES = 200  # type: ignore[misc]
     made = make(Path(folder) / "g", form)
     target, old, whole = (Path(folder) / name for name in ("p", "old", "whole"))
@@ -202,7 +202,7 @@ def test_killed_in_place_of_another(tmp_path: Path, form: str, step: int) -> Non
 
 def fail_each(folder: str) -> None:
     """Fail writes and flushes; in the child."""
-    making.CHECKPOINT_S = -1e9  # type: ignore[misc]
+    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
     made, gcs = make(Path(folder) / "g"), gc.isenabled()
     gc.disable()  # memory is free at once, not when a cycle of references is found
     try:

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
-from featstore.creation import build
 from featstore.errors import CorruptionError
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.catalog import EDGE, read_catalog
@@ -24,6 +23,7 @@ from featstore.testing.faults import flipped
 from featstore.topology import edgeids
 from tests.sampling.test_neighbor import FANOUTS, oracle_positions, same, splitmix
 from tests.support.array_graphs import ArrayGraph, graphs, random_graph
+from tests.support.making import create
 from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -244,14 +244,14 @@ def test_numbers_are_the_users_in_both_forms(
 @pytest.mark.parametrize("form", FORMS)
 def test_a_long_list_and_lists_in_turns(tmp_path: Path, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One list is sorted outside of memory; others keep their order, so that numbers begin late in the file."""
-    monkeypatch.setattr(build, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     n, rng = 500, np.random.default_rng(0)
     degrees = np.r_[np.full(200, 3), [6000], np.full(299, 4)]
     indptr = np.r_[0, np.cumsum(degrees)]
     indices = np.concatenate([np.sort(rng.integers(0, n, d)) for d in degrees])
     indices[600:6600] = rng.integers(0, 40, 6000)
     given_edges = np.stack([indices, np.repeat(np.arange(n), degrees)])
-    build.create(tmp_path / "g", indptr, indices, memory=70_000, progress=False, **form)
+    create(tmp_path / "g", indptr, indices, memory=70_000, progress=False, **form)
     with featstore.open(tmp_path / "g", memory="16MiB") as g:
         check_whole(featstore.NeighborSampler(g, [-1], edges=True).sample(torch.arange(n)), given_edges)
 

@@ -534,9 +534,7 @@ def test_an_error_after_create_says_that_the_dataset_is_there(tmp_path: Path, mo
 
 
 def test_a_budget_that_cannot_open_what_was_made_says_that_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from featstore.creation import build
-
-    monkeypatch.setattr(build, "LEAST_MEMORY", 0)
+    monkeypatch.setattr("featstore.creation.options.LEAST_MEMORY", 0)
     x = np.zeros((2, 2))
     with pytest.raises(featstore.BudgetError, match="complete and in place, but opening it failed") as caught:
         featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 0, 0], [], {"x": x}, memory=1000, progress=False)

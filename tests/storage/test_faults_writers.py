@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.creation.build import create
 from featstore.errors import BusyError, CommittedError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage import builddir
@@ -25,6 +24,7 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.update import Update
 from featstore.testing.faults import forked, sweep
+from tests.support.making import create
 from tests.support.programs import run_beside, run_in_fork
 
 pytestmark = pytest.mark.usefixtures("_program_server")

@@ -165,6 +165,7 @@ def direct_reads_are_refused(folder: str) -> None:
                 assert np.array_equal(store[:].numpy(), x)
                 mode = store.stats()["mode"]
                 assert mode == "buffered: the file system takes O_DIRECT and refuses to read (Invalid argument)"
+                assert store.stats()["reason"].endswith("; direct I/O was refused: featstore doctor says why")
                 sampler = featstore.NeighborSampler(g, [4, 4])
                 for strategy in ("superbatch", "streamed"):  # run files, too
                     with featstore.Loader(g, sampler, np.arange(3000), 300, labels=None, strategy=strategy) as loader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,25 @@ import pandas as pd
 import pytest
 
 import featstore
+from featstore.adapters.datasets.report import Report
+from featstore.creation import steps
+from featstore.creation.steps import BuildSteps
+from featstore.storage.builddir import BUILD_STATE
 from featstore.storage.catalog import read_catalog
 from tests.support.refusing import refuses
 from tests.support.rowfiles import field
 
-__all__ = ["TINY", "Folder", "assert_same", "follow_advice", "refused", "write_csv"]
+__all__ = [
+    "TINY",
+    "Folder",
+    "Interrupts",
+    "assert_same",
+    "contents",
+    "follow_advice",
+    "refused",
+    "same_reports",
+    "write_csv",
+]
 
 TINY: dict[str, Any] = {"progress": False, "memory": "9MiB"}
 
@@ -109,3 +124,49 @@ class Folder:
         }
         featstore.OutOfCoreGraph.from_edge_index(path, **given, progress=False).close()
         return path
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """All that an import writes, but for ids of files, and what carries them."""
+    catalog = read_catalog(path)
+    found: dict[str, Any] = {name: (path / name).read_bytes()[4096:] for name in catalog.files}
+    found["fields"] = {key: (each.role, each.shape, each.dtype) for key, each in catalog.fields.items()}
+    found["dataset"] = {key: value for key, value in catalog.dataset.items() if key != "id"}
+    found["extra"] = catalog.extra
+    found["names"] = sorted(os.listdir(path))
+    return found
+
+
+class Interrupts:
+    """Ctrl-C after each record of an import but the first ``left`` ones; ``records`` counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = self.records = 0
+        monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
+        record = BuildSteps._record
+
+        def recorded(*args: Any) -> None:
+            record(*args)
+            if args[0]._recipe is None:  # nothing was recorded
+                return
+            self.records += 1
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(BuildSteps, "_record", recorded)
+
+    def until_done(self, call: Callable[[], Report], target: Path, n_each: int = 1) -> tuple[Report, int]:
+        """Call again and again, ended at every ``n_each``-th record; return the last report and the number of calls."""
+        for n_calls in range(1, 400):
+            try:
+                self.left = n_each - 1
+                return call(), n_calls
+            except KeyboardInterrupt:
+                (left,) = target.parent.glob(f"{target.name}.tmp-*")
+                assert (left / BUILD_STATE).exists()
+        raise AssertionError("no call gets farther than the one before")
+
+
+def same_reports(one: Report, other: Report) -> bool:
+    return one.to_dict() | {"seconds": 0, "path": ""} == other.to_dict() | {"seconds": 0, "path": ""}

@@ -31,7 +31,7 @@ RANKS = [
     {"pack"},
     {"estimate"},
     {"strategies"},
-    {"load"},
+    {"load", "diagnosis"},
     {"adapters", "cli", "distributed"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ __all__ = ["ahead"]
 Item = TypeVar("Item")
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
+def ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield the items of a generator that runs in a thread of its own, one item ahead of the caller.
 
     The items share no memory with each other. The generator's exception is raised where its item would have come. The thread ends

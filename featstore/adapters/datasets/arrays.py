@@ -216,13 +216,16 @@ class RawSource(Source):
             raise FormatError(f"{text}; give the numbers that it was made with", path)
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        return self.blocks_from(0, max_bytes)
+
+    def blocks_from(self, first: int, max_bytes: int) -> Iterator[UInt8s]:
         fd, _ = open_regular(self._path)
         try:
             step, size = self._step(max_bytes), self.row_bytes
-            for first in range(0, self.n_rows, step):
-                k = min(step, self.n_rows - first)
-                os.posix_fadvise(fd, (first + k) * size, step * size, os.POSIX_FADV_WILLNEED)
-                data = pread_exactly(fd, k * size, first * size, self._path)
+            for at in range(first, self.n_rows, step):
+                k = min(step, self.n_rows - at)
+                os.posix_fadvise(fd, (at + k) * size, step * size, os.POSIX_FADV_WILLNEED)
+                data = pread_exactly(fd, k * size, at * size, self._path)
                 yield np.frombuffer(data, np.uint8).reshape(k, size)
         finally:
             close_quietly(fd)

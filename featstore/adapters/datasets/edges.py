@@ -48,7 +48,16 @@ class EdgeList:
         self.name, self.n_edges = name, n_edges
         self._blocks, self._place = blocks, place
         self._bounds = n_sources, n_destinations
-        self.n_loops = 0
+        self._counts: dict[str, int] = {}
+        self._key = "loops"
+
+    def count_in(self, counts: dict[str, int], name: str) -> None:
+        """Put the number of self loops into ``counts``, once all edges are read."""
+        self._counts, self._key = counts, f"loops {name}"
+
+    @property
+    def n_loops(self) -> int:
+        return self._counts[self._key]
 
     @classmethod
     def of(cls, source: Source, n_sources: int, n_destinations: int, *, pairs: bool, n_edges: int | None = None) -> EdgeList:
@@ -129,7 +138,7 @@ class EdgeList:
         return EdgeBlocks(self.n_edges * (1 + both), self._stream(flip, both))
 
     def _stream(self, flip: bool, both: bool) -> Iterator[Int64s]:
-        done = self.n_loops = 0
+        done = n_loops = 0
         for block in self._blocks(_BLOCK_EDGES):
             ids = block.astype(np.int64, copy=False)  # a uint64 beyond int64 turns negative, which no id may be
             for row, bound in enumerate(self._bounds):
@@ -137,12 +146,13 @@ class EdgeList:
                     at = int(((ids[row] < 0) | (ids[row] >= bound)).argmax())
                     nodes = f"ids are 0 … {bound - 1}" if bound else "there are none"
                     raise IndexError(f"{self._place(row, done + at)}: {int(block[row, at])} is not a node: {nodes}")
-            self.n_loops += int((ids[0] == ids[1]).sum())
+            n_loops += int((ids[0] == ids[1]).sum())
             done += ids.shape[1]
             if both:
                 yield np.stack((ids, ids[::-1]), axis=2).reshape(2, -1)
             else:
                 yield ids[::-1] if flip else ids
+        self._counts[self._key] = n_loops
 
 
 class RepeatedRows(Source):

@@ -22,6 +22,7 @@ from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
 from featstore.adapters.datasets.writing import CheckedIds, FoundEdges, FoundNodes, check_ids, check_room, write
 from featstore.config import user_path
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import Source as Rows
 from featstore.creation.source import numpy_dtype
 from featstore.errors import FormatError, MissingExtraError
@@ -80,6 +81,7 @@ def graphbolt(
     Labels are put together in a temporary file.
     """
     begin = time.perf_counter()
+    made = CreateOptions.of(path, **options)
     meta = _Metadata(folder)
     nodes, edges = meta.nodes(), {}
     check_room(meta.path, sum(each.n for each in nodes.values()), path)
@@ -88,7 +90,7 @@ def graphbolt(
     notes = meta.add_features(nodes, edges)
     with tempfile.TemporaryDirectory(prefix="featstore-") as spare:
         notes += meta.add_task(task, nodes, spare)
-        return write("graphbolt", folder, path, nodes, edges, reverse=reverse, notes=notes, begin=begin, **options)
+        return write("graphbolt", folder, made, nodes, edges, reverse=reverse, notes=notes, begin=begin)
 
 
 class _Metadata:

@@ -18,6 +18,7 @@ from featstore.adapters.datasets.sources import Source, register
 from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, PaddedLabels, Positions, write
 from featstore.config import user_path
 from featstore.creation import source as inputs
+from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
 
@@ -122,6 +123,7 @@ def igb(
     length follows from the file's size and the number of nodes. Edges are ``[E, 2]``.
     """
     begin = time.perf_counter()
+    made = CreateOptions.of(path, **options)
     root = open_folder(folder, "processed", "igb/tiny")
     if size is None and os.path.basename(os.path.normpath(root)) in SIZES:
         size = os.path.basename(os.path.normpath(root))
@@ -144,8 +146,8 @@ def igb(
         edges[key] = FoundEdges(EdgeList.of(source, found[key[0]].n, found[key[2]].n, pairs=True))
     notes = _add_labels(found[PAPER], os.path.join(processed, PAPER), classes, size, labelled)
     if len(found) == 1 and len(edges) == 1:
-        return write("igb", folder, path, {ONE_NODE: found[PAPER]}, {ONE_EDGE: edges[CITES]}, notes=notes, begin=begin, **options)
-    return write("igb", folder, path, found, edges, reverse=reverse, notes=notes, begin=begin, **options)
+        return write("igb", folder, made, {ONE_NODE: found[PAPER]}, {ONE_EDGE: edges[CITES]}, notes=notes, begin=begin)
+    return write("igb", folder, made, found, edges, reverse=reverse, notes=notes, begin=begin)
 
 
 def _nodes(folder: str, kind: str, given: Mapping[str, int]) -> FoundNodes:

@@ -23,6 +23,7 @@ from featstore.adapters.datasets.folders import (
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
 from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, write
+from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
 
 __all__ = ["PUBLISHED", "mag240m"]
@@ -74,6 +75,7 @@ def mag240m(
         See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
     """
     begin = time.perf_counter()
+    made = CreateOptions.of(path, **options)
     root = open_folder(folder, "processed", "dataset/mag240m_kddcup2021")
     processed = os.path.join(root, "processed")
     relations = relations_in(processed, "___")
@@ -97,7 +99,7 @@ def mag240m(
         if (years := file_in(os.path.join(processed, kind), "node_year.npy")) is not None:
             each.data["node_year"] = open_array("years", years, each.n)
     notes = _add_splits(root, found)
-    return write("mag240m", folder, path, found, edges, reverse=reverse, notes=notes, begin=begin, **options)
+    return write("mag240m", folder, made, found, edges, reverse=reverse, notes=notes, begin=begin)
 
 
 def _number(root: str, kind: str, given: Mapping[str, int], found: Mapping[str, FoundNodes]) -> int:

@@ -15,6 +15,7 @@ from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
 from featstore.adapters.datasets.writing import SPLITS, CheckedIds, FoundEdges, FoundNodes, write
 from featstore.creation import source as inputs
+from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE
 
@@ -69,6 +70,7 @@ def npz(
     Members are streamed, stored or deflated; none is read whole but those of at most 1 MiB that say a matrix's form.
     """
     begin = time.perf_counter()
+    made = CreateOptions.of(path, **options)
     archive = Archive(file)
     form = next((names for names in _EDGES if all(name in archive for name in names)), None)
     if form is None:
@@ -101,7 +103,7 @@ def npz(
     edges = FoundEdges(_edges(archive, form, n))
     if weights:
         edges.features["weight"] = archive.rows("data")
-    return write("npz", file, path, {ONE_NODE: nodes}, {ONE_EDGE: edges}, begin=begin, **options)
+    return write("npz", file, made, {ONE_NODE: nodes}, {ONE_EDGE: edges}, begin=begin)
 
 
 def _num_nodes(archive: Archive, others: dict[str, Any], wanted: list[str], given: int | None) -> int:
@@ -174,6 +176,7 @@ def scipy(
         It is not square; see :meth:`featstore.OutOfCoreGraph.from_edge_index`.
     """
     begin = time.perf_counter()
+    made = CreateOptions.of(path, **options)
     if not hasattr(matrix, "tocsr") or getattr(matrix, "ndim", 2) != 2:
         raise TypeError(f"matrix must be a sparse matrix of SciPy, not {type(matrix).__name__}")
     if matrix.shape[0] != matrix.shape[1]:
@@ -185,7 +188,7 @@ def scipy(
     if weights:
         edges.features["weight"] = inputs.open_source("weight", np.asarray(compressed.data))
     nodes = FoundNodes(n, dict(features or {}), dict(node_data or {}))
-    return write("scipy", "a matrix in memory", path, {ONE_NODE: nodes}, {ONE_EDGE: edges}, begin=begin, **options)
+    return write("scipy", "a matrix in memory", made, {ONE_NODE: nodes}, {ONE_EDGE: edges}, begin=begin)
 
 
 def _add_options(group: argparse._ArgumentGroup) -> None:

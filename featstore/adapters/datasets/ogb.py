@@ -21,6 +21,7 @@ from featstore.adapters.datasets.folders import (
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
 from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, write
+from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
 
@@ -85,6 +86,7 @@ def ogb(
     Everything is streamed: beside ``memory``, reading takes about 32 MiB, and splits are held whole.
     """
     begin = time.perf_counter()
+    made = CreateOptions.of(path, **options)
     root = open_folder(folder, "raw", "dataset/ogbn_products")
     raw = os.path.join(root, "raw")
     if add_inverse_edge is None:
@@ -114,7 +116,7 @@ def ogb(
         notes.append("each edge is followed by its reverse, as OGB's loader does for this data set (add_inverse_edge)")
     notes += [f"there are no labels of {kind}" for kind, each in nodes.items() if "y" not in each.data and kind == ONE_NODE]
     notes += _add_splits(root, split, nodes)
-    return write("ogb", folder, path, nodes, edges, reverse=reverse, notes=notes, begin=begin, **options)
+    return write("ogb", folder, made, nodes, edges, reverse=reverse, notes=notes, begin=begin)
 
 
 # --- one type -------------------------------------------------------------------------------------------------------------------

@@ -15,10 +15,14 @@ import torch
 
 from featstore.adapters.datasets.arrays import check_rows
 from featstore.adapters.datasets.edges import EdgeList, RepeatedRows
+from featstore.adapters.datasets.recipes import inputs_of_folder
 from featstore.adapters.datasets.report import Report
 from featstore.config import user_path
 from featstore.creation.build import from_edge_index
+from featstore.creation.cleaning import Cleaning
+from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source, numpy_dtype, open_source, torch_dtype
+from featstore.creation.steps import Inputs
 from featstore.creation.typed import Edges, Nodes, create_typed
 from featstore.errors import FormatError
 from featstore.storage.catalog import current_catalog
@@ -79,19 +83,30 @@ class FoundEdges:
 
 
 class Labels(Source):
-    """Labels that are counted while they are read: ``n_missing`` rows are all NaN, or all negative whole numbers."""
+    """Labels that are counted while they are read: rows that are all NaN, or all negative whole numbers, are missing."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source.name, source.dtype, source.shape)
-        self._source, self.n_missing = source, 0
+        self._source = source
+        self._counts: dict[str, int] = {}
+        self._key = "missing"
+
+    def count_in(self, counts: dict[str, int], name: str) -> None:
+        """Put the number of missing rows into ``counts``, once all are read."""
+        self._counts, self._key = counts, f"missing {name}"
+
+    @property
+    def n_missing(self) -> int:
+        return self._counts[self._key]
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
-        self.n_missing = 0
+        n_missing = 0
         for block in self._source.blocks(max_bytes):
             rows = torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))
             missing = rows.isnan() if rows.is_floating_point() else rows < 0
-            self.n_missing += int(missing.all(1).sum())
+            n_missing += int(missing.all(1).sum())
             yield block
+        self._counts[self._key] = n_missing
 
 
 class CheckedIds(Source):
@@ -186,14 +201,13 @@ def split_ids(ids: npt.NDArray[Any], n: int, name: str) -> npt.NDArray[np.int64]
 def write(
     source: str,
     folder: str | os.PathLike[str],
-    path: str | os.PathLike[str],
+    options: CreateOptions,
     nodes: Mapping[str, FoundNodes],
     edges: Mapping[EdgeKey, FoundEdges],
     *,
     reverse: bool = False,
     notes: list[str] | None = None,
     begin: float | None = None,
-    **options: Any,
 ) -> Report:
     """Make the dataset, and report what was read.
 
@@ -201,8 +215,10 @@ def write(
     ----------
     source : str
         Name of the layout.
-    folder, path : path-like
-        What is read, and the new dataset.
+    folder : path-like
+        What is read.
+    options : CreateOptions
+        Of the new dataset.
     nodes, edges : mappings
         By type; of one type each, ``ONE_NODE`` and ``ONE_EDGE``, in a graph without types.
     reverse : bool
@@ -211,24 +227,25 @@ def write(
         For the report.
     begin : float, optional
         When the import began, by ``time.perf_counter``.
-    **options
-        Of :meth:`featstore.OutOfCoreGraph.from_edge_index`.
 
     Notes
     -----
-    Raises as ``from_edge_index`` and ``create`` do. After an error there is no new dataset, and an old one is as it was.
+    Raises as ``from_edge_index`` and ``create`` do. After an error there is no new dataset, and an old one is as it was. If the
+    call is killed, or the drive is full, the same call goes on with the adjacency and the fields that were finished, as long as
+    all files are the same.
     """
     begin = time.perf_counter() if begin is None else begin
     notes = list(notes or [])
-    check_room(os.fspath(folder), sum(each.n for each in nodes.values()), path)
+    check_room(os.fspath(folder), sum(each.n for each in nodes.values()), options.path)
+    inputs = _inputs(source, folder, options.path, nodes, edges, reverse)
     if set(nodes) == {ONE_NODE}:
-        _write_one(path, nodes[ONE_NODE], edges[ONE_EDGE], options)
+        _write_one(options, nodes[ONE_NODE], edges[ONE_EDGE], inputs)
         if reverse:
             notes.append("reverse edges were asked for, and are made of edges between two types of nodes, which there are not")
     else:
-        _write_typed(path, nodes, edges, reverse, options)
-    found = Report(source, os.fspath(folder), user_path(path), {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
-    catalog = current_catalog(path)
+        _write_typed(options, nodes, edges, reverse, inputs)
+    found = Report(source, os.fspath(folder), options.path, {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
+    catalog = current_catalog(options.path)
     for key, each in edges.items():
         found.edges_read += each.edges.n_edges
         found.edges[edge_name(key)] = each.edges.n_edges
@@ -238,7 +255,7 @@ def write(
         if each.both:
             found.reverses_added += each.edges.n_edges
     if set(nodes) == {ONE_NODE}:
-        _count_cleaned(found, edges[ONE_EDGE], catalog.num_edges, options)
+        _count_cleaned(found, edges[ONE_EDGE], catalog.num_edges, options.cleaning)
     for kind, of_type in nodes.items():
         for name, field_ in of_type.data.items():
             full = qualified(kind, name)
@@ -250,23 +267,49 @@ def write(
     return found
 
 
-def _write_one(path: str | os.PathLike[str], nodes: FoundNodes, found: FoundEdges, options: Mapping[str, Any]) -> None:
-    features = {name: RepeatedRows(each) if found.both else each for name, each in found.features.items()}
-    stream = found.edges.stream(both=found.both)
-    from_edge_index(path, stream, nodes.n, nodes.features, nodes.data, edge_features=features or None, **options)
-
-
-def _write_typed(
-    path: str | os.PathLike[str],
+def _inputs(
+    source: str,
+    folder: str | os.PathLike[str],
+    path: str,
     nodes: Mapping[str, FoundNodes],
     edges: Mapping[EdgeKey, FoundEdges],
     reverse: bool,
-    options: Mapping[str, Any],
+) -> Inputs:
+    """Describe all that is read, and have it counted where a later call finds the counts."""
+    fields: dict[str, ArrayLike] = {}
+    for kind, each in nodes.items():
+        for role, given in (("feature", each.features), ("data", each.data)):
+            fields.update((f"{role} {qualified(kind, name)}", value) for name, value in given.items())
+    of_edges = {}
+    for key, found in edges.items():
+        of_edges[edge_name(key)] = [found.edges.name, found.edges.n_edges, found.both]
+        fields.update((f"feature {qualified(edge_name(key), name)}", value) for name, value in found.features.items())
+    sizes = {kind: each.n for kind, each in nodes.items()}
+    inputs = inputs_of_folder(folder, path, fields, source=source, nodes=sizes, edges=of_edges, reverse=reverse)
+    for kind, each in nodes.items():
+        for name, value in each.data.items():
+            if isinstance(value, Labels):
+                value.count_in(inputs.counts, qualified(kind, name))
+    for key, found in edges.items():
+        found.edges.count_in(inputs.counts, edge_name(key))
+    return inputs
+
+
+def _write_one(options: CreateOptions, nodes: FoundNodes, found: FoundEdges, inputs: Inputs) -> None:
+    features = {name: RepeatedRows(each) if found.both else each for name, each in found.features.items()}
+    stream = found.edges.stream(both=found.both)
+    from_edge_index(options, stream, nodes.n, nodes.features, nodes.data, features or None, inputs)
+
+
+def _write_typed(
+    options: CreateOptions,
+    nodes: Mapping[str, FoundNodes],
+    edges: Mapping[EdgeKey, FoundEdges],
+    reverse: bool,
+    inputs: Inputs,
 ) -> None:
-    cleaning = {name: options[name] for name in ("coalesce", "remove_self_loops", "to_undirected") if options.get(name)}
-    if cleaning:
-        raise ValueError(f"{next(iter(cleaning))} is for a graph of one type; this one has several: clean its edges before")
-    rest = {name: value for name, value in options.items() if name not in ("coalesce", "remove_self_loops", "to_undirected")}
+    if not options.cleaning.is_none:
+        raise ValueError(f"{options.cleaning.given} is for a graph of one type; this one has several: clean its edges before")
     all_edges: dict[EdgeKey, Edges] = {key: Edges(each.edges.stream(), each.features) for key, each in edges.items()}
     if reverse:
         for key, each in edges.items():
@@ -276,19 +319,19 @@ def _write_typed(
             if back in edges:
                 raise ValueError(f"{edge_name(back)!r} is there already: import without reverse edges")
             all_edges[back] = Edges(each.edges.stream(flip=True), each.features)
-    create_typed(path, {kind: Nodes(each.n, each.features, each.data) for kind, each in nodes.items()}, all_edges, **rest)
+    create_typed(options, {kind: Nodes(each.n, each.features, each.data) for kind, each in nodes.items()}, all_edges, inputs)
 
 
 def _reversed(key: EdgeKey) -> EdgeKey:
     return key[2], f"rev_{key[1]}", key[0]
 
 
-def _count_cleaned(report: Report, found: FoundEdges, n_stored: int, options: Mapping[str, Any]) -> None:
+def _count_cleaned(report: Report, found: FoundEdges, n_stored: int, cleaning: Cleaning) -> None:
     """Divide what the dataset has less, or more, than was read: loops, reverses, duplicates."""
     n = found.edges.n_edges * (1 + found.both)
-    if options.get("remove_self_loops"):
+    if cleaning.remove_self_loops:
         report.loops_dropped = found.edges.n_loops * (1 + found.both)
-    if options.get("to_undirected"):
+    if cleaning.to_undirected:
         report.reverses_added += n - report.loops_dropped
     report.duplicates_dropped = report.edges_read + report.reverses_added - report.loops_dropped - n_stored
     report.edges = {edge_name(ONE_EDGE): n_stored}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch_geometric.data import Data
 from featstore.adapters.pyg.data import check_names, default_features, to_data, to_hetero_data
 from featstore.adapters.pyg.sampler import fanouts_of
 from featstore.config import check_flag
+from featstore.display import Display, ShownAsTables
 from featstore.errors import OptionError, PluginError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.heterobatch import HeteroMiniBatch
@@ -61,7 +63,7 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class NeighborLoader:
+class NeighborLoader(ShownAsTables):
     """Iterate over mini-batches of a dataset as ``torch_geometric.data.Data`` or ``HeteroData``, an epoch a ``for`` loop.
 
     A replacement for ``torch_geometric.loader.NeighborLoader``. It takes PyG's keywords if they mean the same, and the keywords
@@ -237,8 +239,8 @@ class NeighborLoader:
         """Return an iterator over the next epoch; see :class:`~featstore.Loader`."""
         return map(self._batch, iter(self.loader))
 
-    def __repr__(self) -> str:
-        return f"NeighborLoader({len(self)} batches)"
+    def _display(self) -> Display:
+        return replace(self.loader._display(), title=f"NeighborLoader({len(self)} batches)")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` loop run ``epoch``; see :meth:`featstore.Loader.set_epoch`."""

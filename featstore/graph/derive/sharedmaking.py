@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from featstore.graph.derive.making import PART, Field, Making, Steps, fields_of, files_of_record, lock_part, open_made
+from featstore.creation.steps import Field, fields_of, files_of_record, open_made
+from featstore.graph.derive.making import PART, FolderSteps, Making, lock_part
 from featstore.graph.opendataset import OpenDataset
 from featstore.ranks import Meeting
 from featstore.storage.catalog import Catalog, read_catalog
@@ -58,7 +59,7 @@ def divided(n: int, lists: Sequence[EdgeLists], n_ranks: int) -> list[int]:
     return [*bounds, *[n] * (n_ranks + 1 - len(bounds))]
 
 
-class _Part(Steps):
+class _Part(FolderSteps):
     """A rank's rows of each step, which no other rank resumes; its lock keeps out a rank of an earlier call that still runs."""
 
     def __init__(self, making: str, name: str, recipe: Mapping[str, Any] | None, generation: int, meeting: Meeting) -> None:
@@ -155,7 +156,7 @@ class SharedMaking:
         return self._own.name
 
     @property
-    def _own(self) -> Steps:
+    def _own(self) -> FolderSteps:
         own = self._main or self._part
         assert own is not None
         return own
@@ -199,9 +200,9 @@ class SharedMaking:
         low, high = self._bounds[self._meeting.rank :][:2]
         return low if self._writer is None else min(high, low + self._writer.n_rows)
 
-    def checkpoint(self, step: int) -> None:
+    def checkpoint(self) -> None:
         """See :meth:`Steps.checkpoint`."""
-        self._own.checkpoint(step)
+        self._own.checkpoint()
 
     def finish(self, step: int, drops: Sequence[int] = ()) -> None:
         """Complete a step's field once all ranks have their rows, and remove the fields of the steps ``drops``."""
@@ -235,7 +236,7 @@ class SharedMaking:
     def _kept(self, step: int) -> dict[str, Any] | None:
         """Make this rank's rows of a step durable; return their field and file for the other ranks, None if it has none."""
         if self._part is None:
-            self._own.keep(step)
+            self._own.keep()
             field = self._own.field_of(step)
             assert field is not None  # the first rank has rows where there are any
             return {"field": [field.row_shape, field.dtype]}
@@ -263,7 +264,7 @@ class SharedMaking:
                         rows = turn[: min(n, high - first)]
                         file.read(first - low, len(rows), rows)
                         writer.write(rows)
-                        main.checkpoint(step)
+                        main.checkpoint()
 
     def open(self, step: int, reader: Reader) -> RowFile:
         """Open the field of a finished step for reading; the caller closes it."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import private_array
-from featstore.config import parse_size
+from featstore.config import format_size, parse_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import taking_pages
 from featstore.gather.sharedmemory import Allocate
@@ -47,6 +47,8 @@ class NeighborCache:
         The offsets of all lists, if the cache is ``whole`` and the topology has none in memory.
     edge_ids : array of the topology's ``edge_ids.dtype``, or None
         Position of each edge in the input, at the index that its id has in ``records``; None if not kept.
+    n_cached : int
+        Number of nodes whose list is in memory.
     reservation : Reservation or None
         The reservation of the arrays' bytes; None if the caller counts them.
 
@@ -71,6 +73,7 @@ class NeighborCache:
         self.offset_of_node = offset_of_node
         self.indptr = indptr
         self.edge_ids = edge_ids
+        self.n_cached = topology.num_lists if offset_of_node is None else _count_kept(offset_of_node)
         self._first_kept = 0 if offset_of_node is None else topology.num_edges  # see number_edges
         self.reservation = reservation
 
@@ -82,14 +85,9 @@ class NeighborCache:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.to_arrays().values())
 
-    @property
-    def n_cached(self) -> int:
-        """Number of nodes whose list is in memory."""
-        return self.topology.num_lists if self.offset_of_node is None else int(np.count_nonzero(self.offset_of_node >= 0))
-
     def __repr__(self) -> str:
-        what = "whole" if self.whole else f"{self.n_cached} of {self.topology.num_lists} nodes"
-        return f"NeighborCache({what}{', with numbers of edges' * (self.edge_ids is not None)}, {self.nbytes} bytes)"
+        what = "whole" if self.whole else f"{self.n_cached:,} of {self.topology.num_lists:,} nodes"
+        return f"NeighborCache({what}{', with numbers of edges' * (self.edge_ids is not None)}, {format_size(self.nbytes)})"
 
     @classmethod
     def build(
@@ -357,6 +355,12 @@ class NeighborCache:
         """Give the memory back to the budget; a batch that is being sampled keeps the arrays until it is done."""
         if self.reservation is not None:
             self.reservation.release()
+
+
+def _count_kept(offset_of_node: Int64s) -> int:
+    """Count the nodes that have a record."""
+    firsts = range(0, len(offset_of_node), _CHUNK_NODES)
+    return sum(int(np.count_nonzero(offset_of_node[first : first + _CHUNK_NODES] >= 0)) for first in firsts)
 
 
 def _numbers_of(topology: Topology) -> EdgeIds:

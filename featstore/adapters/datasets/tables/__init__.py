@@ -26,11 +26,12 @@ except ImportError as error:
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.tables.columns import Column
 from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable
-from featstore.adapters.datasets.tables.importer import Counts, Importer
-from featstore.config import check_flag, user_path
-from featstore.creation.build import Builder, build_memory
-from featstore.creation.cleaning import Cleaning
-from featstore.creation.topologyfiles import Form
+from featstore.adapters.datasets.tables.importer import Importer
+from featstore.adapters.datasets.tables.opened import Tables
+from featstore.adapters.datasets.tables.reading import Counts
+from featstore.creation.builder import Builder, inputs_of
+from featstore.creation.options import CreateOptions
+from featstore.creation.steps import BuildSteps, Inputs
 from featstore.creation.typed import check_types
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
@@ -107,6 +108,10 @@ def import_tables(
     threads of its own, in memory of its own beside ``memory``: some blocks, and of Arrow IPC a whole record batch, so write such
     files with batches of some MiB.
 
+    **Interrupted.** After a kill, Ctrl-C, a lack of memory or a full drive, the same call goes on in the middle of a table, as
+    long as all files have the same sizes and times; ``memory`` may differ. The dataset and the counts are the same. Another call
+    for this ``path`` removes what was left.
+
     Examples
     --------
     >>> report = import_tables(                                          # doctest: +SKIP
@@ -116,25 +121,27 @@ def import_tables(
     ... )
     """
     started = time.perf_counter()
+    options = CreateOptions.of(
+        path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
+    )
     of_nodes, of_edges = _given(nodes, edges)
     if missing not in ("error", "drop"):
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
-    progress, remove_self_loops = check_flag("progress", progress), check_flag("remove_self_loops", remove_self_loops)
     is_one = list(of_edges) == [ONE_EDGE] and set(of_nodes) <= {ONE_NODE}
-    if to_undirected and not is_one:
+    if options.cleaning.to_undirected and not is_one:
         raise ValueError("to_undirected=True is for a graph of one type: give the reverse of a type of edges as another type")
-    edge_features = {name: given for table in of_edges.values() for name, given in table.features.items()}
-    cleaning = Cleaning.of(coalesce, False, to_undirected, edge_features, stripes)
-    form = Form.of(topology, chunk_bytes, stripes, path)
-    n_bytes = build_memory(memory, form)
-    importer = Importer(of_nodes, of_edges, missing=missing, drop_loops=remove_self_loops, memory=n_bytes, progress=progress)
-    with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("import", importer.n_bytes, progress) as bar:
-            builder = Builder(build.path, n_bytes, bar)
-            types, maps = importer.run(builder, cleaning, form)
-        builder.finish(types, form, extra=maps)
+    tables = Tables(of_nodes, of_edges, options.work_bytes)
+    importer = Importer(tables, missing, options)
+    inputs = inputs_of(Inputs({"files": Inputs.of_files(tables.files), **tables.describe(), "missing": missing}), options)
+    with BuildDirectory(options.path, overwrite=options.overwrite, resume=inputs.digest) as build:
+        steps = BuildSteps(build.path, build.target, inputs, progress=options.progress)
+        steps.begin()
+        with Progress("import", tables.n_bytes, options.progress) as bar:
+            builder = Builder(build.path, options.work_bytes, bar, steps)
+            types, maps = importer.run(builder)
+        builder.finish(types, options.form, extra=maps)
         build.commit()
-    report = _report(os.path.abspath(user_path(path)), importer.files, importer.counts)
+    report = _report(os.path.abspath(options.path), tables.files, importer.counts)
     report.seconds = time.perf_counter() - started
     return report
 

@@ -40,11 +40,15 @@ _ROW = re.compile(r"Row #(\d+): ")
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows of a file: the first of them is row ``first`` as messages count, which is 2 behind a header."""
+    """Consecutive rows of a file: the first of them is row ``first`` as messages count, which is 2 behind a header.
+
+    ``end`` is the number of the file's rows up to the block's last one.
+    """
 
     path: str
     first: int
     batch: pa.RecordBatch
+    end: int
 
     def column(self, name: str) -> pa.Array:
         """Get a column; one that is stored as a dictionary with its values, as some of these may be missing."""
@@ -157,18 +161,26 @@ class TableFile:
             if there.count(name) > 1:
                 raise ValueError(f"{self.path} has {there.count(name)} columns {name!r}")
 
-    def blocks(self, types: dict[str, pa.DataType | None]) -> Iterator[Block]:
-        """Yield the rows; ``types`` are the columns to read, and the types to which cells of CSV are converted."""
+    def blocks(self, types: dict[str, pa.DataType | None], begin: int = 0) -> Iterator[Block]:
+        """Yield the rows from ``begin`` on; ``types`` are the columns to read, and the types to which cells of CSV are converted.
+
+        Rows before ``begin`` are parsed in CSV, read in Arrow IPC, and of Parquet at most those of one row group.
+        """
         self.check(list(types))
         with self._named(types):
-            row = 2 if self.format == "csv" and self._header is None else 1
-            for batch in self._batches(types):
+            above = 2 if self.format == "csv" and self._header is None else 1
+            row = above
+            group, passed = self._row_group_of(begin)
+            begin, row = begin - passed, row + passed
+            for batch in self._batches(types, group):
+                if skipped := min(begin, batch.num_rows):
+                    begin, row, batch = begin - skipped, row + skipped, batch.slice(skipped)
                 step = _rows_of(batch.nbytes, batch.num_rows, 2 * self._block_bytes)
                 for first in range(0, batch.num_rows, step):
                     some = batch.slice(first, step)
                     if self.format != "csv":
                         self._validate(some, row)
-                    yield Block(self.path, row, some)
+                    yield Block(self.path, row, some, row + some.num_rows - above)
                     row += some.num_rows
 
     def _validate(self, batch: pa.RecordBatch, row: int) -> None:
@@ -179,7 +191,20 @@ class TableFile:
             rows = f"rows {row} to {row + batch.num_rows - 1}"
             raise FormatError(f"{self.path}, {rows}: damaged, or text that is not UTF-8: {error}", self.path) from None
 
-    def _batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
+    def _row_group_of(self, row: int) -> tuple[int, int]:
+        """Find the row group of Parquet that has a row, and the number of rows before the group; 0 and 0 of other formats."""
+        number = first = 0
+        if self.format == "parquet" and row:
+            with pa.parquet.ParquetFile(self.path) as file:
+                while number < file.metadata.num_row_groups:
+                    n_rows = file.metadata.row_group(number).num_rows
+                    if first + n_rows > row:
+                        break
+                    number, first = number + 1, first + n_rows
+        return number, first
+
+    def _batches(self, types: dict[str, pa.DataType | None], row_group: int) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, of Parquet from a row group on."""
         if self.format == "csv":
             with self._open_csv(list(types), types, True) as reader:
                 yield from reader
@@ -187,7 +212,8 @@ class TableFile:
             with pa.parquet.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
                 by_type = sum(_cell_bytes(self.schema.field(name).type) for name in types)
                 rows = _rows_of(max(by_type, _bytes_of_row(file.metadata, set(types))), 1, self._block_bytes)
-                yield from file.iter_batches(min(rows, _MOST_ROWS), columns=list(types))
+                groups = list(range(row_group, file.metadata.num_row_groups))
+                yield from file.iter_batches(min(rows, _MOST_ROWS), row_groups=groups, columns=list(types))
         else:
             with pa.OSFile(self.path) as source, _ipc(source) as reader:
                 batches = (
@@ -231,7 +257,9 @@ class TableFile:
                 last = b""
                 while not (has_quotes and has_hex) and (data := file.read(_MARK_BYTES)):
                     has_quotes = has_quotes or b'"' in data
-                    has_hex = has_hex or b"0x" in (seen := last + data) or b"0X" in seen
+                    # One letter is found much faster than two where there are many zeros.
+                    if not has_hex and (b"x" in data or b"X" in data):
+                        has_hex = b"0x" in (seen := last + data) or b"0X" in seen
                     last = data[-1:]
             self._marks = has_quotes, has_hex
         return self._marks

@@ -1,0 +1,70 @@
+"""The doctor: everything that is looked at, in the order in which it is reported."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from featstore.config import user_path
+from featstore.diagnosis import contents, process
+from featstore.diagnosis.findings import Diagnosis
+from featstore.diagnosis.kernel import rings
+from featstore.diagnosis.packages import devices, packages
+from featstore.diagnosis.places import direct_io, file_system, shared_memory, space
+
+__all__ = ["doctor"]
+
+
+def doctor(path: str | os.PathLike[str] = ".", memory: int | str | None = None, *, rates: bool = True) -> Diagnosis:
+    """Look for what is in the way of reading fast on this machine, and say what to change.
+
+    Parameters
+    ----------
+    path : path-like
+        A dataset, a pack, or a directory where one is to be.
+    memory : int or str, optional
+        The budget that is to be given to ``open``; by default that of ``open``, half of what is available.
+    rates : bool
+        Measure the drive, too, as ``strategy="auto"`` does: on the features if they are large, else on a scratch file of 64 MiB.
+
+    Returns
+    -------
+    Diagnosis
+        Findings, each with a status, a cause and a remedy; a table when printed. ``diagnosis["io_uring"]`` is one of them:
+        ``io_uring``, ``file system``, ``direct I/O``, ``memory``, ``processors``, ``open files``, ``disk``, ``shared memory``,
+        ``packages``, ``devices``; ``dataset`` or ``pack`` if there is one; ``drive`` with ``rates``.
+
+    Raises
+    ------
+    FileNotFoundError, NotADirectoryError, PermissionError
+        ``path`` is no directory that can be read. A damaged dataset is no exception, but a finding.
+    ValueError
+        ``memory`` is no size, or a variable ``FEATSTORE_…`` has no value that ``open`` takes.
+
+    Notes
+    -----
+    A ring is made, and a page read by it. A page of the dataset, or of a temporary file, is read past the page cache. The dataset
+    is opened within ``memory``, which checks the catalog and the lengths of all files, not every byte. Nothing in it is changed.
+    Takes about a second with ``rates``, else some milliseconds.
+
+    Examples
+    --------
+    >>> import featstore
+    >>> print(featstore.doctor("graph", memory="4GiB"))
+    """
+    path = os.path.abspath(user_path(path))
+    try:
+        os.listdir(path)
+    except NotADirectoryError:
+        reason = "not a directory: give a dataset, a pack, or a directory where one is to be"
+        raise NotADirectoryError(errno.ENOTDIR, reason, path) from None
+    is_there = contents.holds_dataset(path) or contents.holds_pack(path)
+    ring, of_memory = rings(), process.memory(memory)
+    found = [ring, file_system(path, is_there), direct_io(path, is_there), of_memory, process.processors()]
+    found += [process.descriptors(), space(path, is_there), shared_memory(), packages(), devices()]
+    backend = "auto" if ring.status == "ok" else "pread"
+    budget = min(of_memory.values["memory"], of_memory.values["suggested"])
+    with contents.opened(path, budget, backend) as (of_contents, graph):
+        found += [of_contents] if of_contents is not None else []
+        found += [contents.rates(path, graph, backend)] if rates else []
+    return Diagnosis(path, tuple(found))
