@@ -183,7 +183,7 @@ class Sharded(FeatureStore):
 
 
 def _check_timeout(timeout: Any) -> float:
-    if not isinstance(timeout, Real) or isinstance(timeout, bool):
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
     if not LEAST_TIMEOUT <= (seconds := float(timeout)) <= MOST_TIMEOUT:
         raise ValueError(f"timeout must be a number of seconds from {LEAST_TIMEOUT:g} to {MOST_TIMEOUT:,}, not {timeout!r}")
