@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from featstore.config import format_size
 
-__all__ = ["Display", "Shown", "ShownAsTables", "Stats", "Table", "described", "options_of", "percent"]
+__all__ = ["Display", "Shown", "ShownAsTables", "Stats", "Table", "described", "options_of", "percent", "printable"]
 
 MOST_ROWS: Final = 30  # of one table
 MOST_CHARACTERS: Final = 200  # of a cell
@@ -56,14 +56,14 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Make a text one line; characters that would move the cursor are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _plain(text: str) -> str:
     """Make a text one short line."""
-    shown = _printable(text)
+    shown = printable(text)
     return shown if len(shown) <= MOST_CHARACTERS else f"{shown[: MOST_CHARACTERS - 1]}…"
 
 
@@ -129,15 +129,15 @@ class Display:
     def text(self) -> str:
         """Write all as text; tables are indented below a title."""
         indent = "  " * bool(self.title)
-        parts = [[_printable(self.title)] if self.title else []]
+        parts = [[printable(self.title)] if self.title else []]
         parts += [[indent + line for line in table.lines()] for table in self.tables if table.rows]
-        parts += [[f"{indent}{_printable(note)}" for note in self.notes]]
+        parts += [[f"{indent}{printable(note)}" for note in self.notes]]
         return "\n".join(line for part in parts for line in part)
 
     def html(self) -> str:
         """Write all as HTML; every text is escaped."""
-        title = f"<p><code>{html.escape(self.title)}</code></p>" if self.title else ""
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        title = f"<p><code>{html.escape(printable(self.title))}</code></p>" if self.title else ""
+        notes = "".join(f"<p>{html.escape(printable(note))}</p>" for note in self.notes)
         return f"<div>{title}{''.join(table.html() for table in self.tables if table.rows)}{notes}</div>"
 
 

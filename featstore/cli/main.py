@@ -6,6 +6,7 @@ later, with one line.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0; 1 if a dataset or a pack is damaged; 2 if the command cannot be carried out; 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of few characters gets escapes for others, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] not in COMMANDS:
         parser = make_parser()
         commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from featstore.config import available_memory, check_flag, format_size, parse_memory, user_path
 from featstore.creation.cleaning import Cleaning
@@ -47,6 +49,15 @@ class CreateOptions:
         cleaning = Cleaning.of(coalesce, remove_self_loops, to_undirected, form.stripes)
         overwrite, progress = check_flag("overwrite", overwrite), check_flag("progress", progress)
         return cls(user_path(path), form, cleaning, overwrite, progress, memory, _work_bytes(memory, form.chunk_bytes))
+
+    @classmethod
+    def given(cls, path: str | os.PathLike[str], options: Mapping[str, Any]) -> CreateOptions:
+        """Check the options that an importer was given by keyword; TypeError: there is no such option."""
+        known = list(inspect.signature(cls.of).parameters)[1:]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"no option {name!r}; an importer takes those of OutOfCoreGraph.create: {', '.join(known)}")
+        return cls.of(path, **options)
 
 
 def _work_bytes(memory: int | str | None, chunk_bytes: int) -> int:

@@ -79,7 +79,7 @@ def _unopened(what: str, error: Exception) -> Finding:
         return Finding(what, "note", "is being written", cause, "look again when the other process is done")
     if isinstance(error, VersionError):
         return Finding(what, "error", "does not open", cause, "install the release that made it, or a newer one")
-    if isinstance(error, (CorruptionError, FeatstoreError, FileNotFoundError)):
+    if isinstance(error, (CorruptionError, FeatstoreError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return Finding(what, "error", "is damaged", cause, f"{RESTORE}, or make the {what} anew")
     return Finding(
         what, "error", "does not open", cause, "make its files readable for this user; ulimit -n 65536 if too many are open"

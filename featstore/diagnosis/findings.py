@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from featstore.display import Display, ShownAsTables, Table
+from featstore.display import Display, ShownAsTables, Table, printable
 
 __all__ = ["Diagnosis", "Finding", "brief"]
 
@@ -95,7 +95,7 @@ class Diagnosis(ShownAsTables):
         for each in self.findings:
             lines.append(f"  {each.status:<8} {each.name:<13} {each.text}")
             lines += [f"{margin}because: {each.cause}"] * bool(each.cause) + [f"{margin}→ {each.remedy}"] * bool(each.remedy)
-        return "\n".join([*lines, self._verdict()])
+        return "\n".join(map(printable, [*lines, self._verdict()]))
 
     def _display(self) -> Display:
         rows = [(each.status, each.name, each.text, each.cause, each.remedy) for each in self.findings]

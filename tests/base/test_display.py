@@ -53,6 +53,7 @@ texts = st.text(max_size=30).map(lambda text: text if text.isprintable() else re
 @given(rows=st.lists(st.tuples(texts, texts, texts), max_size=8), title=st.text(max_size=20))
 def test_html_has_the_same_cells_and_no_markup_of_theirs(rows: list[tuple[str, ...]], title: str) -> None:
     page = Display(title, [Table(("a<b", "n", ""), rows)], ["<script>"]).html()
+    assert page.replace("\n", "").isprintable(), "it can be encoded, and moves no cursor"
     found = Cells(page).rows
     assert found == ([["a<b", "n", ""], *map(list, rows)] if rows else [])
 

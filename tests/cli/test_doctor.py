@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,16 @@ def test_an_error_is_an_exit_status(dataset: Path, capsys: pytest.CaptureFixture
     (dataset / "catalog.lmdb" / "data.mdb").write_bytes(b"")
     assert main(["doctor", str(dataset), "--no-rates"]) == 1
     assert "is damaged" in capsys.readouterr().out
+
+
+def test_a_terminal_without_arrows_and_a_path_that_writes_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters that the terminal lacks, or that would move its cursor, are escaped."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii", write_through=True))
+    path = tmp_path / "\x1b[31m\nnext line"
+    path.mkdir()
+    assert main(["doctor", str(path), "--no-rates", "--memory", "1TiB"]) == 1
+    text = written.getvalue()
+    assert b"\\u2192 " in text
+    assert b"\\x1b[31m\\nnext line" in text
+    assert b"\x1b" not in text

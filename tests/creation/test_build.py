@@ -191,7 +191,7 @@ def test_wrong_features_are_refused(tmp_path: Path, value: Any, error: type[Exce
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a\0b", "x" * 61, 3])
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a\0b", "x" * 61, "\ud800", 3])
 def test_wrong_names_are_refused(tmp_path: Path, name: Any) -> None:
     with pytest.raises(ValueError, match="field's name"):
         create(tmp_path / "g", *EMPTY, {name: np.zeros(0)})

@@ -81,7 +81,7 @@ def graphbolt(
     Labels are put together in a temporary file.
     """
     begin = time.perf_counter()
-    made = CreateOptions.of(path, **options)
+    made = CreateOptions.given(path, options)
     meta = _Metadata(folder)
     nodes, edges = meta.nodes(), {}
     check_room(meta.path, sum(each.n for each in nodes.values()), path)

@@ -123,7 +123,7 @@ def igb(
     length follows from the file's size and the number of nodes. Edges are ``[E, 2]``.
     """
     begin = time.perf_counter()
-    made = CreateOptions.of(path, **options)
+    made = CreateOptions.given(path, options)
     root = open_folder(folder, "processed", "igb/tiny")
     if size is None and os.path.basename(os.path.normpath(root)) in SIZES:
         size = os.path.basename(os.path.normpath(root))

@@ -75,7 +75,7 @@ def mag240m(
         See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
     """
     begin = time.perf_counter()
-    made = CreateOptions.of(path, **options)
+    made = CreateOptions.given(path, options)
     root = open_folder(folder, "processed", "dataset/mag240m_kddcup2021")
     processed = os.path.join(root, "processed")
     relations = relations_in(processed, "___")

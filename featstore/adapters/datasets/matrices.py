@@ -70,7 +70,7 @@ def npz(
     Members are streamed, stored or deflated; none is read whole but those of at most 1 MiB that say a matrix's form.
     """
     begin = time.perf_counter()
-    made = CreateOptions.of(path, **options)
+    made = CreateOptions.given(path, options)
     archive = Archive(file)
     form = next((names for names in _EDGES if all(name in archive for name in names)), None)
     if form is None:
@@ -176,7 +176,7 @@ def scipy(
         It is not square; see :meth:`featstore.OutOfCoreGraph.from_edge_index`.
     """
     begin = time.perf_counter()
-    made = CreateOptions.of(path, **options)
+    made = CreateOptions.given(path, options)
     if not hasattr(matrix, "tocsr") or getattr(matrix, "ndim", 2) != 2:
         raise TypeError(f"matrix must be a sparse matrix of SciPy, not {type(matrix).__name__}")
     if matrix.shape[0] != matrix.shape[1]:

@@ -86,7 +86,7 @@ def ogb(
     Everything is streamed: beside ``memory``, reading takes about 32 MiB, and splits are held whole.
     """
     begin = time.perf_counter()
-    made = CreateOptions.of(path, **options)
+    made = CreateOptions.given(path, options)
     root = open_folder(folder, "raw", "dataset/ogbn_products")
     raw = os.path.join(root, "raw")
     if add_inverse_edge is None:

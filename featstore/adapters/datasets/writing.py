@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -140,13 +141,22 @@ def check_ids(name: str, ids: npt.NDArray[Any], n: int, first: int) -> None:
 
 
 def check_room(name: str, n: int, path: str | os.PathLike[str]) -> None:
-    """Raise FormatError, which begins with ``name``, if the drive of a new dataset has no room for the offsets of ``n`` nodes."""
+    """Refuse ``n`` nodes whose offsets the drive of a new dataset has no room for.
+
+    FormatError, which begins with ``name``: no drive of this size could have it. OSError (ENOSPC): the drive is too full.
+    """
     parent = os.path.dirname(os.path.abspath(user_path(path)))
-    free = shutil.disk_usage(parent).free if os.path.isdir(parent) else 1 << 63
-    if 8 * n > free:
+    if not os.path.isdir(parent):
+        return
+    usage = shutil.disk_usage(parent)
+    if 8 * n > usage.total > 0:
         raise FormatError(
-            f"{name}: {n} nodes are said to be there, whose offsets alone take {8 * n} bytes, and {free} are free in {parent}"
+            f"{name}: {n} nodes are said to be there, whose offsets alone take {8 * n} bytes, and the drive of {parent} "
+            f"has {usage.total}"
         )
+    if 8 * n > usage.free:
+        why = f"the offsets of {n} nodes alone take {8 * n} bytes, and {usage.free} are free"
+        raise OSError(errno.ENOSPC, why, parent)
 
 
 class PaddedLabels(Source):
