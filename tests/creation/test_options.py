@@ -89,5 +89,7 @@ def test_flags_are_true_or_false(tmp_path: Path, name: str) -> None:
 def test_an_option_that_there_is_not_is_named_with_those_that_there_are(tmp_path: Path) -> None:
     given = CreateOptions.given(tmp_path / "g", {"overwrite": True})
     assert given.overwrite
-    with pytest.raises(TypeError, match=r"no option 'zzz'; an importer takes those of OutOfCoreGraph.create: coalesce, .*, memory"):
+    with pytest.raises(
+        TypeError, match=r"no option 'zzz'; an importer takes those of OutOfCoreGraph.create: coalesce, .*, memory"
+    ):
         CreateOptions.given(tmp_path / "g", {"zzz": 3})
