@@ -364,6 +364,11 @@ def is_said(name: str, operation: str, action: str) -> bool:
 def fail_calls(folder: str, name: str, operation: str, action: str, step: int) -> None:
     """Fail every ``step``-th call of one operation in turn; in the child."""
     with prepared(folder, name) as (scenario, template, root, old, new):
+        if scenario.resumes:  # threads of the process's own pools, which stay, are there after a few imports
+            for _ in range(2):
+                fresh(template, root)
+                scenario.call(root)
+                state(root)
         before = descriptors()
         for fault in sweep(root, operation, action, step=step):
             where = f"{name}: {operation} {fault.k}: {action}"
@@ -394,7 +399,7 @@ def fail_calls(folder: str, name: str, operation: str, action: str, step: int) -
             if operation != "unlink":
                 assert not left, (where, left, repr(error))
             error = None
-            assert descriptors(before) == before, where
+            assert (after := descriptors(before)) == before, (where, after - before, before - after)
             if scenario.commits and found == old:
                 scenario.call(root)
                 assert state(root) == new, where
@@ -429,6 +434,8 @@ NEVER = {  # operations that a scenario has none of
     **{name: {"mkdir", "unlink"} for name in IN_PLACE},
     **{name: {"mkdir"} for name in CHANGES},
     **{name: {"mkdir"} for name in ("convert", "convert back", "convert stripes back")},
+    # zipfile takes an archive whose end cannot be read for damaged.
+    **{name: {"read"} for name in ("import", "import replace")},
     # Where nothing was before, nothing is removed.
     **{name: {"unlink"} for name in ("create", "create chunks", "create stripes", "edges", "pack", "export", "export parquet")},
 }
@@ -472,6 +479,10 @@ SAMPLE = [
     ("update", "rename", "EIO", 2),
     ("merge", "fsync", "EIO", 3),
     ("anew", "write", "ENOSPC", 3),
+    ("import replace", "flock", "EIO", 8),
+    ("import tables", "close", "EIO", 97),
+    ("export", "fsync", "EIO", 3),
+    ("export parquet", "write", "ENOSPC", 9),
     ("pack again", "fsync", "EIO", 5),
     ("layout", "rename", "EIO", 3),
 ]

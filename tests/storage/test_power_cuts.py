@@ -15,6 +15,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,16 +97,12 @@ class Drive:
 
 def can_mount() -> bool:
     """Whether this process may mount an ext4 of its own."""
-    script = "mount -t tmpfs tmpfs /mnt && truncate -s 8M /mnt/i && mkfs.ext4 -q -F /mnt/i && mkdir /mnt/d && mount -o loop /mnt/i /mnt/d"
+    script = "mount -t tmpfs tmpfs /mnt && truncate -s 8M /mnt/i && mkfs.ext4 -q -F /mnt/i && mkdir /mnt/d"
+    script += " && mount -o loop /mnt/i /mnt/d && umount /mnt/d"
     with contextlib.suppress(OSError):
-        done = subprocess.run(["unshare", "-m", "sh", "-c", f"{script} && umount /mnt/d"], capture_output=True, check=False)
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, check=False)
         return done.returncode == 0
     return False
-
-
-def needs_mounts() -> None:
-    if not can_mount():
-        pytest.skip("power is cut on a file system of the test's own: that needs root, loop devices and mkfs.ext4")
 
 
 # -- the campaign --------------------------------------------------------------------------------------------------------------
@@ -175,6 +172,41 @@ def end_each(folder: str, name: str, how: str, step: int, without: str = "") -> 
     else:
         assert seen == {False, True} or step > 1, (name, how, seen)
     (Path(folder) / "count").write_text(f"{n_states} {n_wrong}")
+
+
+def needs_mounts() -> None:
+    if not can_mount():
+        pytest.skip("power is cut on a file system of the test's own: that needs root, loop devices and mkfs.ext4")
+
+
+SAMPLE = [("append", "names", 61), ("import", "cut", 261), ("export", "some bytes", 31)]
+
+
+def end_some(folder: str, cases: list[list[Any]]) -> None:
+    """A sample, in one child."""
+    for number, (name, how, step, *without) in enumerate(cases):
+        (Path(folder) / str(number)).mkdir()
+        end_each(f"{folder}/{number}", name, how, step, *without)
+
+
+def test_some_operations_ended_at_some_calls(tmp_path: Path) -> None:
+    needs_mounts()
+    run_in_fork(end_some, str(tmp_path), SAMPLE)
+
+
+def test_without_flushes_power_cuts_are_noticed(tmp_path: Path) -> None:
+    """The control."""
+    needs_mounts()
+    run_in_fork(end_some, str(tmp_path), [("update", "names", 17, "file")])
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("how", "without"), [("names", "file"), ("cut", "directory")])
+def test_without_any_flush_power_cuts_are_noticed(name: str, how: str, without: str, tmp_path: Path) -> None:
+    """The controls of all operations."""
+    needs_mounts()
+    run_in_fork(end_each, str(tmp_path), name, how, 1, without, timeout_s=3000)
 
 
 @pytest.mark.stress

@@ -81,6 +81,8 @@ def export(
         Parquet, without pyarrow.
     BudgetError, ClosedError, CorruptionError, OSError
         ``memory`` is less than 8 MiB, or does not fit the budget; reading or writing failed. There is no new folder then.
+    CommittedError
+        The folder is complete and in place, but the drive did not confirm it, and it could not be taken back.
 
     Notes
     -----
