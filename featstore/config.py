@@ -93,11 +93,11 @@ def parse_size(size: int | str, name: str = "") -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def parse_memory(size: int | str) -> int:
+def parse_memory(size: int | str, n_processes: int = 1) -> int:
     """Parse a size as :func:`parse_size`, or a share of the machine's memory such as ``"5%"``, into bytes.
 
     The machine's memory is its total memory, or the limit of a memory cgroup if that is less. ValueError for a share of 0 or
-    above 100 %.
+    above 100 %. A share is that of ``n_processes`` together, and divided by their number.
     """
     match = _PERCENT.fullmatch(size) if isinstance(size, str) else None
     if match is None:
@@ -109,7 +109,7 @@ def parse_memory(size: int | str) -> int:
     if not 0 < share <= 1:
         raise ValueError(f"memory as a share of the machine's memory must lie above 0% and at most at 100%, not {size!r}")
     total, limit = int(psutil.virtual_memory().total), memory_limit()
-    return int(share * (total if limit is None else min(total, limit)))
+    return int(share * (total if limit is None else min(total, limit)) / n_processes)
 
 
 def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | float:
@@ -271,7 +271,7 @@ class Options:
     ) -> Options:
         """Check options that a user gave, and fill in defaults.
 
-        The default memory is half of the available memory, divided by the number of local ranks.
+        The default memory is half of the available memory. This, and a share, is divided by the number of local ranks.
         """
         if backend == "auto":
             backend = os.environ.get("FEATSTORE_BACKEND", "auto")
@@ -287,5 +287,5 @@ class Options:
                 raise ValueError(f"FEATSTORE_THREADS must be a number of threads, not {text!r}")
             threads = int(text) or len(os.sched_getaffinity(0))
         threads = check_at_least("threads", threads, 1)
-        n_bytes = available_memory() // 2 // local_ranks() if memory is None else parse_memory(memory)
+        n_bytes = available_memory() // 2 // local_ranks() if memory is None else parse_memory(memory, local_ranks())
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)

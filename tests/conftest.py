@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -10,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,9 +52,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two processors: a test waits for the drive for a third of its time and more."""
-    n_processors = len(os.sched_getaffinity(0))
-    return n_processors + (n_processors + 1) // 2
+    """Two workers for each processor: a test waits for half of its time, for the drive, for children and for time-outs."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
+TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each of several workers begin to import elsewhere, if all tests are collected.
+
+    In a fresh clone the assertions of a module are rewritten by the worker that comes to it first, and read by the others, which
+    would all rewrite the same module at a time.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or [Path(each).resolve() for each in session.config.args] != [TESTS]:
+        return
+    paths = sorted(TESTS.rglob("test_*.py"))
+    first = int(worker["workerid"].removeprefix("gw")) * len(paths) // worker["workercount"]
+    for path in paths[first:] + paths[:first]:
+        with contextlib.suppress(Exception):  # it is told when the module is collected
+            importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,16 +104,17 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _threads() -> dict[int, str]:
-    """Threads that Python knows and native ones that the library named, by thread id."""
-    found = {thread.native_id or 0: thread.name for thread in threading.enumerate()}
-    for task in os.listdir("/proc/self/task"):
+def _threads(known: Set[str] = frozenset()) -> dict[str, str]:
+    """Threads that are not ``known``: those of Python, and native ones that the library named, by thread id."""
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    found = {}
+    for task in set(os.listdir("/proc/self/task")) - known:
         try:
-            name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+            name = names.get(task) or Path(f"/proc/self/task/{task}/comm").read_text().strip()
         except OSError:
             continue  # it ended meanwhile
-        if name.startswith(("fs-", "featstore")):
-            found[int(task)] = name
+        if task in names or name.startswith(("fs-", "featstore")):
+            found[task] = name
     return found
 
 
@@ -101,7 +123,6 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.descriptors = _descriptors()
-        self.threads = _threads()
         self.tasks = set(os.listdir("/proc/self/task"))  # those that have not named themselves yet, too
 
     def leaked(self, patience_s: float = 30.0) -> list[str]:
@@ -109,11 +130,7 @@ class Snapshot:
         deadline = time.monotonic() + patience_s
         while True:
             new = [f"fd {fd}: {what}" for fd, what in _descriptors().items() if self.descriptors.get(fd) != what]
-            new += [
-                f"thread {tid}: {name}"
-                for tid, name in _threads().items()
-                if tid not in self.threads and str(tid) not in self.tasks
-            ]
+            new += [f"thread {task}: {name}" for task, name in _threads(self.tasks).items()]
             if not new or time.monotonic() > deadline:
                 return new
             gc.collect()
@@ -193,6 +210,13 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         module, _, constant = name.rpartition(".")
         if module in sys.modules:
             monkeypatch.setattr(sys.modules[module], constant, 61)
+
+
+@pytest.fixture
+def no_kept_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no loader keep neighbour lists by itself: for tests about reads of lists, or about other memory."""
+    for module in ("lists", "auto"):
+        monkeypatch.setattr(f"featstore.strategies.{module}.may_keep_lists", lambda context: False)
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------------

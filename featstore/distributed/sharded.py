@@ -6,6 +6,7 @@ import json
 import math
 import socket
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
@@ -30,6 +31,8 @@ __all__ = ["Sharded"]
 Int64s = npt.NDArray[np.int64]
 
 ROOM: Final = 16  # the buffers take at most this part of the memory, if rows are not too wide
+LEAST_TIMEOUT: Final = 1e-3  # gloo counts in milliseconds
+MOST_TIMEOUT: Final = 10_000_000
 _PIECE_IDS: Final = 1 << 17  # ids that ranks tell each other at once
 
 
@@ -47,12 +50,14 @@ class Sharded(FeatureStore):
     name : str
         The feature's name in ``g.features``; the same on all ranks.
     rows : FeatureStore or None
-        The rows of this machine, a feature of another open dataset, which is closed after this feature. None: it has none.
+        The rows of this machine, a feature of another open dataset, which is closed after this feature; all its rows count, so
+        it is not one of a part. None: this machine has none.
     ids : range of step 1, or integer array, shape (len(rows),)
         Ids of these rows. Together the ranks have each id of the graph once. Ranks with the same file and the same ids, such as
         those of one machine, count as one, and read these rows themselves.
     timeout : float
-        Seconds after which a rank is lost that answers nothing; also how long :meth:`close` waits for the other ranks.
+        Seconds after which a rank is lost that answers nothing; also how long :meth:`close` waits for the other ranks. From
+        0.001 to 10,000,000, about 116 days.
 
     Raises
     ------
@@ -76,7 +81,8 @@ class Sharded(FeatureStore):
 
     def __init__(self, g: OpenDataset, name: str, rows: FeatureStore | None, ids: range | Any, *, timeout: float = 60.0) -> None:
         with Meeting() as meeting:
-            claim, own_ids = _check(g, name, rows, ids, timeout)
+            timeout = _check_timeout(timeout)
+            claim, own_ids = _check(g, name, rows, ids)
             said = meeting.meet({**claim, "rank": meeting.rank, "host": socket.gethostname()})
             row_shape, dtype = _agreed(said)
             row_bytes = math.prod(row_shape) * dtype.itemsize
@@ -85,7 +91,7 @@ class Sharded(FeatureStore):
             try:
                 sizes = self._hold(g, meeting, held, owners, row_bytes)
                 if meeting.world_size > 1:
-                    group = gloo_group(timeout)
+                    group = _connect(timeout)
                 self._learn(owners, meeting, group, own_ids)
                 exchange, local = None, None if rows is None else rows.source
                 if group is not None:
@@ -176,9 +182,23 @@ class Sharded(FeatureStore):
         raise TypeError(f"the sharded feature {self.name!r} belongs to its process, and is not pickled: make it in each rank")
 
 
-def _check(
-    g: OpenDataset, name: str, rows: FeatureStore | None, ids: Any, timeout: float
-) -> tuple[dict[str, Any], range | Int64s]:
+def _check_timeout(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not LEAST_TIMEOUT <= (seconds := float(timeout)) <= MOST_TIMEOUT:
+        raise ValueError(f"timeout must be a number of seconds from {LEAST_TIMEOUT:g} to {MOST_TIMEOUT:,}, not {timeout!r}")
+    return seconds
+
+
+def _connect(timeout: float) -> Any:
+    """Make the group of the ranks; RuntimeError, which names ``timeout``, if they do not find each other within it."""
+    try:
+        return gloo_group(timeout)
+    except RuntimeError as error:
+        raise RuntimeError(f"no connection to all ranks, within timeout={timeout:g} s: {error}") from error
+
+
+def _check(g: OpenDataset, name: str, rows: FeatureStore | None, ids: Any) -> tuple[dict[str, Any], range | Int64s]:
     """Check the arguments of one rank; return what it tells the others, and the ids of its rows."""
     if not isinstance(g, OpenDataset):
         raise TypeError(f"a sharded feature is one of an OutOfCoreGraph, not of a {type(g).__name__}")
@@ -187,14 +207,14 @@ def _check(
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be the name of a feature, not {name!r}")
     g.check_new(name)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
-    if not 0 < timeout < 1e7:
-        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if rows is not None and not isinstance(rows, FeatureStore):
         raise TypeError(f"rows must be a feature of an open dataset, or None, not a {type(rows).__name__}")
     if isinstance(rows, Sharded):
         raise ValueError("rows must be those of this machine, not a feature that is sharded already")
+    if rows is not None and rows.own_part is not None:
+        raise ValueError(
+            f"rows are those of {rows.own_part}, which has not all rows of its feature: give a dataset of the share's rows alone"
+        )
     found = _check_ids(ids, g.num_nodes)
     n = 0 if rows is None else len(rows)
     if len(found) != n:

@@ -332,7 +332,8 @@ class OutOfCoreGraph(ChangingDataset):
         path : path-like
         memory : int or str, optional
             The budget: bytes, text such as ``"4GiB"``, or a share of the machine's memory (``"5%"``). By default half of the
-            available memory, divided by the number of processes on this machine (``LOCAL_WORLD_SIZE``).
+            available memory. The default, and a share, is divided by the number of processes on this machine
+            (``LOCAL_WORLD_SIZE``).
         backend : {"auto", "buffered", "io_uring", "pread"}
             Method of reading files. ``"io_uring"`` and ``"pread"`` are demands: OSError if they are refused. ``"buffered"`` is as
             ``"auto"``, but through the page cache. ``FEATSTORE_BACKEND`` replaces ``"auto"``.

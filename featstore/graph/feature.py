@@ -169,6 +169,11 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
 
     # -- reading ----------------------------------------------------------------------------------------------------------------
 
+    @property
+    def own_part(self) -> Part | None:
+        """The part of a graph that has these rows, and no others; None: all rows are there."""
+        return self._part
+
     @uncompiled
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Read rows, or parts of rows, by NumPy's rules.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import torch
 
 from featstore.graph.adjacency import Adjacency
 from featstore.graph.base import StoredGraph
-from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, kept_parts, read_parts, save_parts
+from featstore.graph.savedparts import PARTS_KEY, Blocks, KeptParts, file_of_parts, kept_parts, read_parts, save_parts
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
+from featstore.storage.catalog import read_catalog
 from featstore.topology.crossedges import count_cross_edges, counts_dtype
 from featstore.topology.partlists import PartLists
 from featstore.topology.partorder import PartOrder
@@ -102,6 +103,23 @@ class Partitions:
         arrays = {"train_nodes": parts.train_nodes.numpy(), "train_offsets": parts.offsets, "part_sizes": parts.n_nodes}
         with self._graph.or_closed(), self._graph.locked():
             save_parts(self._snapshot, name, arrays, {**recipe, "hops": parts.hops}, self._snapshot.adopt)
+
+    def files_of(self, name: str) -> list[str]:
+        """List the ids of the files of parts that are kept under ``name``, in the order of their names."""
+        catalog = self._snapshot.catalog
+        files = catalog.extra[PARTS_KEY + name]["files"].values()
+        return [catalog.files[file].rows_id for file in sorted(files)]
+
+    def adopt(self, name: str, files: Sequence[str]) -> KeptParts | None:
+        """Open parts that another process has just kept, whose files have these ids; None if the dataset has not those."""
+        graph, key = self._graph, PARTS_KEY + name
+        with graph.or_closed(), graph.locked():
+            catalog = read_catalog(graph.path)
+            names = [str(each) for each in catalog.extra.get(key, {}).get("files", {}).values()]
+            if [catalog.files[each].rows_id for each in sorted(names) if each in catalog.files] != list(files):
+                return None
+            self._snapshot.adopt(catalog, key, names)
+        return self.by_name()[name]
 
     def lists(self, kept: KeptParts) -> PartLists:
         """Open the adjacency in part order, which is kept with parts that have ``has_lists``; loaders call this."""

@@ -9,18 +9,21 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 
 from featstore._core.partition import edges_inside
 from featstore.config import check_at_least, check_flag
 from featstore.errors import FeatstoreError, OptionError, PluginError
 from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.savedparts import HOLDER, check_parts_name
+from featstore.graph.savedparts import HOLDER, KeptParts, check_parts_name
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.base import GraphStream, Partitioner, get_partitioner
+from featstore.partitioning.byranks import made_by_first
 from featstore.partitioning.ldg import LDG
 from featstore.partitioning.trainparts import TrainParts
 from featstore.progress import Progress
+from featstore.ranks import Meeting, check_ranks, process_group
 from featstore.topology.partarrays import MOST_PARTS, by_part, check_parts
 
 __all__ = ["PartQuality", "judge", "partition"]
@@ -51,6 +54,8 @@ def partition(
     keep_lists: bool = False,
     seed: int = 0,
     progress: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
     **options: Any,
 ) -> torch.Tensor: ...
 @overload
@@ -66,6 +71,8 @@ def partition(
     keep: bool = True,
     seed: int = 0,
     progress: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
     **options: Any,
 ) -> SelfReliantParts: ...
 def partition(
@@ -85,6 +92,8 @@ def partition(
     keep_lists: bool = False,
     seed: int = 0,
     progress: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
     **options: Any,
 ) -> torch.Tensor | SelfReliantParts:
     """Divide nodes into parts with few edges between them, for partition batches, and keep the parts in the dataset.
@@ -119,6 +128,9 @@ def partition(
         Seed of randomised methods.
     progress : bool
         Show a progress bar, with the time left, on a terminal and in a notebook.
+    rank, world_size : int, optional
+        Those of torch's process group by default: all ranks call alike, on one dataset. Rank 0 makes and keeps the parts; the
+        others wait, and read them. ``rank=0, world_size=1`` makes them alone. With ``keep=False`` each rank makes its own.
     **options
         Options of other methods.
 
@@ -134,7 +146,9 @@ def partition(
         The method has no such option, or its value cannot be used.
     ValueError, TypeError, IndexError
         There is no such method, a number is out of range, a training node is no node, or an array has a wrong length, dtype or
-        range.
+        range. Ranks differ in their arguments, or have different directories.
+    RuntimeError
+        Another rank failed, or torch says that it is lost.
     MissingExtraError
         ``"metis"`` without pymetis.
     PluginError
@@ -153,7 +167,7 @@ def partition(
     5 bytes a node and the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. Keeping the parts takes one
     more pass, to count each node's edges into other parts: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs 20 bytes a
     node and 16 a part in addition, and reads the adjacency once more for each half of the free memory that the lists fill.
-    Self-reliant parts need 21 bytes a node, three bits a node and part, and up to half of the free memory for lists or counts.
+    Self-reliant parts need 22 bytes a node, three bits a node and part, and up to half of the free memory for lists or counts.
     Counts of paths of as many parts as fit there at 8 bytes a node are made in one pass a hop; of more in several.
 
     References
@@ -167,19 +181,38 @@ def partition(
     3000
     """
     named = {"passes": passes, "gamma": gamma, "start": start, "levels": levels, "hops": hops, "visits": visits, **options}
-    seed = check_at_least("seed", seed, 0)
-    for each, flag in (("keep", keep), ("keep_lists", keep_lists), ("progress", progress)):
-        check_flag(each, flag)
-    if keep_lists and not keep:
-        raise ValueError("keep_lists goes with keep=True: lists are kept with their parts")
-    if name is not None:
-        check_parts_name(name)
-    if not hasattr(g, "topology"):
-        raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
-    g.refuse_types("partition()")
-    g.refuse_part("partition()")
-    if hops is not None and (method is LDG or (isinstance(method, str) and method == "ldg")):
-        return _self_reliant(g, n_parts, train_idx, named, name, keep, keep_lists, seed, progress)
+    keep = check_flag("keep", keep)
+    own = check_ranks(rank, world_size, process_group())
+    with Meeting(*own) if keep else Meeting(0, 1) as meeting:
+        seed = check_at_least("seed", seed, 0)
+        for each, flag in (("keep_lists", keep_lists), ("progress", progress)):
+            check_flag(each, flag)
+        if keep_lists and not keep:
+            raise ValueError("keep_lists goes with keep=True: lists are kept with their parts")
+        if name is not None:
+            check_parts_name(name)
+        if not hasattr(g, "topology"):
+            raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
+        g.refuse_types("partition()")
+        g.refuse_part("partition()")
+        if hops is not None and (method is LDG or (isinstance(method, str) and method == "ldg")):
+            return _self_reliant(g, meeting, n_parts, train_idx, named, name, keep, keep_lists, seed, progress)
+        return _of_all_nodes(g, meeting, n_parts, method, train_idx, named, name, keep, keep_lists, seed, progress)
+
+
+def _of_all_nodes(
+    g: OutOfCoreGraph,
+    meeting: Meeting,
+    n_parts: int | None,
+    method: str | Partitioner | type[Partitioner] | Given,
+    train_idx: Given | None,
+    named: dict[str, Any],
+    name: str | None,
+    keep: bool,
+    keep_lists: bool,
+    seed: int,
+    progress: bool,
+) -> torch.Tensor:
     given = method if isinstance(method, (torch.Tensor, np.ndarray, list, tuple)) else None
     chosen = None if given is not None else get_partitioner(method, named)  # type: ignore[arg-type]
     if given is not None:
@@ -194,32 +227,39 @@ def partition(
         chosen.check(n_parts)
     with g.budget.reserve("partitioning", n if train_idx is not None else 0) as held:
         is_train = None if train_idx is None else _mask(train_idx, n)
-        recipe: dict[str, Any] = {}
-        # The result is counted as long as the tensor lives.
-        held.resize(held.n_bytes + 4 * n)
-        if given is not None:
-            parts = check_parts(given, n, n_parts, "the parts").copy()
-            n_parts = int(parts.max(initial=0)) + 1 if n_parts is None else n_parts
-            label = ARRAY
-        else:
-            assert chosen is not None
-            assert n_parts is not None
-            parts = _assigned(g, chosen, n_parts, is_train, seed, progress)
-            label = chosen.name
-            recipe |= asdict(chosen) if is_dataclass(chosen) else {}
-        if keep:
-            saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": seed})}
-            with g.budget.reserve("partitioning", 0 if is_train is None else 16 * int(is_train.sum(dtype=np.int64))):
-                trained = None if is_train is None else by_part(parts, n_parts, np.flatnonzero(is_train))[1]
-                g.partitions.keep(f"{label}-{n_parts}" if name is None else name, parts, trained, saved, progress, keep_lists)
-        held.resize(held.n_bytes - 4 * n)
-        tensor = torch.from_numpy(parts)
-        g.budget.reserve(HOLDER, 4 * n, owner=tensor)
-        return tensor
+        held.resize(held.n_bytes + (4 * n if given is not None else 0))
+        array = None if given is None else check_parts(given, n, n_parts, "the parts").copy()
+        if array is not None and n_parts is None:
+            n_parts = int(array.max(initial=0)) + 1
+        assert n_parts is not None
+        label = ARRAY if chosen is None else chosen.name
+        recipe: dict[str, Any] = asdict(chosen) if chosen is not None and is_dataclass(chosen) else {}
+        saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": seed})}
+        name = f"{label}-{n_parts}" if name is None else name
+
+        def make() -> torch.Tensor:
+            parts = array
+            if parts is None:
+                assert chosen is not None
+                # The result is counted as long as the tensor lives.
+                held.resize(held.n_bytes + 4 * n)
+                parts = _assigned(g, chosen, n_parts, is_train, seed, progress)
+            if keep:
+                with g.budget.reserve("partitioning", 0 if is_train is None else 16 * int(is_train.sum(dtype=np.int64))):
+                    trained = None if is_train is None else by_part(parts, n_parts, np.flatnonzero(is_train))[1]
+                    g.partitions.keep(name, parts, trained, saved, progress, keep_lists)
+            held.resize(held.n_bytes - 4 * n)
+            tensor = torch.from_numpy(parts)
+            g.budget.reserve(HOLDER, 4 * n, owner=tensor)
+            return tensor
+
+        same = {**_flat(saved), "keep_lists": keep_lists, "method": (label, _digest(array)), "train_idx": _digest(is_train)}
+        return made_by_first(meeting, g, name, same, make, KeptParts.load)
 
 
 def _self_reliant(
     g: OutOfCoreGraph,
+    meeting: Meeting,
     n_parts: int | None,
     train_idx: Given | None,
     named: dict[str, Any],
@@ -239,16 +279,31 @@ def _self_reliant(
     if n_parts is None or train_idx is None:
         raise TypeError("n_parts and train_idx are needed with hops: how many parts to make, and the training nodes to divide")
     n_parts, chosen = check_at_least("n_parts", n_parts, 1, MOST_PARTS), TrainParts(**given)
+    recipe = {"method": "ldg", "n_parts": n_parts, "options": {**asdict(chosen), "seed": seed}}
+    name = f"ldg-{n_parts}-hops-{chosen.hops}" if name is None else name
     with g.budget.reserve("partitioning", g.num_nodes) as held:
         is_train = _mask(train_idx, g.num_nodes)
-        held.resize(held.n_bytes + 8 * int(is_train.sum(dtype=np.int64)))
-        train = np.flatnonzero(is_train)
-        with Progress("partition", len(train), progress, unit=" nodes") as bar:
-            parts = chosen.assign(g.topology, train, n_parts, seed, g.budget, bar.add)
-    if keep:
-        recipe = {"method": "ldg", "n_parts": n_parts, "options": {**asdict(chosen), "seed": seed}}
-        g.partitions.keep_self_reliant(f"ldg-{n_parts}-hops-{chosen.hops}" if name is None else name, parts, recipe)
-    return parts
+
+        def make() -> SelfReliantParts:
+            held.resize(held.n_bytes + 8 * int(is_train.sum(dtype=np.int64)))
+            train = np.flatnonzero(is_train)
+            with Progress("partition", len(train), progress, unit=" nodes") as bar:
+                parts = chosen.assign(g.topology, train, n_parts, seed, g.budget, bar.add)
+            if keep:
+                g.partitions.keep_self_reliant(name, parts, recipe)
+            return parts
+
+        same = {**_flat(recipe), "train_idx": _digest(is_train)}
+        return made_by_first(meeting, g, name, same, make, KeptParts.self_reliant)
+
+
+def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
+    """List the arguments of a recipe, and those of the method with them."""
+    return {**recipe["options"], **{key: value for key, value in recipe.items() if key != "options"}}
+
+
+def _digest(array: npt.NDArray[Any] | None) -> str | None:
+    return None if array is None else xxhash.xxh3_128_hexdigest(array.data)
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

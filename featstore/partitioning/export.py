@@ -20,11 +20,13 @@ from featstore.creation.topologyfiles import RESUMABLE, Form, WrittenField, list
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.gather.patchedrows import PatchedRows
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.derive.provenance import copied_provenance
 from featstore.graph.partadjacency import HOPS_ROLE
 from featstore.graph.savedparts import PARTS_KEY, SELF_RELIANT_ROLES, KeptParts, file_of_parts
+from featstore.graph.snapshot import fingerprint_of
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.catalog import EDGE, NODE, PART, FieldRecord
+from featstore.storage.catalog import EDGE, NODE, PART, Catalog, FieldRecord
 from featstore.storage.layout import RowLayout
 from featstore.storage.rowfile import RowFile
 from featstore.storage.sections import SectionFile, replacing
@@ -87,8 +89,8 @@ def export(
 
     Raises
     ------
-    IndexError, ValueError, StaleError, ClosedError
-        There is no such part; see :meth:`OutOfCoreGraph.part`. ``path`` is that of ``g``.
+    IndexError, ValueError, TypeError, StaleError, ClosedError
+        There is no such part; see :meth:`OutOfCoreGraph.part`. ``path`` is that of ``g``, or inside.
     NotImplementedError
         The graph has several types, or edge features; ``g`` is a part already.
     FileExistsError, FileNotFoundError, NotADirectoryError, BusyError
@@ -104,7 +106,8 @@ def export(
     are the same bit for bit. What goes by degrees or by shares of the nodes, such as ``History(nodes=0.2)``, sees the part's.
     Another node is an IndexError that names the part. It has the rows of the part's nodes alone, the lists of those whose list
     training needs, all node data (which is indexed by ids), and the kept parts, so that :class:`~featstore.PartBatches` can be
-    made of it. Numbers of edges are not in it (``edges=True``), nor saved caches.
+    made of it; of features made of others, what they were made of. Numbers of edges are not in it (``edges=True``), nor saved
+    caches.
 
     Each list of the part is read twice, each of its rows once, in the order of the files. The call holds a byte a node of the
     graph and 16 to 26 MiB at least. What a kill, Ctrl-C or a lack of memory leaves is a directory ``path.tmp-…``: the same call
@@ -122,9 +125,14 @@ def export(
     overwrite, progress = check_flag("overwrite", overwrite), check_flag("progress", progress)
     if not isinstance(g, OutOfCoreGraph):
         raise TypeError(f"parts of an open dataset are exported, not of a {type(g).__name__}")
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(f"path must be the directory of the new dataset, not {path!r}")
     target = os.path.abspath(user_path(path))
-    if os.path.realpath(target) == os.path.realpath(g.path):
+    inside = os.path.realpath(target), os.path.realpath(g.path)
+    if inside[0] == inside[1]:
         raise ValueError(f"path: {target} is the dataset that the part is of")
+    if os.path.commonpath(inside) == inside[1]:
+        raise ValueError(f"path: {target} lies inside the dataset that the part is of: put the new one beside it")
     number, kept = g.find_part(part, name)
     catalog = g.catalog
     if edge_features := sorted(catalog.by_role("feature", EDGE)):
@@ -245,7 +253,9 @@ class _Export:
                 },
             }
             # It has the adjacency's identity, as the draws are the same: samplers, and states of training, fit either dataset.
-            builder.finish(Types.one(g.num_nodes, n_edges), self._form, {"adjacency": catalog.adjacency()}, entries)
+            more = {"adjacency": catalog.adjacency()}
+            entries |= copied_provenance(catalog, fingerprint_of(Catalog(more, builder.files, builder.fields, {})))
+            builder.finish(Types.one(g.num_nodes, n_edges), self._form, more, entries)
         return part
 
     def _next(self) -> int:

@@ -19,6 +19,7 @@ from featstore.partitioning.base import HOLDER
 from featstore.topology.base import Topology
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.liststream import stream_bytes
+from featstore.topology.part import MOST_HOPS
 from featstore.topology.partarrays import by_part
 
 __all__ = ["VISITS", "TrainParts"]
@@ -32,7 +33,7 @@ _READ_BYTES: Final = 1 << 19  # of two blocks of lists
 _PIECE_BYTES: Final = 40 * _PIECE_EDGES  # of positions, and what they are computed of
 _ID_BYTES: Final = 24  # beside a list's id: of those that are sorted to find the next hop's nodes
 _LEAST_IDS: Final = 1 << 16
-_MOST_HOPS: Final = 1 << 16
+_MOST_PATHS: Final = 1e30  # of a count, so that sums of counts stay finite
 _MOST_VISITS: Final = 1 << 62  # numbers of the core
 _MEMORY_DIVISOR: Final = 2  # lists, or paths, take this part of the available memory at most
 
@@ -52,7 +53,7 @@ class TrainParts:
     Parameters
     ----------
     hops : int
-        At least 1: as many as the sampler has.
+        From 1 to 254: as many as the sampler has.
     visits : int
         In-neighbours are looked up node by node, until as many edges were followed as the graph has, ``visits`` times over. For
         the training nodes after that, ``c`` counts paths. These counts, and ``n``, are brought up to date every sixty-fourth of
@@ -71,7 +72,7 @@ class TrainParts:
     visits: int = VISITS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hops", check_at_least("hops", self.hops, 1, _MOST_HOPS))
+        object.__setattr__(self, "hops", check_at_least("hops", self.hops, 1, MOST_HOPS))
         object.__setattr__(self, "visits", check_at_least("visits", self.visits, 0))
 
     def assign(
@@ -127,8 +128,9 @@ class _Lists:
     def __init__(self, topology: Topology, hops: int, budget: Budget, held: Reservation) -> None:
         self._topology, self._hops, self._held = topology, hops, held
         n, each = topology.num_nodes, topology.id_bytes + _ID_BYTES
-        held.resize(4 * n + stream_bytes(_READ_BYTES) + 2 * _PIECE_BYTES)
+        held.resize(5 * n + stream_bytes(_READ_BYTES) + 2 * _PIECE_BYTES)
         self.slot = np.full(n, -1, np.int32)
+        self._seen = np.zeros(n, np.bool_)
         room = budget.available // _MEMORY_DIVISOR
         self._make(min(n, room // 32), max(_LEAST_IDS, min(topology.num_edges, room // 2 // each)))
 
@@ -137,7 +139,7 @@ class _Lists:
         self.n = 0
         self.slot.fill(-1)
         self.starts, self.ids = np.zeros(0, np.int64), np.empty(0, self._topology.id_dtype)  # the earlier ones go first
-        fixed = 4 * len(self.slot) + stream_bytes(_READ_BYTES) + 2 * _PIECE_BYTES
+        fixed = 5 * len(self.slot) + stream_bytes(_READ_BYTES) + 2 * _PIECE_BYTES
         self._held.resize(fixed + 8 * (n_lists + 1) + n_ids * (self._topology.id_bytes + _ID_BYTES))
         self.starts, self.ids = np.zeros(n_lists + 1, np.int64), np.empty(n_ids, self._topology.id_dtype)
 
@@ -159,8 +161,18 @@ class _Lists:
 
     def _add(self, nodes: Int64s) -> int:
         """Read the lists that are not there; return -1, or the ids that there is no room for."""
-        todo = np.sort(nodes)
+        met = [np.sort(nodes)]
+        try:
+            return self._expand(met)
+        finally:
+            for each in met:
+                self._seen[each] = False
+
+    def _expand(self, met: list[Int64s]) -> int:
+        """Do as :meth:`_add` for the nodes in ``met``, and put those of each further hop there, if they are new."""
         for hop in range(self._hops):
+            todo = met[-1]
+            self._seen[todo] = True
             missing = todo[self.slot[todo] < 0]
             _, degrees = self._topology.offsets(missing)
             begin, total = int(self.starts[self.n]), int(degrees.sum())
@@ -176,17 +188,20 @@ class _Lists:
                 to = self.starts[first + block.where] + low - block.at
                 for k, where in _spread(low, counts):
                     self.ids[to[k] + where - low[k]] = block.ids[where]
-            if hop + 1 < self._hops:
-                todo = self._neighbors(todo, only_missing=hop + 2 == self._hops)
+            if hop + 1 == self._hops:
+                break
+            met.append(self._neighbors(todo, only_missing=hop + 2 == self._hops))
+            if not len(met[-1]):
+                break
         return -1
 
     def _neighbors(self, nodes: Int64s, *, only_missing: bool) -> Int64s:
-        """Find the distinct in-neighbours of nodes whose lists are held, ascending."""
+        """Find the distinct in-neighbours of nodes whose lists are held, ascending, but those that were met before."""
         slots = self.slot[nodes]
         found = [np.empty(0, np.int64)]
         for _, where in _spread(self.starts[slots], self.starts[slots + 1] - self.starts[slots]):
             ids = self.ids[where]
-            found.append(np.unique(ids[self.slot[ids] < 0] if only_missing else ids).astype(np.int64))
+            found.append(np.unique(ids[self.slot[ids] < 0] if only_missing else ids[~self._seen[ids]]).astype(np.int64))
         return np.unique(np.concatenate(found))
 
 
@@ -248,12 +263,22 @@ def _put_by_paths(
                     if not first:
                         placer.join(brought)
                         fresh, brought = brought, fresh
+                    np.minimum(into, _MOST_PATHS, out=into)
+                    is_at_rest = not len(now) or (known is not None and _same(into, known))  # and so in further hops
+                    is_at_rest = is_at_rest and (first > 0 or not fresh.any())
                     known, paths, more = into, more, paths
+                    if is_at_rest:
+                        break
                 if known is not None:
                     counts[: len(now), first : first + shape[1]] = known[now]
             placer.put_by(now, counts[: len(now)])
             note(len(now))
             done, before = done + len(now), now
+
+
+def _same(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool:
+    pieces = range(0, len(one), _BLOCK_NODES)
+    return all(np.array_equal(one[first : first + _BLOCK_NODES], other[first : first + _BLOCK_NODES]) for first in pieces)
 
 
 def _set_bits(bits: npt.NDArray[np.uint8], nodes: Int64s, part: Int32s) -> None:

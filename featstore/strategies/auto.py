@@ -130,7 +130,8 @@ class Auto(Strategy):
             with context.watch.time("auto"):
                 rows = rows_in_memory(context, memory, cache)
                 if first.choice is not None:
-                    decision = first.choice
+                    record = first.choice.record
+                    decision = replace(first.choice, record={**record, "reason": f"rank 0: {record['reason']}"})
                 elif pack is None and context.features and rows >= context.nodes.n:
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
                 elif pack is None and context.features and not context.nodes.is_in_pages:

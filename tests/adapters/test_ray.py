@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import featstore
 from featstore.errors import MissingExtraError
 from featstore.registry import adapter
 from tests.support import rays
+from tests.support.refusing import refuses
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,7 +134,8 @@ def test_the_example_trains_and_goes_on_under_its_name(tmp_path: Path) -> None:
 def test_parquet_becomes_a_dataset_and_rows_parquet(tmp_path: Path) -> None:
     with environment() as own:
         found = json.loads(finish(start("data", tmp_path, own)).splitlines()[-1])
-    assert (found["sorted"], found["out"], found["rows"]) == (True, True, True)
+    for name in ("sorted", "edges", "out", "inferred", "rows"):
+        assert found[name] is True, name
     assert "ValueError: column 'node' must hold 0 … n - 1, each once: sorted, 0 is where 1 belongs" in found["twice"]
     assert found["missing"].startswith("KeyError: \"the dataset has no column 'z'")
     assert "column 't'" in found["texts"]
@@ -145,6 +148,56 @@ def test_parquet_becomes_a_dataset_and_rows_parquet(tmp_path: Path) -> None:
     assert found["no setup"] == "TypeError: setup must be a callable, not a int"
     assert found["no epochs"].startswith("ValueError: epochs must be")
     assert found["never"].startswith("ValueError: checkpoint_every must be")
+
+
+class Rows:
+    """A stand-in of a Ray ``Dataset``: rows in order only where that was asked for."""
+
+    def __init__(self, columns: dict[str, Any], parent: Any = None) -> None:
+        self._columns, self.context = columns, parent or SimpleNamespace(execution_options=SimpleNamespace(preserve_order=False))
+
+    def columns(self) -> list[str]:
+        return list(self._columns)
+
+    def select_columns(self, names: list[str]) -> Any:
+        assert len(set(names)) == len(names)
+        return Rows({name: self._columns[name] for name in names}, self.context)
+
+    def iter_batches(self, *, batch_size: int, batch_format: str) -> Iterator[dict[str, Any]]:
+        assert (batch_format, self.context.execution_options.preserve_order) == ("numpy", True)
+        n = len(next(iter(self._columns.values())))
+        for first in range(0, n, batch_size):
+            yield {name: np.asarray(column[first : first + batch_size]) for name, column in self._columns.items()}
+
+
+@pytest.mark.parametrize("dtypes", [("int64", "int64"), ("int32", "int32"), ("uint64", "int32"), ("uint8", "int64")])
+def test_two_columns_become_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, str]) -> None:
+    """In blocks, in their order; the option of the caller's dataset is as it was, also after an error."""
+    data = pytest.importorskip("featstore.adapters.ray.data")
+    monkeypatch.setattr(data, "BATCH_BYTES", 16 * 7)
+    pairs = np.random.default_rng(0).integers(0, 50, (2, 300))
+    given = Rows({"to": pairs[1].astype(dtypes[1]), "from": pairs[0].astype(dtypes[0]), "w": np.ones(300)})
+    made = data.edges(given, "from", "to")
+    first = next(made)
+    assert first.shape == (2, 7)
+    assert first.dtype == (dtypes[0] if dtypes[0] == dtypes[1] else "int64")
+    made.close()
+    assert not given.context.execution_options.preserve_order
+    blocks, path = data.edges(given, "from", "to"), tmp_path / "g"
+    with featstore.OutOfCoreGraph.from_edge_index(path, blocks, 50, {}, memory="16MiB", progress=False) as g:
+        assert np.array_equal(np.concatenate([each.numpy() for each in g.edges()], 1), pairs[:, np.lexsort(pairs)])
+        placed = np.concatenate([each.numpy() for _, each in g.edges(edge_pos=True)])
+    assert np.array_equal(placed, np.lexsort((np.arange(300), *pairs))), "edges have the numbers of their rows"
+    assert np.array_equal(np.concatenate(list(data.edges(given, "to", "to")), 1), pairs[[1, 1]])
+    refuses(KeyError, "no column 'z'; it has 'to', 'from', 'w'", lambda: data.edges(given, "from", "z"))
+    for wrong in (np.ones(9), np.array([1, None, 2]), np.ones((4, 2), int)):
+        other = Rows({"to": wrong, "from": np.arange(len(wrong))})
+        refuses(
+            TypeError,
+            "column 'to' must hold an integer in each row, not ",
+            lambda other=other: list(data.edges(other, "from", "to")),
+        )
+        assert not other.context.execution_options.preserve_order
 
 
 def test_ray_is_imported_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

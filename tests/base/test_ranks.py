@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from featstore import config
-from featstore.config import Options
+from featstore.config import Options, parse_memory
 from featstore.ranks import local_job, process_group, sharing_ranks
 from tests.support.fake_graph import graph, loader
 from tests.support.refusing import refuses
@@ -79,6 +80,7 @@ def test_the_default_budget_is_divided(monkeypatch: pytest.MonkeyPatch, environm
     monkeypatch.setattr(config, "available_memory", lambda: 24 << 30)
     assert Options.resolve().memory == (12 << 30) // n
     assert Options.resolve("1GiB").memory == 1 << 30  # what is given is each process's
+    assert Options.resolve("50%").memory == parse_memory("50%", n) == int(Fraction(parse_memory("100%"), 2 * n))  # all processes'
 
 
 def test_how_many_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from featstore.storage.catalog import read_catalog
 from tests.support.making import create_typed
 from tests.support.refusing import refuses
 from tests.support.rowfiles import check_sums, edge, field
+from tests.support.sampled import fewer_examples
 from tests.support.typed import CITES, WRITES
 
 Key = tuple[str, str, str]
@@ -103,6 +104,7 @@ GIVEN: dict[str, Callable[[np.ndarray, Path], Any]] = {
 }
 
 
+@fewer_examples(0.4)
 @given(data=st.data(), form=st.sampled_from(list(FORMS)), seed=st.integers(0, 99))
 def test_any_types_in_canonical_form(data: st.DataObject, form: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     root, rng = tmp_path_factory.mktemp("g"), np.random.default_rng(seed)

@@ -289,7 +289,11 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "fractions": (lambda a: a | {"ids": np.arange(10.0)}, TypeError, "ids must be a range, or a 1-D array of integers"),
     "2-D": (lambda a: a | {"ids": [[*range(10)]]}, TypeError, "ids must be a range, or a 1-D array of integers"),
     "missing": (lambda a: a | {"rows": None, "ids": ()}, ValueError, "no rank has rows of 'z'"),
-    "timeout": (lambda a: a | {"timeout": 0}, ValueError, "timeout must be a number of seconds above 0"),
+    "timeout": (lambda a: a | {"timeout": 0}, ValueError, r"seconds from 0\.001 to 10,000,000, not 0"),
+    "timeout too little": (lambda a: a | {"timeout": 1e-6}, ValueError, r"timeout must .* from 0\.001 to 10,000,000, not 1e-06"),
+    "timeout too much": (lambda a: a | {"timeout": 1e12}, ValueError, r"timeout must .* to 10,000,000, not 1000000000000\.0"),
+    "timeout without end": (lambda a: a | {"timeout": float("inf")}, ValueError, r"timeout must .* to 10,000,000, not inf"),
+    "timeout that is none": (lambda a: a | {"timeout": float("nan")}, ValueError, r"timeout must .* to 10,000,000, not nan"),
     "timeout's type": (lambda a: a | {"timeout": "1s"}, TypeError, "timeout must be a number of seconds, not '1s'"),
 }
 
@@ -317,7 +321,25 @@ def test_wrong_arguments(ten: Any, what: str) -> None:
 
 
 @pytest.mark.shares_resources
+def test_rows_of_a_part_are_no_share(ten: Any, tmp_path: Path) -> None:
+    with featstore.open(ten.path, memory="64MiB") as g:
+        given: Any = np.stack([np.arange(9), np.arange(1, 10)])
+        with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", given, 10, {"x": np.eye(10)}, progress=False) as whole:
+            featstore.partition(whole, 2, "ldg", [3, 8], hops=1, progress=False)
+            featstore.export(whole, tmp_path / "part", 0, progress=False)
+            with pytest.raises(ValueError, match="rows are those of part 0 of 'ldg-2-hops-1', which has not all rows"):
+                Sharded(g, "z", whole.part(0, progress=False).features["x"], range(10))
+        with (
+            featstore.open(tmp_path / "part") as part,
+            pytest.raises(ValueError, match="rows are those of part 0 of 'ldg-2-hops-1', which has not all rows"),
+        ):
+            Sharded(g, "z", part.features["x"], range(10))
+
+
+@pytest.mark.shares_resources
 def test_what_cannot_be_sharded(ten: Any, tmp_path: Path) -> None:
+    for timeout in (np.float32(5), np.int64(5), np.float64(0.001), 10_000_000):
+        Sharded(ten, "z", ten.features["x"], range(10), timeout=timeout).close()
     with pytest.raises(TypeError, match="a sharded feature is one of an OutOfCoreGraph, not of a str"):
         Sharded("g", "z", ten.features["x"], range(10))  # type: ignore[arg-type]
     with (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -23,6 +23,7 @@ from featstore.storage.update import Update
 from featstore.topology.base import CscTopology
 from featstore.topology.chunks import ChunkedTopology
 from tests.support.loaders import make_loader
+from tests.support.sampled import fewer_examples
 from tests.support.typed import random_types
 
 N = 3000
@@ -74,7 +75,7 @@ def named(root: Path) -> set[str]:
     return {name for record in read_catalog(root).files.values() for name in (record.name, record.sums_name)}
 
 
-@settings(max_examples=25, deadline=None)
+@fewer_examples(0.3)
 @given(
     degrees=st.lists(st.sampled_from([0, 0, 0, 1, 2, 5, 1008, 3000]), max_size=30),
     chunk_bytes=st.sampled_from([4096, 8192, 1 << 20]),
@@ -116,7 +117,7 @@ def test_there_and_back_is_byte_identical(
         g.verify(progress=False)
 
 
-@settings(max_examples=25, deadline=None)
+@fewer_examples(0.3)
 @given(seed=st.integers(0, 999), n_relations=st.integers(0, 5), chunk_bytes=st.sampled_from([4096, 1 << 20]))
 def test_types_there_and_back(seed: int, n_relations: int, chunk_bytes: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     root, graph = tmp_path_factory.mktemp("typed") / "g", random_types(seed, n_relations=n_relations, most=300)

@@ -133,9 +133,9 @@ def test_the_sampler_reads_only_lists_that_are_not_in_the_cache(fanouts: list[in
     assert read[0] == sampler.stats()["edges"] > read[1] > read[2] == 0
 
 
-def test_a_loader_samples_from_the_graphs_neighbor_cache(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_kept_lists")
+def test_a_loader_samples_from_the_graphs_neighbor_cache(small: SimpleNamespace) -> None:
     """In an epoch too: fewer ids are read with a partial cache, and none with a whole one."""
-    monkeypatch.setattr("featstore.strategies.lists.may_keep_lists", lambda context: False)
     read = []
     with featstore.open(small.path, memory="64MiB") as g:
         for n_bytes in (None, huge_bytes(8 * small.num_nodes) + 8192, "1MB"):

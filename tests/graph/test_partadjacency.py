@@ -397,6 +397,7 @@ def test_packs_and_caches_on_views(g: Any, made: SimpleNamespace, tmp_path: Path
         assert load(view, strategy=featstore.OnDemand(cache="30%", policy=policy)) == whole
 
 
+@pytest.mark.usefixtures("no_kept_lists")  # or most would be in memory
 def test_lists_read_outside_the_part(g: Any, made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """None, whatever is drawn: the list of each edge that is read is the part's."""
     read: list[np.ndarray] = []
@@ -414,7 +415,6 @@ def test_lists_read_outside_the_part(g: Any, made: SimpleNamespace, monkeypatch:
     ends = np.cumsum([len(each) for each in made.lists])
     monkeypatch.setattr(topology, "read_edges", read_edges)
     monkeypatch.setattr(topology, "lists", lists)
-    monkeypatch.setattr(featstore.strategies.lists, "may_keep_lists", lambda context: False)  # or most would be in memory
     for rank in range(K):
         view = g.part(rank)
         for name in SAMPLERS:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -19,6 +19,7 @@ from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.graph import adjacency
 from featstore.graph.dataset import OutOfCoreGraph
 from tests.support.refusing import refuses
+from tests.support.sampled import fewer_examples
 
 FORMS: dict[str, dict[str, Any]] = {"csc": {}, "chunked": {"topology": "chunked", "chunk_bytes": 4096}}
 
@@ -60,7 +61,7 @@ def check(g: OutOfCoreGraph, edges: np.ndarray) -> None:
 
 
 @given(st.integers(1, 40), st.integers(0, 400), st.integers(0, 2**32), st.sampled_from(list(FORMS)), st.booleans())
-@settings(max_examples=40)
+@fewer_examples(0.4)
 def test_any_edges_come_back(tmp_path_factory, n, n_edges, seed, form, is_sorted) -> None:
     """With pieces of three nodes or edges; repeated edges, loops, empty lists; numbered as stored, or not."""
     rng = np.random.default_rng(seed)

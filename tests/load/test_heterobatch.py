@@ -112,7 +112,10 @@ def graph() -> TypedArrays:
     return academic()
 
 
-@pytest.fixture(scope="module", params=["csc", "chunked"])
+FORMS = ["csc", "chunked"]
+
+
+@pytest.fixture(scope="module", params=FORMS)
 def g(request: pytest.FixtureRequest, tmp_path_factory: Any, graph: TypedArrays) -> Any:
     with graph.create(tmp_path_factory.mktemp("mag") / "mag", topology=request.param, memory="64MiB") as opened:
         yield opened
@@ -138,7 +141,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("name", "g"), covering(STRATEGIES, FORMS), indirect=["g"])
 def test_strategies_give_the_same_batches(g: Any, graph: TypedArrays, name: str) -> None:
     found = epochs(g, STRATEGIES[name])
     for batch in found:

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ import torch.distributed as dist
 
 import featstore
 from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
+from featstore.gather import sharedmemory
 from tests.support.programs import run_ranks
 from tests.support.ranks import end, group
+from tests.support.refusing import refuses
 
 pytestmark = [pytest.mark.usefixtures("_program_server"), pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")]
 
@@ -81,6 +84,40 @@ def test_the_others_fail_by_torch_and_leave_nothing(dataset: Path, tmp_path: Pat
     assert ("imed out" in printed) == (how == "stopped")
     assert ("runs" in (tmp_path / "files").read_text()) == (way != "ondemand")
     assert not (tmp_path / "runs").exists(), "the files of the lost rank go with those of the last one"
+
+
+def lose_with_a_shared_cache(rank: int, path: Path, folder: Path, when: str) -> None:
+    """Rank 1 is killed while it holds the shared caches, or while it fills one, before rank 0 has asked for it."""
+    sharedmemory.DIRECTORY = os.fspath(folder / "shm")
+    with group(rank, 2, folder), featstore.open(path, memory="32MiB", threads=1) as g:
+        if when == "filling" and rank:
+            with patch.object(sharedmemory, "pwrite_all", lambda *_: os.kill(os.getpid(), signal.SIGKILL)):
+                g.cache("x", 0.2, shared=2)
+        if when == "filling":
+            refuses(RuntimeError, "", dist.barrier)  # the other one is gone
+        g.cache("x", 0.2, shared=2 if when == "held" else 1)
+        if when == "held":
+            g.cache_neighbors("64KiB", shared=2)
+            dist.barrier()
+            assert not os.listdir(folder / "shm"), "all hold it: the names are gone"
+            if rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            refuses(RuntimeError, "", dist.barrier)
+        assert not os.listdir(folder / "shm")
+        with Loader(g, NeighborSampler(g, [4, 3], seed=3), SEEDS, BATCH, strategy="ondemand", rank=0, world_size=1) as loader:
+            assert sum(1 for _ in loader) == 32
+            assert g.features["x"].stats()["cache"]["hits"] > 0
+    print("went on")
+
+
+@pytest.mark.parametrize("when", ["held", "filling"])
+def test_no_shared_cache_is_left_behind(dataset: Path, tmp_path: Path, when: str) -> None:
+    (tmp_path / "shm").mkdir()
+    (ended, printed), (status, of_lost) = run_ranks(lose_with_a_shared_cache, 2, dataset, tmp_path, when)
+    assert status == -signal.SIGKILL, of_lost
+    assert ended == 0, printed
+    assert "went on" in printed
+    assert not os.listdir(tmp_path / "shm")
 
 
 def train_beside(rank: int, path: Path, folder: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import torch
 import featstore
 from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
 from featstore.ranks import ChosenByFirst
+from featstore.storage.drive import DriveSpeed
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
@@ -287,6 +290,38 @@ def test_ranks_of_a_reordered_strategy(g: Any) -> None:
     assert orders == {(0, 1): list(range(19, -1, -1)), (0, 2): list(range(18, -1, -2)), (1, 2): list(range(19, -1, -2))}
 
 
+def choose_by_drive(rank: int, folder: Path) -> None:
+    """Be a rank whose machine has a copy, on a drive of its own: rank 0's reads scattered rows quickly, rank 1's does not."""
+    speed = [DriveSpeed(1e6, 1e8, 1e6), DriveSpeed(10.0, 4e9, 4e9)][rank]
+    warnings.simplefilter("ignore", featstore.PerformanceWarning)
+    with (
+        patch("featstore.strategies.auto.drive_speed", lambda *_, **__: speed),
+        group(rank, 2, folder),
+        featstore.open(folder / f"copy-{rank}", memory="9MiB", threads=1) as g,
+    ):
+        given: dict[str, Any] = {"features": ["wide"], "labels": None}
+        found = []
+        for ranks in ((0, 1), (None, None)):
+            with Loader(
+                g, NeighborSampler(g, [3, 2], seed=1), np.arange(800), 40, rank=ranks[0], world_size=ranks[1], **given
+            ) as loader:
+                assert sum(1 for _ in loader) == 20 // (1 if ranks == (0, 1) else 2)
+                found.append(loader.stats()["auto"]["taken"]["strategy"])
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def test_ranks_of_different_drives(tmp_path: Path) -> None:
+    """Each alone would take another strategy; together they take rank 0's."""
+    rng = np.random.default_rng(0)
+    pairs, wide = rng.integers(0, N, (2, 8 * N)), rng.standard_normal((N, 1024)).astype(np.float32)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "copy-0", pairs, N, features={"wide": wide}, progress=False).close()
+    shutil.copytree(tmp_path / "copy-0", tmp_path / "copy-1")
+    for status, printed in run_ranks(choose_by_drive, 2, tmp_path):
+        assert status == 0, printed
+    (alone, together), (alone_of_1, together_of_1) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert together == together_of_1 == alone != alone_of_1
+
+
 @dataclass(frozen=True)
 class Backwards(OnDemand):
     def run(self, context: Any) -> Any:
@@ -304,6 +339,7 @@ def choose(rank: int, folder: Path) -> None:
                 n = sum(1 for _ in loader)
                 chosen = loader.stats()["auto"]
                 (folder / f"{rank}.json").write_text(json.dumps([n, chosen["taken"], chosen["estimates"]]))
+                assert chosen["reason"].startswith("rank 0: ") == bool(rank), chosen["reason"]
         try:
             with ChosenByFirst((rank, 2)) as first:  # rank 0 fails: the others choose for themselves
                 assert first.choice is None

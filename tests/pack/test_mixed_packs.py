@@ -45,7 +45,10 @@ def graph() -> TypedArrays:
     return drawn_graph()
 
 
-@pytest.fixture(scope="module", params=["csc", "chunked"])
+FORMS = ["csc", "chunked"]
+
+
+@pytest.fixture(scope="module", params=FORMS)
 def g(tmp_path_factory: Any, graph: TypedArrays, request: Any) -> Any:
     options = {"topology": "chunked", "chunk_bytes": "4KiB"} if request.param == "chunked" else {}
     with graph.create(tmp_path_factory.mktemp("mag") / "mag", memory="64MiB", **options) as opened:
@@ -98,7 +101,7 @@ STRATEGIES: dict[str, Callable[[Pack], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "on_device"), covering(STRATEGIES, [None, "15KB"]))
+@pytest.mark.parametrize(("name", "on_device", "g"), covering(STRATEGIES, [None, "15KB"], FORMS), indirect=["g"])
 def test_batches_are_those_of_the_graph(
     g: Any, graph: TypedArrays, tmp_path: Path, name: str, on_device: Any, wanted: list[HeteroMiniBatch], device: str
 ) -> None:

@@ -216,6 +216,11 @@ def test_what_cannot_be_exported(made: SimpleNamespace, tmp_path: Path) -> None:
         refuses(IndexError, r"part 3 is not in \[0, 3\)", lambda: export(g, 3))
         refuses(ValueError, "no self-reliant parts 'none'", lambda: export(g, 0, "none"))
         refuses(ValueError, "is the dataset that the part is of", lambda: export(g, 0, path=made.path, overwrite=True))
+        refuses(ValueError, "p lies inside the dataset that the part is of", lambda: export(g, 0, path=made.path / "p"))
+        (tmp_path / "link").symlink_to(made.path)
+        refuses(ValueError, "lies inside the dataset", lambda: export(g, 0, path=tmp_path / "link" / "p" / "q"))
+        (tmp_path / "link").unlink()
+        refuses(TypeError, "path must be the directory of the new dataset, not None", lambda: export(g, 0, path=None))
         refuses(FileExistsError, "a dataset exists here", lambda: export(g, 0, path=made.parts[0]))
         refuses(FileNotFoundError, "", lambda: export(g, 0, path=tmp_path / "no" / "p"))
         refuses(ValueError, "topology must be one of", lambda: export(g, 0, topology="other"))
@@ -234,6 +239,28 @@ def test_what_cannot_be_exported(made: SimpleNamespace, tmp_path: Path) -> None:
         refuses(NotImplementedError, "does not take edge features, and the dataset has 'w'", lambda: export(edges, 0))
         assert edges.part(0).edge_features["w"][[0]].tolist() == [0.0], "a view has them"
     assert sorted(os.listdir(tmp_path)) == ["bare", "e", "typed"]
+
+
+def test_what_features_were_made_of_goes_with_the_part(tmp_path: Path) -> None:
+    """What is stale in the whole dataset is stale in the part, and no more."""
+    made = make(tmp_path / "g")
+    with featstore.open(made.path, memory=MEMORY) as g:
+        g.add_feature("z", made.x.numpy(), progress=False)
+        for name, feature in {"fresh": "x", "changed": "z", "removed": "z", "own": "x", "of own": "own"}.items():
+            g.aggregate(feature, "mean", name=name, progress=False)
+        g.features["own"].update([0], np.zeros((1, 9), np.float32), progress=False)
+        featstore.export(g, tmp_path / "before", 1, progress=False)
+        g.features["z"].update([0], np.zeros((1, 9), np.float32), progress=False)
+        stale = {"changed": ["z"], "removed": ["z"], "of own": ["own"]}
+        assert g.stale_features == stale
+        featstore.export(g, tmp_path / "p", 1, progress=False)
+        g.remove_feature("z")
+        featstore.export(g, tmp_path / "q", 1, progress=False)
+        assert g.stale_features == stale
+    for name, expected in {"before": {"of own": ["own"]}, "p": stale, "q": stale}.items():
+        with featstore.open(tmp_path / name, memory=MEMORY) as part:
+            assert part.stale_features == expected
+            part.verify(progress=False)
 
 
 def test_stale_parts_are_not_exported(tmp_path: Path) -> None:

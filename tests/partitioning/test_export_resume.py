@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from featstore.creation.steps import Steps
 from featstore.errors import BudgetError
 from featstore.partitioning import export as exporting
 from featstore.storage.builddir import BUILD_STATE
-from featstore.storage.catalog import read_catalog
+from featstore.storage.catalog import Catalog, read_catalog
 from featstore.storage.rowfile import RowFile
 from featstore.testing.faults import OPERATIONS, forked, sweep
 from featstore.topology import part as parts
@@ -32,8 +33,12 @@ MEMORY = "64MiB"
 
 @pytest.fixture(scope="module", params=sorted(FORMS))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A dataset, and its exported part 1; a test must not change them."""
+    """A dataset with a stale feature, and its exported part 1; a test must not change them."""
     found = make(tmp_path_factory.mktemp("parts") / "g", request.param)
+    with featstore.open(found.path, memory=MEMORY) as g:
+        g.add_feature("z", found.x.numpy(), progress=False)
+        g.aggregate("z", "mean", name="h", progress=False)
+        g.remove_feature("z")
     found.whole = Path(f"{found.path}.1")
     export(found.path, found.whole)
     return found
@@ -58,9 +63,17 @@ def contents(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: (path / name).read_bytes()[4096:] for name in catalog.files}
     found["fields"] = {key: (each.role, each.shape, each.dtype) for key, each in catalog.fields.items()}
     found["dataset"] = {key: value for key, value in catalog.dataset.items() if key != "id"}
-    found["extra"] = catalog.extra
+    found["extra"] = _without_ids(catalog)
     found["names"] = sorted(os.listdir(path))
     return found
+
+
+def _without_ids(catalog: Catalog) -> Any:
+    """The entries of a catalog, with keys of fields in place of the ids of their files."""
+    text = json.dumps(catalog.extra)
+    for key, record in catalog.fields.items():
+        text = text.replace(catalog.files[record.parts[0].file].rows_id, key)
+    return json.loads(text)
 
 
 class Interrupts:
@@ -104,7 +117,8 @@ def test_each_call_goes_on_where_the_last_one_stopped(
     assert n_calls == interrupts.records + 1
     assert n_calls >= 2 * (N // 61) + 10, "nodes, lists, rows, node data come in pieces"
     with featstore.open(target, memory=MEMORY) as g:
-        assert interrupts.gathered == g.own_part.n_nodes, "no row is read again"
+        assert interrupts.gathered == 2 * g.own_part.n_nodes, "no row is read again"
+        assert g.stale_features == {"h": ["z"]}
         g.verify(progress=False)
     assert contents(target) == contents(made.whole)
     assert os.listdir(tmp_path) == ["p"]

@@ -120,6 +120,27 @@ def test_paths_are_brute_force(graph, k, hops, visits, step, is_tight) -> None:
     agree(found, pagraph(indptr, indices, order_of(train), k, hops, visits))
 
 
+@given(graphs(), st.integers(1, 5), st.booleans(), st.sampled_from([0, 1, 50]), TIGHT)
+def test_hops_beyond_the_depth_add_nothing(graph, k, is_acyclic, visits, is_tight) -> None:
+    """Nor do they take long: those after the last new node are not made; counts of paths in cycles stay finite."""
+    indptr, indices, train = graph
+    if is_acyclic:
+        of = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        indptr, indices = np.searchsorted(of[indices < of], np.arange(len(indptr))), indices[indices < of]
+    topology, hops = Arrays(indptr, indices, 9, np.int32), len(indptr)
+    with pytest.MonkeyPatch.context() as patch, np.errstate(over="raise", invalid="raise"):
+        tighten(patch, is_tight)
+        found, _ = divide(topology, train, k, 254, visits)
+    expected = pagraph(indptr, indices, order_of(train), k, hops, visits)
+    if is_acyclic or visits == 50:
+        agree(found, expected)
+    else:
+        lists, groups = lists_of(indptr, indices), [found.part(i).tolist() for i in range(k)]
+        assert found.n_nodes.tolist() == [len(set().union(*(neighborhood(lists, v, hops)[0] for v in each))) for each in groups]
+    if is_acyclic:
+        assert topology.n_passes <= (len(train) + 1) * (hops + 1) * (k if is_tight else 1)
+
+
 @pytest.mark.parametrize("visits", [50, 1, 0])
 @pytest.mark.parametrize(("n_train", "k", "hops"), [(390, 300, 1), (400, 7, 2), (130, 300, 2), (200, 9, 3)])
 def test_a_larger_graph_is_brute_force(n_train: int, k: int, hops: int, visits: int) -> None:
@@ -259,7 +280,7 @@ def test_stale_parts_and_damaged_ones(g: Any, monkeypatch: pytest.MonkeyPatch) -
         ({"method": np.zeros(600, int)}, TypeError, "hops is an option of a method"),
         ({"hops": None, "visits": 3}, OptionError, "visits: method 'ldg' has passes"),
         ({"hops": 0}, ValueError, "hops must be at least 1"),
-        ({"hops": 1 << 40}, ValueError, "hops must be at most 65536"),
+        ({"hops": 1 << 40}, ValueError, "hops must be at most 254"),
         ({"hops": 1.5}, TypeError, "hops"),
         ({"visits": -1}, ValueError, "visits must be at least 0"),
         ({"passes": 2}, OptionError, "passes: method 'ldg' with hops has hops, visits"),

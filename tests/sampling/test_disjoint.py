@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
@@ -45,7 +45,6 @@ def check(batch: SampledBatch, side_by_side: SampledBatch, n: int, n_edges: int 
             assert torch.equal(mine.edge_pos, other.edge_pos % max(1, n_edges))
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data(), g=graphs(), fanouts=FANOUTS, replace=st.booleans(), redraw=st.booleans(), index=st.integers(0, 2**64 - 1))
 def test_it_is_the_batch_of_copies_side_by_side_whatever_is_cached(data, g, fanouts, replace, redraw, index) -> None:
     seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, max_size=6)), np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore import EpochSampler, LaborSampler, Loader, NeighborSampler, OnDemand
@@ -30,7 +30,7 @@ from featstore.topology.types import Types
 from tests.load.test_heterobatch import STRATEGIES
 from tests.load.test_heterobatch import same as same_epochs
 from tests.sampling.test_epochwide import PLENTY, batches_of, window_of
-from tests.support.sampled import covering
+from tests.support.sampled import covering, fewer_examples
 from tests.support.typed import CITES, WRITES, TypedArrays, academic, check_batch, random_types
 
 pytestmark = pytest.mark.shares_resources
@@ -61,7 +61,7 @@ def tight(g: Any, sampler: FanoutSampler, n_batches: int) -> int:
     return least_bytes(g, sampler.list_fanouts, n_batches, is_wide(g))
 
 
-@settings(max_examples=40, deadline=None)
+@fewer_examples(0.4)
 @given(data=st.data(), seed=st.integers(0, 10**6), redraw=st.booleans(), edges=st.booleans(), labor=st.booleans())
 def test_small_graphs_equal_batches_sampled_alone(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, seed: int, redraw: bool, edges: bool, labor: bool

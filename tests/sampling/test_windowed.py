@@ -240,6 +240,7 @@ def test_options_are_checked_and_kept(small: SimpleNamespace) -> None:
 # ---------------------------------------------------------------- what takes its batches
 
 
+@pytest.mark.usefixtures("no_kept_lists")  # or nothing would be passed over
 def test_auto_counts_passes_once(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has seen of eight batches tells the passes of the whole epoch; only the rest grows with the batches."""
     seen: list[tuple[float, float, float]] = []
@@ -251,7 +252,6 @@ def test_auto_counts_passes_once(small: SimpleNamespace, monkeypatch: pytest.Mon
         return workload
 
     monkeypatch.setattr(featstore.strategies.auto, "observe", told)
-    monkeypatch.setattr(featstore.strategies.auto, "may_keep_lists", lambda context: False)  # or nothing would be passed over
     with featstore.open(small.path, memory="64MiB") as g:
         for kind in (NeighborSampler, EpochSampler):
             featstore.Loader(g, kind(g, [3, 2], seed=1), small.train_idx, 10, strategy=featstore.Auto(cache=0.1)).close()

@@ -100,9 +100,9 @@ def test_a_file_that_is_opened_has_the_scratch_of_idle_queues(tmp_path: Path) ->
         other.close()
 
 
+@pytest.mark.usefixtures("no_kept_lists")  # they would be given back before
 def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch needs one queue: what others have beyond it comes back before it is said not to fit."""
-    monkeypatch.setattr("featstore.strategies.lists.may_keep_lists", lambda context: False)  # they would be given back before
     over = threading.Event()
     borrow, make_do = BufferPool.borrow, Reader.make_do
 
@@ -178,6 +178,7 @@ def test_so_many_threads_read_at_once(dataset: Path, backend: str, n: int) -> No
         assert torch.equal(g.features["x"][rows], expected)
 
 
+@pytest.mark.usefixtures("no_kept_lists")
 @pytest.mark.parametrize(("strategy", "backend"), covering(["ondemand", "superbatch", "streamed"], BACKENDS))
 def test_a_loader_bounds_what_reads(dataset: Path, backend: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling, gathering, packing and filling caches together; the batches are the same."""
@@ -202,7 +203,6 @@ def test_a_loader_bounds_what_reads(dataset: Path, backend: str, strategy: str, 
             streams.add(thread.name)
         start(thread)
 
-    monkeypatch.setattr("featstore.strategies.lists.may_keep_lists", lambda context: False)
     monkeypatch.setattr(Reader, "engine", watched)
     monkeypatch.setattr(threading.Thread, "start", started)
 

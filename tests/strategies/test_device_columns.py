@@ -14,6 +14,7 @@ from featstore.strategies import devicefill
 from featstore.strategies.devicecache import rows_of_columns
 from featstore.strategies.devicefill import FilledLater
 from tests.load.test_heterobatch import same
+from tests.support.sampled import covering
 from tests.support.typed import TypedArrays, academic
 
 pytestmark = [
@@ -43,7 +44,10 @@ def graph() -> TypedArrays:
     return found
 
 
-@pytest.fixture(scope="module", params=["csc", "chunked"])
+FORMS = ["csc", "chunked"]
+
+
+@pytest.fixture(scope="module", params=FORMS)
 def g(tmp_path_factory: Any, graph: TypedArrays, request: Any) -> Any:
     options = {"topology": "chunked", "chunk_bytes": "4KiB"} if request.param == "chunked" else {}
     with graph.create(tmp_path_factory.mktemp("mag") / "mag", memory="64MiB", **options) as opened:
@@ -80,7 +84,7 @@ def n_held(batches: list[HeteroMiniBatch], held: dict[str, Any]) -> int:
     return sum(times[kind] * int(np.isin(batch.input_ids[kind], rows).sum()) for batch in batches for kind, rows in held.items())
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("name", "g"), covering(STRATEGIES, FORMS), indirect=["g"])
 def test_batches_whatever_the_device_holds(g: Any, name: str, wanted: list[HeteroMiniBatch], device: str) -> None:
     """No room for a row of papers, a share, and all rows."""
     for size, rows in (("100B", {"paper": 1}), (0.1, {"paper": 150, "author": 75}), ("1GiB", {"paper": 1500, "author": 750})):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import functools
 import importlib
 import multiprocessing
 import multiprocessing.forkserver
@@ -242,6 +244,27 @@ def _child(request: _Request) -> None:
     _run_script(request.line)
 
 
+def _moved(command: Sequence[str]) -> tuple[Sequence[str], Callable[[], None] | None]:
+    """Return a command without what has it run in another network namespace, and what moves a fork there."""
+    if list(command[:2]) == ["unshare", "--net"]:
+        return command[2:], functools.partial(_enter_network, "")
+    if list(command[:3]) == ["ip", "netns", "exec"]:
+        return command[4:], functools.partial(_enter_network, command[3])
+    return command, None
+
+
+def _enter_network(name: str) -> None:
+    """Enter the network namespace of this name, or one without a link."""
+    system, new_network = ctypes.CDLL(None, use_errno=True), 0x40000000  # CLONE_NEWNET
+    if name:
+        with open(f"/run/netns/{name}") as namespace:
+            failed = system.setns(namespace.fileno(), new_network)
+    else:
+        failed = system.unshare(new_network)
+    if failed:
+        raise OSError(ctypes.get_errno(), "no other network namespace")
+
+
 class _Forks:
     """What a program asks for its children, in place of :mod:`subprocess`, where they are scripts of this Python."""
 
@@ -269,9 +292,10 @@ class _Forks:
         return done
 
     def popen(self, command: Sequence[str], *more: Any, **options: Any) -> Any:
-        if more or not (self._is_known(command, options) and options.get("stdin") == subprocess.PIPE):
+        script, prepare = _moved(command)
+        if more or not self._is_known(script, options):
             return self._popen(command, *more, **options)
-        return _Piped(self, command, options)
+        return _Piped(self, script, options if prepare is None else {**options, "preexec_fn": prepare})
 
     def _is_known(self, command: Sequence[str], options: dict[str, Any]) -> bool:
         is_script = command[0] == sys.executable and os.fspath(command[1]).endswith(".py")
@@ -281,24 +305,36 @@ class _Forks:
 
 
 class _Piped:
-    """A child with two pipes, as a ``Popen``."""
+    """A child whose output is a pipe, and its input too where that is asked for, as a ``Popen``."""
 
     def __init__(self, forks: _Forks, command: Sequence[str], options: dict[str, Any]) -> None:
         self._forks = forks
-        self._status: int | None = None
+        self.returncode: int | None = None
+        self.stdin: Any = None
         with tempfile.TemporaryDirectory() as folder:
-            paths = f"{folder}/stdin", f"{folder}/stdout"
+            paths = [f"{folder}/stdin", f"{folder}/stdout"]
             for path in paths:
                 os.mkfifo(path)
+            if options.get("stdin") != subprocess.PIPE:
+                paths[0] = os.devnull
             self._pid = forks.start(command, options, *paths)
-            self.stdin, self.stdout = open(paths[0], "w"), open(paths[1])  # noqa: SIM115 - the program does not close them
+            if paths[0] != os.devnull:
+                self.stdin = open(paths[0], "w")  # noqa: SIM115 - the program does not close it
+            self.stdout = open(paths[1])  # noqa: SIM115
+
+    def communicate(self) -> tuple[str, None]:
+        with self.stdout:
+            said = self.stdout.read()
+        self.wait()
+        return said, None
 
     def wait(self) -> int:
-        self._status = self._forks.wait(self._pid) if self._status is None else self._status
-        return self._status
+        if self.returncode is None:
+            self.returncode = self._forks.wait(self._pid)
+        return self.returncode
 
     def kill(self) -> None:
-        if self._status is None:
+        if self.returncode is None:
             os.kill(self._pid, signal.SIGKILL)
 
 

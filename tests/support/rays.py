@@ -170,7 +170,7 @@ def data(folder: str) -> None:
     import ray
     import ray.data
 
-    from featstore.adapters.ray import Machine, columns, rows, training
+    from featstore.adapters.ray import Machine, columns, edges, rows, training
     from featstore.adapters.ray.training import _directory
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error", object_store_memory=100 << 20)
@@ -179,22 +179,36 @@ def data(folder: str) -> None:
         rng = np.random.default_rng(0)
         x, y, order = rng.standard_normal((N, 8)).astype(np.float32), rng.integers(0, 3, N), rng.permutation(N)
         os.mkdir(f"{folder}/parquet")
+        os.mkdir(f"{folder}/edges")
         for number, part in enumerate(np.array_split(order, 5)):
             lists = pa.FixedSizeListArray.from_arrays(pa.array(x[part].reshape(-1)), 8)
             table = pa.table({"x": lists, "y": y[part], "node": part})
             pyarrow.parquet.write_table(table, f"{folder}/parquet/{number}.parquet")
         nodes = ray.data.read_parquet(f"{folder}/parquet")
-        edges = rng.integers(0, N, (2, 3 * N))
+        pairs = rng.integers(0, N, (2, 3 * N))
+        for number, part in enumerate(np.array_split(pairs, 4, axis=1)):
+            pyarrow.parquet.write_table(pa.table({"from": part[0], "to": part[1]}), f"{folder}/edges/{number}.parquet")
         found: dict[str, Any] = {}
         options: dict[str, Any] = {"memory": "16MiB", "progress": False}
         fields = columns(nodes, ["x", "y"], id="node")
         with featstore.OutOfCoreGraph.from_edge_index(
-            f"{folder}/sorted", edges, N, {"x": fields["x"]}, {"y": fields["y"]}, **options
+            f"{folder}/sorted",
+            edges(ray.data.read_parquet(f"{folder}/edges"), "from", "to"),
+            N,
+            {"x": fields["x"]},
+            {"y": fields["y"]},
+            **options,
         ) as g:
+            stored = torch.cat(list(g.edges()), 1).numpy()
+            found["edges"] = bool((stored == pairs[:, np.lexsort(pairs)]).all())
             found["sorted"] = bool((g.features["x"][:].numpy() == x).all() and (g.node_data["y"].numpy() == y).all())
             rows(g.features["x"], "x", id="node", batch_size=150).write_parquet(f"{folder}/out")
+            h = featstore.infer(g, [lambda x, block: 2 * x[: block.n_dst]], "x", "h", progress=False)
+            rows(h, "h").write_parquet(f"{folder}/inferred")
         out = pyarrow.parquet.read_table(f"{folder}/out").sort_by("node").to_pandas()
         found["out"] = bool((np.stack(list(out["x"])) == x).all() and (out["node"] == np.arange(N)).all())
+        out = pyarrow.parquet.read_table(f"{folder}/inferred").sort_by("id").to_pandas()
+        found["inferred"] = bool((np.stack(list(out["h"])) == 2 * x).all())
         with featstore.create(f"{folder}/rows", columns(ray.data.range(N), "id")["id"], **options) as g:
             found["rows"] = bool((g["x"][:].numpy() == np.arange(N)).all())
         here, any_loss = Machine.here(), loss_of

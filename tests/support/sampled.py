@@ -1,4 +1,7 @@
-"""Samples of cases for the ordinary run: the other cases are marked ``stress``, so that no case is left out by both."""
+"""Samples of cases for the ordinary run: the other cases are marked ``stress``, so that no case is left out by both.
+
+Tests whose examples take long draw a share of the run's, which is a larger number with ``HYPOTHESIS_EXPLORE=1``.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
-__all__ = ["covering", "one_in"]
+__all__ = ["covering", "fewer_examples", "one_in"]
 
 
 def covering(*axes: Iterable[Any], together: int = 1) -> list[Any]:
@@ -35,6 +39,11 @@ def one_in(n: int, cases: Sequence[Any], names: int = 1) -> list[Any]:
     The ordinary run has the first of every ``n``.
     """
     return [_case([case] if names == 1 else case, number % n == 0) for number, case in enumerate(cases)]
+
+
+def fewer_examples(share: float) -> settings:
+    """Return Hypothesis's settings with this share of the run's examples: for a test whose examples each make a dataset, say."""
+    return settings(max_examples=round(share * settings().max_examples))
 
 
 def _case(values: Sequence[Any], is_chosen: bool) -> Any:

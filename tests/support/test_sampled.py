@@ -6,8 +6,10 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support.sampled import covering, one_in
+from tests.support.sampled import covering, fewer_examples, one_in
 
 
 def ordinary(cases: list[Any]) -> list[tuple[Any, ...]]:
@@ -31,3 +33,15 @@ def test_one_of_every_few() -> None:
     cases = one_in(3, "abcdefg")
     assert [case.values for case in cases] == [(letter,) for letter in "abcdefg"]
     assert ordinary(cases) == [("a",), ("d",), ("g",)]
+
+
+def test_a_share_of_the_runs_examples() -> None:
+    drawn = []
+
+    @fewer_examples(0.2)
+    @given(st.integers())
+    def draw(number: int) -> None:
+        drawn.append(number)
+
+    draw()
+    assert len(drawn) == settings().max_examples // 5

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,24 @@ def test_pages_of_the_guide_are_short_and_listed() -> None:
     assert not [page.name for page in pages if len(page.read_text().splitlines()) > MOST_LINES]
     listed = re.findall(r"^\| \[[^\]]+\]\(([\w-]+\.md)\) \| [^|]+\? \|$", SETUP.read_text(), re.MULTILINE)
     assert sorted(listed) == [page.name for page in pages if page != SETUP]
+
+
+def test_the_table_of_scale_is_what_its_block_computes() -> None:
+    """Gigabytes of ten and more, and those of drives, without decimals."""
+    text = (GUIDE / "scale.md").read_text()
+    found: dict[str, Any] = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], found)  # type: ignore[index]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")][1:]
+    ways = [(name, graph, way) for name, graph in found["graphs"].items() for way in ("copies", "shares")]
+    assert len(rows) == len(ways)
+    for (label, *cells), (name, graph, way) in zip(rows, ways, strict=True):
+        assert label.startswith(name.split(",")[0].split("'")[0]), label
+        assert way in label
+        for cell, machines in zip(cells, (1, 4, 16), strict=True):
+            of = found[way](graph, machines)
+            sent = of["sent"] / 1e9
+            network = "0" if not sent else f"{sent:,.0f} GB" if sent >= 9.95 else f"{sent:.1f} GB"
+            assert cell == f"{of['disk'] / 1e9:,.0f} GB; {network}; {of['seconds']:,.0f} s", (label, machines)
 
 
 def options_table() -> str:

@@ -52,15 +52,16 @@ COMPILES = f'exec {sysconfig.get_config_var("CC")} "$@" -O0\n'  # the last of it
 
 
 def build(folder: Path, is_whole: bool) -> tuple[Path, Path]:
-    """Make an sdist of the tree in an environment of its own, and a wheel from that sdist; return both.
+    """Make an sdist of the tree, and a wheel from that sdist; return both.
 
-    To make the sdist, the C that is there is not generated anew. Where ``is_whole``, the wheel has an environment of its
-    own, too, and its C is generated.
+    To make the sdist, the C that is there is not generated anew. Where ``is_whole``, both are made in environments of their
+    own, which are filled from an index, and the wheel's C is generated.
     """
     compiler = folder / "cc"
     compiler.write_text(("#!/bin/sh\n" if is_whole else COMPILER) + COMPILES)
     compiler.chmod(0o755)
-    command = [sys.executable, "-m", "build", "--outdir", folder / "dist"]
+    command: list[str | Path] = [sys.executable, "-m", "build", "--outdir", folder / "dist"]
+    command += [] if is_whole else ["--no-isolation"]
     shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
     copy_generated(folder / "tree")
     run(*command, "--sdist", folder / "tree", cwd=folder)
@@ -68,14 +69,11 @@ def build(folder: Path, is_whole: bool) -> tuple[Path, Path]:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
-    if is_whole:
-        command += ["--wheel"]
-    else:
-        command += ["--wheel", "--no-isolation"]
+    if not is_whole:
         copy_generated(unpacked)
         (made_anew,) = (unpacked / GENERATED).rglob(f"{MADE_ANEW}.c")
         made_anew.unlink()
-    run(*command, unpacked, cwd=folder, CC=str(compiler))
+    run(*command, "--wheel", unpacked, cwd=folder, CC=str(compiler))
     (wheel,) = (folder / "dist").glob("*.whl")
     return sdist, wheel
 

@@ -106,9 +106,9 @@ def test_lists_are_read_in_sequence_once_a_macro_batch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed", "auto", "ginex"])
-def test_a_loader_uses_lists_that_are_kept(path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_uses_lists_that_are_kept(path: Path, strategy: str, request: pytest.FixtureRequest) -> None:
     if strategy != "auto":  # here all lists of the graph would fit in memory
-        monkeypatch.setattr("featstore.strategies.lists.may_keep_lists", lambda context: False)
+        request.getfixturevalue("no_kept_lists")
     found, read = {}, {}
     for name in ("without", "planted"):
         with featstore.open(path, memory="64MiB") as g:

@@ -4,6 +4,7 @@
 :func:`training`         a training function for ``TorchTrainer``, whose workers open their machine's dataset
 :class:`Machine`         what chooses a machine's directory: node id, host name, address, labels
 :func:`columns`          columns of a Ray ``Dataset`` as features or node data of ``create``, streamed
+:func:`edges`            two columns of a Ray ``Dataset`` as edges of ``from_edge_index``, streamed
 :func:`rows`             rows of a feature, such as the output of :func:`featstore.infer`, as a Ray ``Dataset``
 =======================  ===========================================================================================
 """
@@ -16,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"featstore.adapters.ray needs ray ({error}): pip install 'ray[data,train]'") from None
 
-from featstore.adapters.ray.data import columns, rows
+from featstore.adapters.ray.data import columns, edges, rows
 from featstore.adapters.ray.training import Machine, training
 
-__all__ = ["Machine", "columns", "rows", "training"]
+__all__ = ["Machine", "columns", "edges", "rows", "training"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from featstore.creation.source import dtype_name
 from featstore.graph.feature import FeatureStore
 
-__all__ = ["columns", "rows"]
+__all__ = ["columns", "edges", "rows"]
 
 BATCH_BYTES = 16 << 20
 Column = tuple[tuple[int, ...], np.dtype[Any], Iterator[npt.NDArray[Any]]]
@@ -64,14 +65,70 @@ def columns(dataset: ray.data.Dataset, names: str | Sequence[str], *, id: str | 
     once, in Ray's object store, which spills to disk.
     """
     wanted = [names] if isinstance(names, str) else list(names)
-    there = dataset.columns() or []
-    for name in [*wanted, *([] if id is None else [id])]:
-        if name not in there:
-            raise KeyError(f"the dataset has no column {name!r}; it has {', '.join(map(repr, there))}")
+    _check_columns(dataset, [*wanted, *([] if id is None else [id])])
     n = dataset.count()
     if id is not None:
         dataset = dataset.select_columns(list(dict.fromkeys([id, *wanted]))).sort(id).materialize()
     return {name: _column(dataset, name, n, id) for name in wanted}
+
+
+def edges(dataset: ray.data.Dataset, source: str, destination: str) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    """Make two columns of a Ray ``Dataset`` the edges of a dataset to be created.
+
+    Parameters
+    ----------
+    dataset : ray.data.Dataset
+        A row an edge, such as ``ray.data.read_parquet(…)``.
+    source, destination : str
+        Columns of the ids of the nodes at which edges begin and end: integers.
+
+    Returns
+    -------
+    iterator of integer arrays, shape (2, k)
+        Give it to ``OutOfCoreGraph.from_edge_index``, which sorts the edges in bounded memory. It can be read once. Edges are
+        numbered in the order of the rows.
+
+    Raises
+    ------
+    KeyError
+        There is no such column.
+    TypeError
+        While a dataset is created: a column is not of integers, or lacks values.
+
+    Notes
+    -----
+    Edges are streamed to this process, which holds a few batches of up to 16 MiB. ``from_edge_index`` checks that ids are nodes.
+    """
+    _check_columns(dataset, [source, destination])
+    return _edge_blocks(dataset, source, destination)
+
+
+def _edge_blocks(dataset: ray.data.Dataset, source: str, destination: str) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    selected = dataset.select_columns(list(dict.fromkeys([source, destination])))
+    with contextlib.closing(_in_order(selected, BATCH_BYTES // 16)) as batches:
+        for batch in batches:
+            ends = [np.asarray(batch[name]) for name in (source, destination)]
+            for name, each in zip((source, destination), ends, strict=True):
+                if each.ndim != 1 or each.dtype.kind not in "iu":
+                    raise TypeError(f"column {name!r} must hold an integer in each row, not {each.dtype} {list(each.shape[1:])}")
+            yield np.stack(ends if ends[0].dtype == ends[1].dtype else [each.astype(np.int64) for each in ends])
+
+
+def _check_columns(dataset: ray.data.Dataset, names: Sequence[str]) -> None:
+    there = dataset.columns() or []
+    for name in names:
+        if name not in there:
+            raise KeyError(f"the dataset has no column {name!r}; it has {', '.join(map(repr, there))}")
+
+
+def _in_order(dataset: ray.data.Dataset, size: int) -> Generator[Mapping[str, npt.NDArray[Any]], None, None]:
+    """Yield batches of ``size`` rows in the order of the dataset."""
+    options = dataset.context.execution_options  # shared with the caller's dataset
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        yield from dataset.iter_batches(batch_size=size, batch_format="numpy")
+    finally:
+        options.preserve_order = before
 
 
 def _column(dataset: ray.data.Dataset, name: str, n: int, id: str | None) -> Column:
@@ -83,11 +140,9 @@ def _column(dataset: ray.data.Dataset, name: str, n: int, id: str | None) -> Col
 def _blocks(dataset: ray.data.Dataset, name: str, like: npt.NDArray[Any], id: str | None) -> Iterator[npt.NDArray[Any]]:
     """Yield a column's rows in order."""
     selected = dataset.select_columns([name] if id in (None, name) else [id, name])
-    options = selected.context.execution_options  # shared with the caller's dataset
-    before, options.preserve_order = options.preserve_order, True
     n_done, size = 0, max(1, BATCH_BYTES // max(1, like[:1].nbytes))
-    try:
-        for batch in selected.iter_batches(batch_size=size, batch_format="numpy"):
+    with contextlib.closing(_in_order(selected, size)) as batches:
+        for batch in batches:
             rows = _array(name, batch[name])
             if rows.shape[1:] != like.shape[1:] or rows.dtype != like.dtype:
                 raise ValueError(
@@ -98,8 +153,6 @@ def _blocks(dataset: ray.data.Dataset, name: str, like: npt.NDArray[Any], id: st
                 _check_ids(id, np.asarray(batch[id]), n_done)
             n_done += len(rows)
             yield rows
-    finally:
-        options.preserve_order = before
 
 
 def _check_ids(id: str, ids: npt.NDArray[Any], first: int) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from featstore.graph.snapshot import fingerprint_of
 from featstore.storage.catalog import Catalog
 from featstore.topology.types import qualified
 
-__all__ = ["DERIVED", "provenance", "stale_features"]
+__all__ = ["DERIVED", "copied_provenance", "provenance", "stale_features"]
 
 DERIVED: Final = "derived/"  # prefix of the keys of entries, before the key of the feature
 _ADJACENCY: Final = "adjacency"
@@ -40,6 +40,22 @@ def stale_features(catalog: Catalog) -> dict[str, list[str]]:
         names += [_name(each) for each in changed if not each.startswith("edge/_,_,_/")]
         if names:
             found[_name(key)] = names
+    return found
+
+
+def copied_provenance(catalog: Catalog, ids: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Describe the derived features of a dataset for another one, which has its fields as files of these ids, by key.
+
+    The entries are those of the other one's catalog: what is stale here is stale there.
+    """
+    found, now = {}, fingerprint_of(catalog)
+    for entry_key, entry in catalog.extra.items():
+        key, of = entry_key.removeprefix(DERIVED), entry.get("of")
+        if entry_key == key or key not in ids or now.get(key) != entry.get("made") or not isinstance(of, dict):
+            continue
+        # The id of an input that has changed since stays: no field has it.
+        copied = {each: ids.get(each, made_of) if now.get(each) == made_of else made_of for each, made_of in of.items()}
+        found[entry_key] = {**entry, "made": ids[key], "of": copied}
     return found
 
 
