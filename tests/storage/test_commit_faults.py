@@ -361,14 +361,13 @@ def is_said(name: str, operation: str, action: str) -> bool:
     return action not in GOES_ON and (operation in ("write", "fsync", "rename") or (name, operation) in SAID_BY_CREATE)
 
 
+def files_in(found: set[str]) -> set[str]:
+    return {each for each in found if not each.startswith("task ")}
+
+
 def fail_calls(folder: str, name: str, operation: str, action: str, step: int) -> None:
     """Fail every ``step``-th call of one operation in turn; in the child."""
     with prepared(folder, name) as (scenario, template, root, old, new):
-        if scenario.resumes:  # threads of the process's own pools, which stay, are there after a few imports
-            for _ in range(2):
-                fresh(template, root)
-                scenario.call(root)
-                state(root)
         before = descriptors()
         for fault in sweep(root, operation, action, step=step):
             where = f"{name}: {operation} {fault.k}: {action}"
@@ -399,7 +398,10 @@ def fail_calls(folder: str, name: str, operation: str, action: str, step: int) -
             if operation != "unlink":
                 assert not left, (where, left, repr(error))
             error = None
-            assert (after := descriptors(before)) == before, (where, after - before, before - after)
+            if scenario.resumes:  # several threads are at work: the process's pool has as many as were busy at once
+                assert files_in(descriptors()) == files_in(before), where
+            else:
+                assert descriptors(before) == before, where
             if scenario.commits and found == old:
                 scenario.call(root)
                 assert state(root) == new, where
