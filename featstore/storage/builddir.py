@@ -115,6 +115,8 @@ class BuildDirectory:
     resume : str
         Digest of the inputs, 32 hexadecimal digits, of a build that can be resumed. The directory then has the files of a killed
         builder of the same inputs, if that has recorded a state there. Ctrl-C, a lack of memory and a full drive leave them, too.
+    has_locks : bool
+        Make the files that readers and writers of a dataset lock. Folders of other programs' files have none.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class BuildDirectory:
         marker: str = CATALOG_DIRECTORY,
         what: str = "dataset",
         resume: str = "",
+        has_locks: bool = True,
     ) -> None:
         self.target = os.path.abspath(user_path(target))
         self.path = ""
@@ -144,7 +147,7 @@ class BuildDirectory:
             for _ in range(_SPARES):
                 self._spares.append(os.open(self._parent, os.O_PATH | os.O_CLOEXEC))
             self._make(kept)
-            for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK):
+            for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK) if has_locks else ():
                 path = os.path.join(self.path, name)
                 close_quietly(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
         except BaseException:

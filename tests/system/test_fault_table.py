@@ -79,7 +79,9 @@ process: kill −9 at random points of an epoch, and at every system call on a r
     test_epochs_killed_at_every_call_on_a_run_file
 process: power cut
     storage/faults_writers: test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed,
-    test_a_power_cut_at_any_time_leaves_the_old_or_the_new
+    test_a_power_cut_at_any_time_leaves_the_old_or_the_new; storage/power_cuts:
+    test_some_operations_ended_at_some_calls, test_every_operation_ended_at_every_call,
+    test_without_flushes_power_cuts_are_noticed, test_without_any_flush_power_cuts_are_noticed
 process: a second writer; a dead writer's lock
     storage/faults_writers: test_a_second_builder_in_another_process; storage/lock:
     test_writers_exclude_each_other_and_readers_share, test_a_dead_writers_lock_is_gone_with_it; storage/builddir:

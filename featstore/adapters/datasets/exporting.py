@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
-import shutil
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -22,9 +21,8 @@ from featstore.errors import BudgetError, MissingExtraError
 from featstore.graph.adjacency import write_edges
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.progress import Progress
-from featstore.storage.builddir import sweep_builds
+from featstore.storage.builddir import BuildDirectory
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_all
-from featstore.storage.lock import lock_directory
 from featstore.storage.writer import fsync_directory
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.types import EdgeKey, EdgeType, edge_name
@@ -83,6 +81,8 @@ def export(
         Parquet, without pyarrow.
     BudgetError, ClosedError, CorruptionError, OSError
         ``memory`` is less than 8 MiB, or does not fit the budget; reading or writing failed. There is no new folder then.
+    CommittedError
+        The folder is complete and in place, but the drive did not confirm it, and it could not be taken back.
 
     Notes
     -----
@@ -104,11 +104,9 @@ def export(
     new_writer = _writer_of(form)
     stores = [("features", g.features), *([("edge_features", g.edge_features)] if edges else [])]
     total = sum(each.nbytes for _, of in stores for each in of.values()) + 16 * g.num_edges * edges
-    build = f"{target}.tmp-{uuid.uuid4().hex}"
-    sweep_builds(target)  # what killed exports left
-    os.mkdir(build)
-    lock = lock_directory(build)
-    try:
+    # A commit that fails leaves no folder; the next export removes what killed ones left.
+    with BuildDirectory(target, what="folder of exported files", has_locks=False) as made:
+        build = made.path
         with Progress("export", total, progress) as bar:
             files: list[str] = []
 
@@ -142,14 +140,7 @@ def export(
                                 bar.add(block.nbytes)
         for place, _, _ in os.walk(build):
             fsync_directory(place)
-        os.rename(build, target)
-        fsync_directory(os.path.dirname(target))
-    except BaseException:
-        shutil.rmtree(build, ignore_errors=True)
-        raise
-    finally:
-        if lock is not None:
-            close_quietly(lock)
+        made.commit()
     return files
 
 
@@ -223,10 +214,26 @@ def _paired(*columns: Iterator[tuple[Int64s, Int64s, Any]]) -> Iterator[Int64s]:
 
 
 class _Writer(ABC):
-    """A file that is written in order; a context manager, which flushes it durably at its end."""
+    """A file that is written in order; a context manager, which completes the file and flushes it durably at its end."""
 
     def __init__(self, path: str, labels: list[str], dtype: str, shape: tuple[int, ...]) -> None:
         self.path, self.labels, self.dtype, self.shape = path, labels, dtype, shape
+        self._at = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            self.begin()
+        except BaseException:
+            self._close_quietly()
+            raise
+
+    def put(self, data: Any) -> None:
+        """Append bytes."""
+        pwrite_all(self._fd, memoryview(data), self._at, self.path)
+        self._at += len(data)
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Write what comes before the first row."""
 
     @abstractmethod
     def write(self, rows: npt.NDArray[Any]) -> None:
@@ -236,59 +243,89 @@ class _Writer(ABC):
     def write_columns(self, block: Int64s) -> None:
         """Append columns ``[2, k]`` to an array ``[2, n]``."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Complete the file."""
+    def end(self) -> None:
+        """Write what comes after the last row."""
+
+    def abandon(self) -> None:
+        """Let go of a file that an error ended; nothing is written any more."""
 
     def __enter__(self) -> _Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.end()
+                fsync_fd(self._fd, self.path)
+                fd, self._fd = self._fd, -1
+                close_fd(fd, self.path)
+        finally:
+            if self._fd >= 0:
+                self.abandon()
+                self._close_quietly()
+
+    def _close_quietly(self) -> None:
+        fd, self._fd = self._fd, -1
+        close_quietly(fd)
 
 
 class _NpyWriter(_Writer):
-    def __init__(self, path: str, labels: list[str], dtype: str, shape: tuple[int, ...]) -> None:
-        super().__init__(path, labels, dtype, shape)
+    def begin(self) -> None:
         head = io.BytesIO()
-        descr = np.lib.format.dtype_to_descr(np.dtype(dtype).newbyteorder("<"))
-        np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
-        self._at = head.tell()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._put(head.getvalue(), 0)
-
-    def _put(self, data: Any, at: int) -> None:
-        pwrite_all(self._fd, memoryview(data), at, self.path)
+        descr = np.lib.format.dtype_to_descr(np.dtype(self.dtype).newbyteorder("<"))
+        np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": self.shape})
+        self.put(head.getvalue())
 
     def write(self, rows: npt.NDArray[Any]) -> None:
-        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-        self._put(data, self._at)
-        self._at += len(data)
+        self.put(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
 
     def write_columns(self, block: Int64s) -> None:
         for row, ids in enumerate(block):
-            self._put(np.ascontiguousarray(ids).view(np.uint8), self._at + 8 * self.shape[1] * row)
+            data = np.ascontiguousarray(ids).view(np.uint8)
+            pwrite_all(self._fd, memoryview(data), self._at + 8 * self.shape[1] * row, self.path)
         self._at += 8 * block.shape[1]
 
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        try:
-            fsync_fd(fd, self.path)
-        finally:
-            close_fd(fd, self.path)
+
+class _Sink(io.RawIOBase):
+    """A file as pyarrow writes to it, whose errors are those of :class:`_Writer`."""
+
+    def __init__(self, writer: _Writer) -> None:
+        self._put: Callable[[Any], None] | None = writer.put
+        self._n_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._n_bytes
+
+    def write(self, data: Any, /) -> int:
+        if self._put is not None:
+            self._put(data)
+        self._n_bytes += len(data)
+        return len(data)
+
+    def abandon(self) -> None:
+        """Write nothing any more."""
+        self._put = None
 
 
 class _ParquetWriter(_Writer):
-    def __init__(self, path: str, labels: list[str], dtype: str, shape: tuple[int, ...]) -> None:
-        super().__init__(path, labels, dtype, shape)
+    def begin(self) -> None:
         import pyarrow.parquet
 
         self._arrow = pyarrow
-        number = pyarrow.from_numpy_dtype(np.dtype(dtype))
-        self._width = None if len(labels) > 1 or len(shape) == 1 else int(np.prod(shape[1:], dtype=np.int64))
+        number = pyarrow.from_numpy_dtype(np.dtype(self.dtype))
+        self._width = None if len(self.labels) > 1 or len(self.shape) == 1 else int(np.prod(self.shape[1:], dtype=np.int64))
         kind = number if self._width is None else pyarrow.list_(number, self._width)
-        self._schema = pyarrow.schema([(label, kind) for label in labels])
-        self._file = pyarrow.parquet.ParquetWriter(path, self._schema)
+        self._schema = pyarrow.schema([(label, kind) for label in self.labels])
+        self._sink = _Sink(self)
+        self._file: Any = None
+        try:
+            self._file = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(self._sink, mode="w"), self._schema)
+        except BaseException:
+            self.abandon()
+            raise
 
     def write(self, rows: npt.NDArray[Any]) -> None:
         column = self._arrow.array(np.ascontiguousarray(rows).reshape(-1))
@@ -302,13 +339,14 @@ class _ParquetWriter(_Writer):
     def _append(self, columns: list[Any]) -> None:
         self._file.write_table(self._arrow.table(columns, schema=self._schema))
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._file.close()
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fsync_fd(fd, self.path)
-        finally:
-            close_fd(fd, self.path)
+
+    def abandon(self) -> None:
+        self._sink.abandon()
+        if self._file is not None:
+            with contextlib.suppress(Exception):  # it would write its end once it is collected
+                self._file.close()
 
 
 _WRITERS: Final[Mapping[str, type[_Writer]]] = {"npy": _NpyWriter, "parquet": _ParquetWriter}

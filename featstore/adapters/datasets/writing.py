@@ -26,6 +26,7 @@ from featstore.creation.source import ArrayLike, Source, numpy_dtype, open_sourc
 from featstore.creation.steps import Inputs
 from featstore.creation.typed import Edges, Nodes, create_typed
 from featstore.errors import FormatError
+from featstore.graph.snapshot import opening_committed
 from featstore.storage.catalog import current_catalog
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
 
@@ -255,7 +256,8 @@ def write(
     else:
         _write_typed(options, nodes, edges, reverse, inputs)
     found = Report(source, os.fspath(folder), options.path, {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
-    catalog = current_catalog(options.path)
+    with opening_committed(f"the dataset at {options.path} is complete and in place, but opening it failed", options.path):
+        catalog = current_catalog(options.path)
     for key, each in edges.items():
         found.edges_read += each.edges.n_edges
         found.edges[edge_name(key)] = each.edges.n_edges

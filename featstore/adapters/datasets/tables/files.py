@@ -17,6 +17,7 @@ import pyarrow.parquet
 
 from featstore.config import user_path
 from featstore.errors import CorruptionError, FormatError
+from featstore.storage.calls import naming
 
 __all__ = ["Block", "TableFile", "find_files"]
 
@@ -226,7 +227,7 @@ class TableFile:
 
     @contextmanager
     def _open_csv(self, columns: list[str] | None, types: dict[str, Any], threads: bool) -> Iterator[Any]:
-        with pa.input_stream(self.path, compression="detect") as source:
+        with naming(self.path), pa.input_stream(self.path, compression="detect") as source:
             with pa.csv.open_csv(
                 source,
                 read_options=pa.csv.ReadOptions(use_threads=threads, block_size=self._block_bytes, column_names=self._header),
@@ -253,7 +254,7 @@ class TableFile:
         """
         if self._marks is None:
             has_quotes = has_hex = os.path.splitext(self.path.lower())[1] in _COMPRESSED
-            with open(self.path, "rb", buffering=0) as file:
+            with naming(self.path), open(self.path, "rb", buffering=0) as file:
                 last = b""
                 while not (has_quotes and has_hex) and (data := file.read(_MARK_BYTES)):
                     has_quotes = has_quotes or b'"' in data
@@ -286,7 +287,8 @@ class TableFile:
             raise FormatError(f"{self.path}: {error}", self.path) from None
         except OSError as error:
             if error.errno is not None:
-                raise
+                with naming(self.path):
+                    raise
             raise CorruptionError(f"the file cannot be read to its end: {error}", self.path) from None
 
     def _with_row(self, types: dict[str, Any] | None) -> str | None:
