@@ -17,6 +17,8 @@ import torch
 
 import featstore
 from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
+from featstore.estimate.copies import CopySpeed
+from featstore.estimate.tablespeed import TableSpeed
 from featstore.ranks import ChosenByFirst
 from featstore.storage.drive import DriveSpeed
 from tests.support.programs import run_ranks
@@ -296,6 +298,8 @@ def choose_by_drive(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore", featstore.PerformanceWarning)
     with (
         patch("featstore.strategies.auto.drive_speed", lambda *_, **__: speed),
+        patch("featstore.strategies.auto.copy_speed", lambda *_: CopySpeed(5e9, 5e9, 2e9)),  # of a machine that is not busy
+        patch("featstore.strategies.auto.table_speed", lambda *_: TableSpeed(1e-8, 1e-8, 1e-8)),
         group(rank, 2, folder),
         featstore.open(folder / f"copy-{rank}", memory="9MiB", threads=1) as g,
     ):
