@@ -238,22 +238,26 @@ def test_ranks_share_a_pack(g: Any, tmp_path: Path, way: str, shuffle: bool) -> 
 
 
 def train(rank: int, world_size: int, folder: Path) -> None:
-    torch.manual_seed(0)
     with group(rank, world_size, folder) if world_size > 1 else nullcontext():
-        model: torch.nn.Module = torch.nn.Linear(8, 7, dtype=torch.float64)
-        if world_size > 1:
-            model = torch.nn.parallel.DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with featstore.open(folder / "g", memory="16MiB", threads=1) as g:
-            sampler = NeighborSampler(g, [3, 2], seed=1)
-            loader = Loader(g, sampler, np.arange(240), 80 // world_size, shuffle=True, strategy="ondemand")
-            for _ in range(2):
-                for batch in loader:
-                    n = len(batch.seeds)
-                    loss = torch.nn.functional.cross_entropy(model(batch.x[:n].double()), batch.y, reduction="sum")
-                    optimizer.zero_grad()
-                    (loss * world_size / 80).backward()  # the group averages over ranks
-                    optimizer.step()
+        trained(rank, world_size, folder)  # in a function: torch may hang where a model outlives its process group
+
+
+def trained(rank: int, world_size: int, folder: Path) -> None:
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Linear(8, 7, dtype=torch.float64)
+    if world_size > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with featstore.open(folder / "g", memory="16MiB", threads=1) as g:
+        sampler = NeighborSampler(g, [3, 2], seed=1)
+        loader = Loader(g, sampler, np.arange(240), 80 // world_size, shuffle=True, strategy="ondemand")
+        for _ in range(2):
+            for batch in loader:
+                n = len(batch.seeds)
+                loss = torch.nn.functional.cross_entropy(model(batch.x[:n].double()), batch.y, reduction="sum")
+                optimizer.zero_grad()
+                (loss * world_size / 80).backward()  # the group averages over ranks
+                optimizer.step()
     if not rank:
         torch.save([each.detach() for each in model.parameters()], folder / f"of-{world_size}.pt")
 
