@@ -26,4 +26,4 @@ def test_loops_of_all_modules_share_the_threads() -> None:
     sums = np.ones(1000)
     finish(sums.view(np.uint8), 8, 1, np.full(1000, 3.0), False, N_THREADS)
     assert (sums == 3).all()
-    assert n_tasks() == before
+    assert n_tasks() <= before, "threads of tests before may end meanwhile"
