@@ -52,8 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers for each processor: a test waits for half of its time, for the drive, for children and for time-outs."""
-    return 2 * len(os.sched_getaffinity(0))
+    """Three workers for two processors: a test waits for a part of its time, for the drive, for children and for time-outs."""
+    return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
 
 
 TESTS = Path(__file__).parent

@@ -168,6 +168,8 @@ def _remove_parent(path: str) -> None:
             try:
                 os.unlink(os.path.join(path, MADE))
                 os.rmdir(path)
+            except FileNotFoundError:  # another process removes it, and would find it marked again
+                raise
             except BaseException:  # another process has just made a run directory; or Ctrl-C
                 with contextlib.suppress(OSError):
                     _mark(path)
