@@ -102,12 +102,15 @@ class Auto(Strategy):
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache, lists, first = context.pack, self.cache, AS_THEY_ARE, context.first
-        if pack is None and cache == "auto" and are_cached(context):
+        keeps_caches = are_cached(context) if first.choice is None else first.choice.keeps_caches
+        if pack is None and cache == "auto" and keeps_caches:
             if may_keep_lists(context):
                 context, _ = ask(context)
                 lists = keep_lists(context, 0, self.epochs)
             context = replace(context, lists=lists.text)
-            decision = _taken("ondemand", None, "the features have caches")
+            decision = replace(_taken("ondemand", None, "the features have caches"), keeps_caches=True)
+            decision = decision if first.choice is None else _of_first(first.choice)
+            first.give(decision)
             return AutoRunner(made_with(OnDemand, {"edge_cache": self.edge_cache}).run(context), decision)
         of_edges = context.edges.sizes(self.edge_cache, None)
         context.drop_caches(edges=bool(of_edges))
@@ -130,8 +133,7 @@ class Auto(Strategy):
             with context.watch.time("auto"):
                 rows = rows_in_memory(context, memory, cache)
                 if first.choice is not None:
-                    record = first.choice.record
-                    decision = replace(first.choice, record={**record, "reason": f"rank 0: {record['reason']}"})
+                    decision = _of_first(first.choice)
                 elif pack is None and context.features and rows >= context.nodes.n:
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
                 elif pack is None and context.features and not context.nodes.is_in_pages:
@@ -209,6 +211,8 @@ class Decision:
         Bytes that neighbour lists are to have from now on. None: they keep their memory.
     pack_rows : tuple of int
         Rows of the caches for a pack, which rank 0 hands on.
+    keeps_caches : bool
+        The features have caches, which stay.
     """
 
     strategy: str
@@ -218,6 +222,12 @@ class Decision:
     misses: MissCurves = UNKNOWN
     lists_bytes: int | None = None
     pack_rows: tuple[int, ...] = ()
+    keeps_caches: bool = False
+
+
+def _of_first(choice: Decision) -> Decision:
+    """Tell in a choice of rank 0 whose it is."""
+    return replace(choice, record={**choice.record, "reason": f"rank 0: {choice.record['reason']}"})
 
 
 def decide(

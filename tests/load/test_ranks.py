@@ -362,6 +362,30 @@ def choose(rank: int, folder: Path) -> None:
                 assert first.choice == (choice if rank else None)
 
 
+def keep_caches(rank: int, folder: Path) -> None:
+    """Be a rank whose features have a cache, which those of the other rank lack."""
+    found = []
+    with group(rank, 2, folder), featstore.open(folder / "g", memory="64MiB", threads=1) as g:
+        for owner in range(2):
+            g.cache("wide", 0.1 if rank == owner else 0)
+            with Loader(g, NeighborSampler(g, [3, 2], seed=1), np.arange(800), 40, features=["wide"], labels=None) as loader:
+                chosen = loader.stats()["auto"]
+                found.append([chosen["taken"], chosen["reason"].removeprefix("rank 0: ")])
+                assert chosen["reason"].startswith("rank 0: ") == bool(rank), chosen["reason"]
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def test_rank_0_chooses_by_its_own_caches(tmp_path: Path) -> None:
+    """If rank 0's features have caches all ranks keep theirs; if only another's have, all take what rank 0 takes without one."""
+    pairs, wide = np.random.default_rng(0).integers(0, N, (2, 8 * N)), np.zeros((N, 64), np.float32)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", pairs, N, features={"wide": wide}).close()
+    for status, printed in run_ranks(keep_caches, 2, tmp_path):
+        assert status == 0, printed
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    assert [reason for _, reason in found[0]] == ["the features have caches", "all rows fit in memory"]
+
+
 def test_rank_0_chooses_the_strategy(tmp_path: Path) -> None:
     """A rank with memory for all rows takes what rank 0 has estimated."""
     rng = np.random.default_rng(0)
