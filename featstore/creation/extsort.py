@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.pairs import divide
+from featstore._core.pairs import sort_keys as radix_sort
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pread_exactly, pwrite_all
 
 __all__ = ["PairSorter", "sort_keys", "sort_pairs"]
@@ -23,6 +25,7 @@ __all__ = ["PairSorter", "sort_keys", "sort_pairs"]
 Int64s = npt.NDArray[np.int64]
 
 _FAN_OUT = 128
+_LEAST_BY_RADIX = 1 << 12  # keys: fewer are sorted faster by comparing them
 
 
 def sort_pairs(
@@ -53,18 +56,26 @@ def sort_pairs(
 def sort_keys(key: Int64s, key_bits: int, with_order: bool) -> tuple[Int64s, Int64s | None]:
     """Sort keys below ``2**key_bits`` stably, perhaps in place; return them, and each key's old position if ``with_order``."""
     if not with_order:
-        key.sort()
-        return key, None
+        return _sorted(key, 0, key_bits), None
     place_bits = (len(key) - 1).bit_length() if len(key) else 0
     if key_bits + place_bits > 63:
         order = np.argsort(key, kind="stable")
         return key[order], order
     key <<= place_bits
     key |= np.arange(len(key))
-    key.sort()
+    key = _sorted(key, place_bits, place_bits + key_bits)  # places ascend already
     order = key & ((1 << place_bits) - 1)
     key >>= place_bits
     return key, order
+
+
+def _sorted(key: Int64s, low: int, high: int) -> Int64s:
+    """Sort words by their bits from ``low`` up to ``high``; those below ascend among equal ones. Perhaps in place."""
+    if len(key) < _LEAST_BY_RADIX:
+        key.sort()
+        return key
+    spare = np.empty_like(key)
+    return spare if radix_sort(key, spare, low, high) else key
 
 
 @dataclass
@@ -178,18 +189,22 @@ class PairSorter:
         return [_Bucket(f"{stem}-{index}.tmp", start, min(start + width, high), dst) for index, start in starts]
 
     def _scatter(self, spill: list[_Bucket], pairs: npt.NDArray[Any]) -> None:
-        first = spill[0]
-        key = pairs["dst" if first.dst is None else "src"]
-        # NumPy sorts 16-bit integers stably by radix: linear time.
-        index = ((key - first.low) // (first.high - first.low)).astype(np.uint16)
-        order = np.argsort(index, kind="stable")
-        ends = np.bincount(index, minlength=len(spill)).cumsum()
-        pairs = pairs[order]
-        start = 0
-        for bucket, end in zip(spill, ends.tolist(), strict=True):
-            if end > start:
-                self._append(bucket, pairs[start:end])
-                start = end
+        first, begins, divided = spill[0], np.empty(len(spill), np.int64), np.empty_like(pairs)
+        number_bytes = self._dtype["dst"].itemsize
+        divide(
+            pairs.view(np.uint8),
+            pairs.itemsize,
+            0 if first.dst is None else number_bytes,
+            number_bytes,
+            first.low,
+            first.high - first.low,
+            np.empty(len(pairs), np.uint16),
+            begins,
+            divided.view(np.uint8),
+        )
+        for bucket, begin, end in zip(spill, begins.tolist(), [*begins[1:].tolist(), len(pairs)], strict=True):
+            if end > begin:
+                self._append(bucket, divided[begin:end])
 
     def _append(self, bucket: _Bucket, pairs: npt.NDArray[Any]) -> None:
         # Opened for each write: hundreds of open descriptors would exceed the limit of open files.

@@ -51,9 +51,9 @@ class IntKeys:
     def __len__(self) -> int:
         return len(self.values)
 
-    def hashes(self) -> UInt64s:
-        """Hash each name to two words, uint64 ``[n, 2]``. Equal first words mean equal names."""
-        found = np.empty((len(self.values), 2), np.uint64)
+    def hashes(self, out: UInt64s | None = None) -> UInt64s:
+        """Hash each name to two words, uint64 ``[n, 2]``, of ``out`` if given. Equal first words mean equal names."""
+        found = np.empty((len(self.values), 2), np.uint64) if out is None else out
         found[:, 0] = mixed(self.values)
         found[:, 1] = 0
         return found
@@ -77,13 +77,13 @@ class TextKeys:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def hashes(self) -> UInt64s:
-        """Hash each name to two words, uint64 ``[n, 2]``: its xxh3_64, and a polynomial of it modulo 2⁶¹ - 1.
+    def hashes(self, out: UInt64s | None = None) -> UInt64s:
+        """Hash each name to two words, uint64 ``[n, 2]``, of ``out`` if given: its xxh3_64, and a polynomial modulo 2⁶¹ - 1.
 
         Together they identify a name within a process, which takes the polynomial's value at a random point: whoever chose the
         names, two with one first word, of at most L bytes, have one second word with a probability of (L / 7 + 1) / 2⁶¹.
         """
-        found = np.empty((len(self), 2), np.uint64)
+        found = np.empty((len(self), 2), np.uint64) if out is None else out
         hash_names(self.offsets, self.data, _POINT, found)
         return found
 

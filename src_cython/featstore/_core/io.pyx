@@ -12,9 +12,10 @@ from libc.string cimport memset
 from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.buffers cimport Arena
+from featstore._core.pairs cimport fs_sort_keys
 from featstore._core.rowio cimport (
     FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, check_job, fs_job, fs_ring, fs_ring_close,
-    fs_sort_keys, fs_sums_pages, open_ring, raise_os,
+    fs_sums_pages, open_ring, raise_os,
 )
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best
 from featstore.errors import CorruptionError, FormatError
@@ -415,7 +416,7 @@ cdef class Engine:
                             misplaced = True
                             break
                 if bad < 0 and not misplaced and not is_sorted:
-                    keys = fs_sort_keys(keys, keys + m, m, bits)
+                    keys = fs_sort_keys(keys, keys + m, m, FS_INDEX_BITS, bits)
             if bad >= 0:
                 raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {all_rows} rows")
             if misplaced:

@@ -21,7 +21,7 @@ cdef enum:
 
 
 def hash_names(const int64_t[::1] offsets not None, const uint8_t[::1] data not None, uint64_t point,
-               uint64_t[:, ::1] out not None):
+               uint64_t[:, :] out not None):
     """Write two hashes of name ``i``, ``data[offsets[i]:offsets[i + 1]]``, to ``out[i]``.
 
     The first is its xxh3_64. The second is the value at ``point``, below 2**61 - 1, of the polynomial modulo 2**61 - 1 whose

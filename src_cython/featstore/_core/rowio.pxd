@@ -31,7 +31,6 @@ cdef extern from "kernels/rowio.h" nogil:
         uint64_t error_offset
         uint64_t n_reads, read_bytes
         uint64_t next, resume
-    uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits)
     uint64_t fs_sums_pages(const fs_job *job, const uint64_t *keys, uint64_t at, uint64_t n, uint64_t capacity,
                            unsigned long long *pages, uint64_t *n_pages)
     uint64_t fs_row_start(const fs_job *job, uint64_t row)

@@ -35,6 +35,7 @@ _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_ROWS = 1 << 17
 _LEAST_ROWS = 16
 _MARK_BYTES = 1 << 20
+_CSV_BYTES = 2 << 20  # of a block of CSV at most: larger ones leave the cache, and pyarrow gets new pages for each
 _TEXT_BYTES = 32  # of a cell of text, as far as a schema can tell
 _ROW = re.compile(r"Row #(\d+): ")
 
@@ -230,7 +231,9 @@ class TableFile:
         with naming(self.path), pa.input_stream(self.path, compression="detect") as source:
             with pa.csv.open_csv(
                 source,
-                read_options=pa.csv.ReadOptions(use_threads=threads, block_size=self._block_bytes, column_names=self._header),
+                read_options=pa.csv.ReadOptions(
+                    use_threads=threads, block_size=min(self._block_bytes, _CSV_BYTES), column_names=self._header
+                ),
                 parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._find_marks()[0]),
                 convert_options=pa.csv.ConvertOptions(
                     column_types={name: kind for name, kind in types.items() if kind is not None},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from featstore.storage.calls import close_quietly, fsync_fd, pread_exactly, pwri
 __all__ = ["Pairs"]
 
 Int64s = npt.NDArray[np.int64]
+
+_MOST = 1 << 18  # edges that are read at once
 
 
 class Pairs:
@@ -43,17 +46,26 @@ class Pairs:
         self._end += rows.nbytes
 
     def read(self, n: int) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Yield number of the type, sources and destinations of the next edges, at most ``n``."""
-        for first, n_edges, width, number in self._blocks:
-            for at in range(0, n_edges, n):
-                k = min(n, n_edges - at)
-                ends = [
-                    np.frombuffer(
-                        pread_exactly(self._fd, k * width, first + (row * n_edges + at) * width, self._path), f"<i{width}"
-                    )
-                    for row in range(2)
-                ]
-                yield number, ends[0].astype(np.int64), ends[1].astype(np.int64)
+        """Yield number of the type, sources and destinations of the next edges, at most ``n``.
+
+        Edges that were appended by and by come together: whoever divides them among files writes more to each at once.
+        """
+        n = min(n, _MOST)
+        for number, blocks in itertools.groupby(self._blocks, key=lambda block: block[3]):
+            src, dst, held = np.empty(n, np.int64), np.empty(n, np.int64), 0
+            for first, n_edges, width, _ in blocks:
+                done = 0
+                while done < n_edges:
+                    k = min(n - held, n_edges - done)
+                    for row, ends in enumerate((src, dst)):
+                        data = pread_exactly(self._fd, k * width, first + (row * n_edges + done) * width, self._path)
+                        ends[held : held + k] = np.frombuffer(data, f"<i{width}")
+                    held, done = held + k, done + k
+                    if held == n:
+                        yield number, src, dst
+                        src, dst, held = np.empty(n, np.int64), np.empty(n, np.int64), 0
+            if held:
+                yield number, src[:held], dst[:held]
 
     def state(self) -> Any:
         """Make the pairs durable; describe them for a later call, as JSON values."""

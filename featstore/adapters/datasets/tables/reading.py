@@ -72,7 +72,8 @@ def names_of_ends(tables: Tables, key: EdgeKey, block: Block) -> list[tuple[str,
     if key[0] != key[2]:
         return [(key[0], src, src.hashes()), (key[2], dst, dst.hashes())]
     hashes = np.empty((2 * len(src), 2), np.uint64)
-    hashes[0::2], hashes[1::2] = src.hashes(), dst.hashes()
+    src.hashes(hashes[0::2])
+    dst.hashes(hashes[1::2])
     return [(key[0], BothEnds(src, dst), hashes)]
 
 

@@ -135,26 +135,6 @@ int64_t fs_progress(fs_job *job, int64_t res, uint64_t wanted, uint64_t offset, 
     return res;
 }
 
-uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits) {
-    enum { DIGIT = 11 };
-    uint64_t count[1 << DIGIT];
-    for (int shift = FS_INDEX_BITS; shift < bits; shift += DIGIT) {
-        memset(count, 0, sizeof count);
-        for (uint64_t i = 0; i < n; i++) count[keys[i] >> shift & ((1 << DIGIT) - 1)]++;
-        uint64_t total = 0;
-        for (int d = 0; d < 1 << DIGIT; d++) {
-            uint64_t c = count[d];
-            count[d] = total;
-            total += c;
-        }
-        for (uint64_t i = 0; i < n; i++) spare[count[keys[i] >> shift & ((1 << DIGIT) - 1)]++] = keys[i];
-        uint64_t *swap = keys;
-        keys = spare;
-        spare = swap;
-    }
-    return keys;
-}
-
 uint64_t fs_sums_pages(const fs_job *job, const uint64_t *keys, uint64_t at, uint64_t n, uint64_t capacity,
                        unsigned long long *pages, uint64_t *n_pages) {
     uint64_t count = 0, beyond = 0; /* rows are sorted, so the pages before `beyond` are wanted already */

@@ -62,9 +62,6 @@ int64_t fs_inject(fs_job *job, int64_t res);
 /* What a read that returned `res` for `wanted` bytes means: bytes now usable, or -1 with the job failed; 0 = try again. */
 int64_t fs_progress(fs_job *job, int64_t res, uint64_t wanted, uint64_t offset, unsigned *retries);
 
-/* Sort keys by their bits from FS_INDEX_BITS up to `bits`, through `spare`; returns where the result is. */
-uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits);
-
 /* The pages of sums that rows `at` … of n sorted keys want, ascending, until there are `capacity`: a last row's may be more. Returns where
  * the rows end whose pages these are. */
 uint64_t fs_sums_pages(const fs_job *job, const uint64_t *keys, uint64_t at, uint64_t n, uint64_t capacity,
