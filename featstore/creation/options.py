@@ -34,6 +34,7 @@ class CreateOptions:
     def of(
         cls,
         path: str | os.PathLike[str],
+        *,
         coalesce: bool = False,
         remove_self_loops: bool = False,
         to_undirected: bool = False,

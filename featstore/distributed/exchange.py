@@ -103,7 +103,7 @@ class _Peer:
 
     def __init__(self, rank: int, host: str) -> None:
         self.rank, self.host = rank, host
-        self.lock = threading.Lock()  # over the order of questions
+        self.lock = threading.Lock()  # over the order of questions, and of the last word after them
         self.asked: SimpleQueue[Answer | None] = SimpleQueue()
         self.n_asked = 0
         self.heard_s = 0.0  # when the last answer came
@@ -200,6 +200,7 @@ class Exchange:
 
     def _send(self, peer: _Peer, answer: Answer, rows: Addresses, gap_bytes: int | None) -> None:
         with peer.lock:  # so that answers are waited for in the order of the questions
+            self.check()  # nobody answers what comes after the last word
             peer.n_asked += 1
             tag = 1 + peer.n_asked % _TAGS
             message = Question(rows, tag, gap_bytes).encode(self._sizes.dtype)
@@ -317,8 +318,9 @@ class Exchange:
         """Note that a rank asks nothing more."""
         peer.says_done = True
         if kind == Kind.FAILED:
-            self._lose(peer, ConnectionError, f"{peer} has left: {read_text(message)}")
-            self._say(peer, Kind.GONE)
+            with peer.lock:
+                self._lose(peer, ConnectionError, f"{peer} has left: {read_text(message)}")
+                self._say(peer, Kind.GONE)
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
@@ -358,8 +360,9 @@ class Exchange:
         late: list[_Peer] = []
         try:
             for peer in self._peers.values():
-                self._say(peer, Kind.DONE if failure is None else Kind.FAILED, failure or "")
-                peer.asked.put(None)
+                with peer.lock:
+                    self._say(peer, Kind.DONE if failure is None else Kind.FAILED, failure or "")
+                    peer.asked.put(None)
             for peer in self._peers.values():
                 for _, ended in peer.threads:
                     ended.wait(max(0.0, deadline - time.monotonic()))

@@ -201,7 +201,16 @@ class OutOfCoreGraph(ChangingDataset):
         tensor([0., 0., 1.], dtype=torch.float64)
         """
         options = CreateOptions.of(
-            path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
+            path,
+            coalesce=coalesce,
+            remove_self_loops=remove_self_loops,
+            to_undirected=to_undirected,
+            topology=topology,
+            chunk_bytes=chunk_bytes,
+            stripes=stripes,
+            overwrite=overwrite,
+            progress=progress,
+            memory=memory,
         )
         if nodes is not None or edges is not None:
             arrays = {"indptr": indptr, "indices": indices, "features": features, "node_data": node_data}
@@ -269,7 +278,16 @@ class OutOfCoreGraph(ChangingDataset):
         and once more for every level at which its bucket had to be split.
         """
         options = CreateOptions.of(
-            path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
+            path,
+            coalesce=coalesce,
+            remove_self_loops=remove_self_loops,
+            to_undirected=to_undirected,
+            topology=topology,
+            chunk_bytes=chunk_bytes,
+            stripes=stripes,
+            overwrite=overwrite,
+            progress=progress,
+            memory=memory,
         )
         build.from_edge_index(options, edge_index, num_nodes, features, node_data, edge_features)
         return cls._open_made(options)

@@ -195,28 +195,34 @@ def partition(
             raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
         g.refuse_types("partition()")
         g.refuse_part("partition()")
+        asked = _Asked(g, meeting, n_parts, train_idx, named, name, keep, keep_lists, seed, progress)
         if hops is not None and (method is LDG or (isinstance(method, str) and method == "ldg")):
-            return _self_reliant(g, meeting, n_parts, train_idx, named, name, keep, keep_lists, seed, progress)
-        return _of_all_nodes(g, meeting, n_parts, method, train_idx, named, name, keep, keep_lists, seed, progress)
+            return _self_reliant(asked)
+        return _of_all_nodes(asked, method)
 
 
-def _of_all_nodes(
-    g: OutOfCoreGraph,
-    meeting: Meeting,
-    n_parts: int | None,
-    method: str | Partitioner | type[Partitioner] | Given,
-    train_idx: Given | None,
-    named: dict[str, Any],
-    name: str | None,
-    keep: bool,
-    keep_lists: bool,
-    seed: int,
-    progress: bool,
-) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments of :func:`partition`, checked as far as they do not depend on its method; ``options`` are the method's."""
+
+    g: OutOfCoreGraph
+    meeting: Meeting
+    n_parts: int | None
+    train_idx: Given | None
+    options: dict[str, Any]
+    name: str | None
+    keep: bool
+    keep_lists: bool
+    seed: int
+    progress: bool
+
+
+def _of_all_nodes(asked: _Asked, method: str | Partitioner | type[Partitioner] | Given) -> torch.Tensor:
+    g, n_parts, train_idx, name = asked.g, asked.n_parts, asked.train_idx, asked.name
     given = method if isinstance(method, (torch.Tensor, np.ndarray, list, tuple)) else None
-    chosen = None if given is not None else get_partitioner(method, named)  # type: ignore[arg-type]
+    chosen = None if given is not None else get_partitioner(method, asked.options)  # type: ignore[arg-type]
     if given is not None:
-        for each in [each for each, value in named.items() if value is not None]:
+        for each in [each for each, value in asked.options.items() if value is not None]:
             raise TypeError(f"{each} is an option of a method, and the parts are given")
     elif n_parts is None:
         raise TypeError("n_parts is needed: how many parts to make; for PartitionBatches, 40 for each batch of seeds")
@@ -234,7 +240,7 @@ def _of_all_nodes(
         assert n_parts is not None
         label = ARRAY if chosen is None else chosen.name
         recipe: dict[str, Any] = asdict(chosen) if chosen is not None and is_dataclass(chosen) else {}
-        saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": seed})}
+        saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": asked.seed})}
         name = f"{label}-{n_parts}" if name is None else name
 
         def make() -> torch.Tensor:
@@ -243,43 +249,33 @@ def _of_all_nodes(
                 assert chosen is not None
                 # The result is counted as long as the tensor lives.
                 held.resize(held.n_bytes + 4 * n)
-                parts = _assigned(g, chosen, n_parts, is_train, seed, progress)
-            if keep:
+                parts = _assigned(asked, chosen, n_parts, is_train)
+            if asked.keep:
                 with g.budget.reserve("partitioning", 0 if is_train is None else 16 * int(is_train.sum(dtype=np.int64))):
                     trained = None if is_train is None else by_part(parts, n_parts, np.flatnonzero(is_train))[1]
-                    g.partitions.keep(name, parts, trained, saved, progress, keep_lists)
+                    g.partitions.keep(name, parts, trained, saved, asked.progress, asked.keep_lists)
             held.resize(held.n_bytes - 4 * n)
             tensor = torch.from_numpy(parts)
             g.budget.reserve(HOLDER, 4 * n, owner=tensor)
             return tensor
 
-        same = {**_flat(saved), "keep_lists": keep_lists, "method": (label, _digest(array)), "train_idx": _digest(is_train)}
-        return made_by_first(meeting, g, name, same, make, KeptParts.load)
+        same = {**_flat(saved), "keep_lists": asked.keep_lists, "method": (label, _digest(array)), "train_idx": _digest(is_train)}
+        return made_by_first(asked.meeting, g, name, same, make, KeptParts.load)
 
 
-def _self_reliant(
-    g: OutOfCoreGraph,
-    meeting: Meeting,
-    n_parts: int | None,
-    train_idx: Given | None,
-    named: dict[str, Any],
-    name: str | None,
-    keep: bool,
-    keep_lists: bool,
-    seed: int,
-    progress: bool,
-) -> SelfReliantParts:
-    given = {each: value for each, value in named.items() if value is not None}
+def _self_reliant(asked: _Asked) -> SelfReliantParts:
+    g, n_parts, train_idx, name = asked.g, asked.n_parts, asked.train_idx, asked.name
+    given = {each: value for each, value in asked.options.items() if value is not None}
     known = [each.name for each in fields(TrainParts)]
     for each in given:
         if each not in known:
             raise OptionError(each, f"method 'ldg' with hops has {', '.join(known)}")
-    if keep_lists:
+    if asked.keep_lists:
         raise ValueError("keep_lists goes without hops: self-reliant parts are of training nodes alone")
     if n_parts is None or train_idx is None:
         raise TypeError("n_parts and train_idx are needed with hops: how many parts to make, and the training nodes to divide")
     n_parts, chosen = check_at_least("n_parts", n_parts, 1, MOST_PARTS), TrainParts(**given)
-    recipe = {"method": "ldg", "n_parts": n_parts, "options": {**asdict(chosen), "seed": seed}}
+    recipe = {"method": "ldg", "n_parts": n_parts, "options": {**asdict(chosen), "seed": asked.seed}}
     name = f"ldg-{n_parts}-hops-{chosen.hops}" if name is None else name
     with g.budget.reserve("partitioning", g.num_nodes) as held:
         is_train = _mask(train_idx, g.num_nodes)
@@ -287,14 +283,14 @@ def _self_reliant(
         def make() -> SelfReliantParts:
             held.resize(held.n_bytes + 8 * int(is_train.sum(dtype=np.int64)))
             train = np.flatnonzero(is_train)
-            with Progress("partition", len(train), progress, unit=" nodes") as bar:
-                parts = chosen.assign(g.topology, train, n_parts, seed, g.budget, bar.add)
-            if keep:
+            with Progress("partition", len(train), asked.progress, unit=" nodes") as bar:
+                parts = chosen.assign(g.topology, train, n_parts, asked.seed, g.budget, bar.add)
+            if asked.keep:
                 g.partitions.keep_self_reliant(name, parts, recipe)
             return parts
 
         same = {**_flat(recipe), "train_idx": _digest(is_train)}
-        return made_by_first(meeting, g, name, same, make, KeptParts.self_reliant)
+        return made_by_first(asked.meeting, g, name, same, make, KeptParts.self_reliant)
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -315,10 +311,10 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _assigned(g: OutOfCoreGraph, chosen: Partitioner, n_parts: int, is_train: Bytes | None, seed: int, progress: bool) -> Int32s:
-    topology = g.topology
-    with Progress("partition", chosen.n_passes * topology.nbytes, progress) as bar:
-        stream = GraphStream(topology, n_parts, is_train, seed, g.budget, bar)
+def _assigned(asked: _Asked, chosen: Partitioner, n_parts: int, is_train: Bytes | None) -> Int32s:
+    g, topology = asked.g, asked.g.topology
+    with Progress("partition", chosen.n_passes * topology.nbytes, asked.progress) as bar:
+        stream = GraphStream(topology, n_parts, is_train, asked.seed, g.budget, bar)
         try:
             answer = chosen.assign(stream)
         except (FeatstoreError, OSError, MemoryError):

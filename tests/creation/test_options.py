@@ -31,7 +31,7 @@ def test_every_door_has_the_options_with_their_defaults(door: Callable[..., Any]
 
 @pytest.mark.parametrize("door", [OutOfCoreGraph.create, OutOfCoreGraph.from_edge_index, import_tables])
 def test_no_door_mixes_them_up(door: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are passed on by position."""
+    """Each goes on under its own name."""
     seen: list[inspect.BoundArguments] = []
     signature = inspect.signature(CreateOptions.of)
 

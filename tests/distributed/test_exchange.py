@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from featstore.distributed.exchange import Sizes
+from featstore.distributed.messages import Question
 from featstore.distributed.rows import ShardedRows
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.gather.plan import Addresses
@@ -185,8 +186,8 @@ def test_a_rank_that_answers_nothing_is_lost_after_a_while() -> None:
 
 def test_a_slow_rank_is_not_lost_while_it_answers() -> None:
     x = some_rows()
-    ranks = Ranks(x, [0, 300, 900], sources={1: Told(x[300:], lambda rows: time.sleep(0.1))}, piece_bytes=4000, timeout_s=0.45)
-    assert np.array_equal(taken(ranks.rows[0], np.arange(900)), x)  # 0.6 s
+    ranks = Ranks(x, [0, 300, 900], sources={1: Told(x[300:], lambda rows: time.sleep(0.25))}, piece_bytes=4000, timeout_s=1.25)
+    assert np.array_equal(taken(ranks.rows[0], np.arange(900)), x)  # 1.5 s
     ranks.close()
 
 
@@ -238,6 +239,32 @@ def test_the_others_hear_that_a_rank_fails() -> None:
         taken(ranks.rows[1], np.arange(300))
     over.set()
     at_once([each.close for each in ranks.rows])
+    assert ranks.budget.used == 0
+
+
+def test_no_question_comes_after_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is on its way when its rank hears that the other has left comes before the answer to that, and is answered."""
+    monkeypatch.setattr("featstore.distributed.exchange._HURRY_S", 60.0)
+    x, encode = some_rows(), Question.encode
+    ranks = Ranks(x, [0, 450, 900], piece_bytes=450 * 40)
+    asking, leaving = ranks.exchanges[0], threading.Thread(target=ranks.rows[1].leave, args=(ValueError("in the loop"),))
+
+    def late(question: Question, dtype: Any) -> Any:
+        leaving.start()
+        end = time.monotonic() + 0.5
+        while asking._lost is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return encode(question, dtype)
+
+    monkeypatch.setattr(Question, "encode", late)
+    begin = time.monotonic()
+    try:
+        assert np.array_equal(taken(ranks.rows[0], np.arange(900)), x), "the answer came before the news"
+    except ConnectionError as error:
+        assert "rank 1 (host-1) has left: ValueError: in the loop" in str(error)
+    ranks.rows[0].close()
+    leaving.join(60)
+    assert time.monotonic() - begin < 30
     assert ranks.budget.used == 0
 
 

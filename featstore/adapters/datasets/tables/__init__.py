@@ -122,7 +122,16 @@ def import_tables(
     """
     started = time.perf_counter()
     options = CreateOptions.of(
-        path, coalesce, remove_self_loops, to_undirected, topology, chunk_bytes, stripes, overwrite, progress, memory
+        path,
+        coalesce=coalesce,
+        remove_self_loops=remove_self_loops,
+        to_undirected=to_undirected,
+        topology=topology,
+        chunk_bytes=chunk_bytes,
+        stripes=stripes,
+        overwrite=overwrite,
+        progress=progress,
+        memory=memory,
     )
     of_nodes, of_edges = _given(nodes, edges)
     if missing not in ("error", "drop"):
