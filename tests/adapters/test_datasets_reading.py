@@ -22,6 +22,7 @@ from featstore.adapters.datasets.tables import importer as module
 from featstore.adapters.datasets.tables.files import TableFile
 from featstore.adapters.datasets.tables.pairs import Pairs
 from featstore.creation import steps
+from featstore.errors import FormatError
 from featstore.idmaps.numbering import Room
 from featstore.testing.faults import OPERATIONS, forked, sweep
 from tests.support.imports import Interrupts, assert_same, contents, same_reports
@@ -238,3 +239,12 @@ def kill_each(folder: str, step: int) -> None:
 @pytest.mark.parametrize("step", [401, pytest.param(3, marks=pytest.mark.stress)])
 def test_killed_in_place_of_another(tmp_path: Path, step: int) -> None:
     run_in_fork(kill_each, str(tmp_path), step, timeout_s=3000)
+
+
+@pytest.mark.parametrize(("block_bytes", "remedy"), [(1 << 20, "1.00 MiB .*; give more memory"), (8 << 20, "2.00 MiB .*; keep")])
+def test_a_row_that_is_longer_than_a_block(tmp_path: Path, block_bytes: int, remedy: str) -> None:
+    """More memory is no remedy where a block is as long as they get."""
+    path = tmp_path / "long.csv"
+    path.write_text("a,b\n1," + "x" * (3 << 20) + "\n2,y\n3," + "z" * (3 << 20) + "\n")
+    with pytest.raises(FormatError, match=f"long.csv.*a row is longer than the {remedy}"):
+        list(TableFile(str(path), None, None, (), block_bytes).blocks({"a": None, "b": None}))

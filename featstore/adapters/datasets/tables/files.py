@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from featstore.config import user_path
+from featstore.config import format_size, user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import naming
 
@@ -121,7 +121,7 @@ class TableFile:
         self._delimiter = delimiter or ("\t" if ".tsv" in os.path.basename(path).lower() else ",")
         self._header = None if header is None else list(header)
         self._null_values = list(null_values)
-        self._block_bytes = block_bytes
+        self._block_bytes, self._csv_bytes = block_bytes, min(block_bytes, _CSV_BYTES)
         self._schema: pa.Schema | None = None
         self._marks: tuple[bool, bool] | None = None
 
@@ -231,9 +231,7 @@ class TableFile:
         with naming(self.path), pa.input_stream(self.path, compression="detect") as source:
             with pa.csv.open_csv(
                 source,
-                read_options=pa.csv.ReadOptions(
-                    use_threads=threads, block_size=min(self._block_bytes, _CSV_BYTES), column_names=self._header
-                ),
+                read_options=pa.csv.ReadOptions(use_threads=threads, block_size=self._csv_bytes, column_names=self._header),
                 parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._find_marks()[0]),
                 convert_options=pa.csv.ConvertOptions(
                     column_types={name: kind for name, kind in types.items() if kind is not None},
@@ -280,7 +278,9 @@ class TableFile:
             where = "" if (found := _ROW.search(text)) is None else f", row {found[1]}"
             hint = ""
             if "straddling" in text:
-                hint = ": a row is longer than a block of reading, or a quote is not closed; give more memory"
+                remedy = "give more memory" if self._csv_bytes < _CSV_BYTES else "keep such rows in Parquet"
+                at_once = format_size(self._csv_bytes)
+                hint = f": a row is longer than the {at_once} that are read at once, or a quote is not closed; {remedy}"
             elif "conversion error" in text:
                 hint = "; cells have the type of the first ones: give text=True for ids that are text, or a dtype for numbers"
             raise FormatError(f"{self.path}{where}: {_ROW.sub('', text)}{hint}", self.path) from None
