@@ -9,7 +9,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -35,16 +35,19 @@ class _NamedFile(io.FileIO):
 
     failed: OSError | None = None
 
-    def readinto(self, buffer: Any) -> int | None:
-        return self._named(super().readinto, buffer)
+    def readinto(self, buffer: Any) -> int:
+        with self._noting():
+            return super().readinto(buffer)
 
     def readall(self) -> bytes:
-        return self._named(super().readall)
+        with self._noting():
+            return super().readall()
 
-    def _named(self, read: Callable[..., Any], *arguments: Any) -> Any:
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
         try:
             with naming(str(self.name)):
-                return read(*arguments)
+                yield
         except OSError as error:
             self.failed = error
             raise
