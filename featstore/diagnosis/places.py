@@ -114,16 +114,11 @@ def file_system(path: str, is_there: bool) -> Finding:
 def _some_file(path: str, is_there: bool) -> Iterator[int]:
     """Open the largest file of a dataset or a pack, or of a directory that may not be written; else a new, temporary file."""
     if not is_there and os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-        with tempfile.NamedTemporaryFile(prefix=".featstore-doctor-", dir=path) as file:
+        with tempfile.TemporaryFile(dir=path) as file:  # without a name, so that a killed process leaves nothing
             file.write(bytes(4 * PAGE_BYTES))
             file.flush()
             os.fsync(file.fileno())
-            name = file.name
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                yield fd
-            finally:
-                os.close(fd)
+            yield file.fileno()
         return
     files = [each.path for each in os.scandir(path) if each.is_file(follow_symlinks=False)]
     if not files and is_there:  # a pack may have its files in folders alone

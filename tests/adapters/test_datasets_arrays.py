@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from hypothesis.extra import numpy as arrays
 from featstore.adapters.datasets.arrays import Archive, RawSource, open_array
 from featstore.creation.source import Source, numpy_dtype
 from featstore.errors import CorruptionError, FormatError
+from featstore.testing.faults import sweep
+from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
 
 
@@ -76,6 +79,34 @@ def test_every_flipped_bit_and_every_cut_of_an_archive(tmp_path: Path) -> None:
             else:
                 np.testing.assert_array_equal(found, array)
         assert n_errors > len(wrong) // 2
+
+
+def read_with_faults(folder: str, compressed: bool) -> None:
+    """Fail each read of an archive in turn; in the child."""
+    array = np.random.default_rng(0).integers(0, 1 << 30, (9000, 5))
+    path = Path(folder) / "a.npz"
+    (np.savez_compressed if compressed else np.savez)(path, small=np.arange(3), a=array, b=np.asfortranarray(array))
+    n_failed = 0
+    for fault in sweep(folder, "read", "EIO"):
+        try:
+            with fault:
+                archive = Archive(path)
+                assert archive.small("small").tolist() == [0, 1, 2]
+                for name in ("a", "b"):
+                    np.testing.assert_array_equal(whole(archive.rows(name), 1 << 16), array)
+        except OSError as error:
+            assert type(error) is OSError
+            assert (error.errno, error.filename) == (errno.EIO, str(path))
+            n_failed += 1
+        else:
+            assert not fault.fired
+    assert n_failed > 20
+
+
+@pytest.mark.usefixtures("_program_server")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_failing_read_of_an_archive_is_an_io_error_with_its_path(compressed: bool, tmp_path: Path) -> None:
+    run_in_fork(read_with_faults, str(tmp_path), compressed)
 
 
 def test_what_is_no_array_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Kills and power cuts at each system call of whatever commits: the old or the new is there afterwards, whole.
 
-A power cut is real to the file system: ext4 on a loop device, whose writer is killed and which is then shut down
-(``EXT4_IOC_SHUTDOWN``), so that all that was not flushed is gone. That needs root.
+A power cut is real to the file system: ext4 or xfs on a loop device, whose writer is killed and which is then shut down
+(``EXT4_IOC_SHUTDOWN``, which is ``XFS_IOC_GOINGDOWN``), so that all that was not flushed is gone. That needs root.
 """
 
 from __future__ import annotations
@@ -39,15 +39,19 @@ SHUTDOWN = 0x8004587D
 LOG_FLUSHED, LOG_LOST = 1, 2
 NEW_NAMESPACE = 0x00020000
 WRITE_AND_WAIT = 7  # of sync_file_range(2)
+# Bytes of an image (of xfs mkfs's least), and how it is mounted. For ext4: files that are renamed over others are not flushed
+# unasked, and the log is written when it is asked for. xfs has no such options.
+KINDS = {"ext4": (64 << 20, "loop,noauto_da_alloc,commit=3000"), "xfs": (300 << 20, "loop,nouuid")}
 
 
 # -- the drive -----------------------------------------------------------------------------------------------------------------
 
 
 class Drive:
-    """ext4 on a file in memory, mounted at ``path`` while :meth:`mounted`. All of it is gone when the process ends."""
+    """ext4 or xfs on a file in memory, mounted at ``path`` while :meth:`mounted`. All of it is gone when the process ends."""
 
-    def __init__(self, folder: Path, n_bytes: int = 64 << 20) -> None:
+    def __init__(self, folder: Path, kind: str = "ext4") -> None:
+        n_bytes, self._options = KINDS[kind]
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(NEW_NAMESPACE):
             raise OSError(ctypes.get_errno(), "unshare")
@@ -59,7 +63,7 @@ class Drive:
         self._image, self._kept = images / "now", images / "before"
         with open(self._image, "wb") as file:
             file.truncate(n_bytes)
-        self._run("mkfs.ext4", "-q", "-F", self._image)
+        self._run(f"mkfs.{kind}", "-q", "-F" if kind == "ext4" else "-f", self._image)
 
     @staticmethod
     def _run(*command: str | Path) -> None:
@@ -74,8 +78,7 @@ class Drive:
 
     @contextlib.contextmanager
     def mounted(self) -> Iterator[Path]:
-        """Mount it; files that are renamed over others are not flushed unasked, and the log is written when it is asked for."""
-        self._run("mount", "-o", "loop,noauto_da_alloc,commit=3000", self._image, self.path)
+        self._run("mount", "-o", self._options, self._image, self.path)
         try:
             yield self.path / "data"
         finally:
@@ -95,9 +98,10 @@ class Drive:
         os.close(fd)
 
 
-def can_mount() -> bool:
-    """Whether this process may mount an ext4 of its own."""
-    script = "mount -t tmpfs tmpfs /mnt && truncate -s 8M /mnt/i && mkfs.ext4 -q -F /mnt/i && mkdir /mnt/d"
+def can_mount(kind: str = "ext4") -> bool:
+    """Whether this process may make and mount a file system of its own."""
+    size, force = ("8M", "-F") if kind == "ext4" else ("300M", "-f")
+    script = f"mount -t tmpfs tmpfs /mnt && truncate -s {size} /mnt/i && mkfs.{kind} -q {force} /mnt/i && mkdir /mnt/d"
     script += " && mount -o loop /mnt/i /mnt/d && umount /mnt/d"
     with contextlib.suppress(OSError):
         done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, check=False)
@@ -108,13 +112,13 @@ def can_mount() -> bool:
 # -- the campaign --------------------------------------------------------------------------------------------------------------
 
 
-def end_each(folder: str, name: str, how: str, step: int, without: str = "") -> None:
+def end_each(folder: str, name: str, how: str, step: int, without: str = "", kind: str = "ext4") -> None:
     """End an operation before every ``step``-th system call, and after the last; in the child.
 
     ``without``: the flushes that are left out, of a "file" or of a "directory", for the control. It must come out.
     """
     steps.CHECKPOINT_S = -1e9  # type: ignore[misc] - a record wherever one may be
-    drive = Drive(Path(folder))
+    drive = Drive(Path(folder), kind)
     scenario = SCENARIOS[name]
     with drive.mounted() as root:
         root.mkdir()
@@ -174,24 +178,33 @@ def end_each(folder: str, name: str, how: str, step: int, without: str = "") -> 
     (Path(folder) / "count").write_text(f"{n_states} {n_wrong}")
 
 
-def needs_mounts() -> None:
-    if not can_mount():
-        pytest.skip("power is cut on a file system of the test's own: that needs root, loop devices and mkfs.ext4")
+def needs_mounts(kind: str = "ext4") -> None:
+    if not can_mount(kind):
+        pytest.skip(f"power is cut on a file system of the test's own: that needs root, loop devices, {kind} and mkfs.{kind}")
 
 
 SAMPLE = [("append", "names", 61), ("import", "cut", 261), ("export", "some bytes", 31)]
 
 
+SAMPLE_OF_XFS = [("update", "names", 13, "", "xfs"), ("export", "cut", 61, "", "xfs"), ("update", "names", 17, "file", "xfs")]
+
+
 def end_some(folder: str, cases: list[list[Any]]) -> None:
     """A sample, in one child."""
-    for number, (name, how, step, *without) in enumerate(cases):
+    for number, (name, how, step, *more) in enumerate(cases):
         (Path(folder) / str(number)).mkdir()
-        end_each(f"{folder}/{number}", name, how, step, *without)
+        end_each(f"{folder}/{number}", name, how, step, *more)
 
 
 def test_some_operations_ended_at_some_calls(tmp_path: Path) -> None:
     needs_mounts()
     run_in_fork(end_some, str(tmp_path), SAMPLE)
+
+
+def test_some_operations_ended_at_some_calls_on_xfs(tmp_path: Path) -> None:
+    """The last is the control."""
+    needs_mounts("xfs")
+    run_in_fork(end_some, str(tmp_path), SAMPLE_OF_XFS)
 
 
 def test_without_flushes_power_cuts_are_noticed(tmp_path: Path) -> None:
@@ -210,8 +223,9 @@ def test_without_any_flush_power_cuts_are_noticed(name: str, how: str, without: 
 
 
 @pytest.mark.stress
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operation_ended_at_every_call(name: str, how: str, tmp_path: Path) -> None:
-    needs_mounts()
-    run_in_fork(end_each, str(tmp_path), name, how, 1, timeout_s=3000)
+def test_every_operation_ended_at_every_call(name: str, how: str, kind: str, tmp_path: Path) -> None:
+    needs_mounts(kind)
+    run_in_fork(end_each, str(tmp_path), name, how, 1, "", kind, timeout_s=3000)

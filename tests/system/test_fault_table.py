@@ -57,7 +57,9 @@ system: ENOSPC, EDQUOT, EFBIG at every write and commit; EIO on read or fsync
     test_what_follows_the_catalogs_rename_removes_nothing_that_it_names; creation/extsort:
     test_a_full_disk_while_spilling; graph/aggregate: test_makers_killed_and_failed_at_a_system_call,
     test_makers_killed_and_failed_at_every_system_call; plan/superbatch_faults: test_run_files_that_cannot_be_written,
-    test_run_files_that_cannot_be_written_anywhere; storage/reader: test_a_device_error_at_any_read
+    test_run_files_that_cannot_be_written_anywhere; storage/reader: test_a_device_error_at_any_read; storage/full_drives:
+    test_some_operations_on_drives_that_run_full, test_every_operation_on_a_drive_that_runs_full; adapters/datasets_arrays:
+    test_every_failing_read_of_an_archive_is_an_io_error_with_its_path
 system: short read or write, EINTR, EAGAIN, full completion queue
     system/faults: test_create_goes_on_after_short_and_interrupted_writes,
     test_pread_gather_meets_errors_and_short_reads; storage/reader: test_distorted_completions_are_continued,
@@ -80,7 +82,8 @@ process: kill −9 at random points of an epoch, and at every system call on a r
 process: power cut
     storage/faults_writers: test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed,
     test_a_power_cut_at_any_time_leaves_the_old_or_the_new; storage/power_cuts:
-    test_some_operations_ended_at_some_calls, test_every_operation_ended_at_every_call,
+    test_some_operations_ended_at_some_calls, test_some_operations_ended_at_some_calls_on_xfs,
+    test_every_operation_ended_at_every_call,
     test_without_flushes_power_cuts_are_noticed, test_without_any_flush_power_cuts_are_noticed
 process: a second writer; a dead writer's lock
     storage/faults_writers: test_a_second_builder_in_another_process; storage/lock:

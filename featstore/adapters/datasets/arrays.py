@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import tempfile
@@ -17,7 +19,7 @@ from featstore.adapters.datasets.ahead import ahead
 from featstore.config import format_size, user_path
 from featstore.creation.source import NpySource, Source, array_bytes, dtype_name, npy_header, numpy_dtype
 from featstore.errors import CorruptionError, FormatError
-from featstore.storage.calls import close_quietly, open_regular, pread_exactly
+from featstore.storage.calls import close_quietly, naming, open_regular, pread_exactly
 
 __all__ = ["Archive", "MemberSource", "RawSource", "check_rows", "open_array", "small_ints"]
 
@@ -28,10 +30,34 @@ _SMALL_BYTES: Final = 1 << 20
 _COPY_BYTES: Final = 4 << 20
 
 
+class _NamedFile(io.FileIO):
+    """A file whose failed reads name it. ``failed`` is the last: zipfile calls an archive damaged if it cannot read the end."""
+
+    failed: OSError | None = None
+
+    def readinto(self, buffer: Any) -> int:
+        with self._noting():
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with self._noting():
+            return super().readall()
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            with naming(str(self.name)):
+                yield
+        except OSError as error:
+            self.failed = error
+            raise
+
+
 class Archive:
     """A ``.npz`` file, whose members are read one by one, and never whole; members may be stored or deflated.
 
-    FormatError if it is no archive; CorruptionError, from here or from the rows, if it ends early or a checksum differs.
+    FormatError if it is no archive; CorruptionError, from here or from the rows, if it ends early or a checksum differs;
+    OSError with the path if a read fails.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -43,11 +69,18 @@ class Archive:
         if not n_bytes or not self._members:
             raise FormatError(f"{self.path}: the archive has no arrays", self.path)
 
-    def _open(self) -> zipfile.ZipFile:
-        try:
-            return zipfile.ZipFile(self.path)
-        except zipfile.BadZipFile as error:
-            raise FormatError(f"{self.path}: not a .npz archive, or cut short ({error})", self.path) from None
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[zipfile.ZipFile]:
+        raw = _NamedFile(self.path)
+        with io.BufferedReader(raw) as file:
+            try:
+                opened = zipfile.ZipFile(file)
+            except zipfile.BadZipFile as error:
+                if raw.failed is not None:
+                    raise raw.failed from None
+                raise FormatError(f"{self.path}: not a .npz archive, or cut short ({error})", self.path) from None
+            with opened:
+                yield opened
 
     @property
     def names(self) -> list[str]:

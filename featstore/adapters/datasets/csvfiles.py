@@ -208,8 +208,8 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
                 pass
         raise FormatError(_explained(path, str(error), is_guess), path) from None
     except OSError as error:
-        if error.errno is not None:
-            raise
+        if error.errno is not None:  # pyarrow does not say of which file
+            raise OSError(error.errno, os.strerror(error.errno), path) from None
         raise CorruptionError(f"not a whole gzip file: {error}", path) from None
 
 
