@@ -19,7 +19,7 @@ from featstore.errors import BusyError
 from featstore.storage.calls import CANNOT_WRITE, close_quietly
 from featstore.storage.lock import FileLock
 
-__all__ = ["DiskQuota", "RunDirectory", "finalize_here", "remove_file", "runs_directory"]
+__all__ = ["DiskQuota", "RunDirectory", "cannot_hold_runs", "finalize_here", "remove_file", "runs_directory"]
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # marks a parent that was made for run directories, and is removed with the last of them
@@ -74,6 +74,12 @@ def remove_file(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def cannot_hold_runs(error: OSError, directory: str) -> OSError:
+    """Make the error of a directory that cannot have run files; it says which argument names another one."""
+    assert error.errno is not None
+    return OSError(error.errno, f"{error.strerror}: run files go here; run_dir= (--run-dir) names another directory", directory)
 
 
 class DiskQuota:
@@ -203,8 +209,7 @@ class RunDirectory:
             except BaseException as error:
                 _remove_parent(base)
                 if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-                    text = f"{error.strerror}: run files go here; run_dir= (--run-dir) names another directory"
-                    raise OSError(error.errno, text, base) from None
+                    raise cannot_hold_runs(error, base) from None
                 raise
             try:
                 lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)
